@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def component(executable: Path) -> dict[str, object]:
-    """A core, which is `<name>-<version>/<name>`."""
+    """The entry of a core at `<name>-<version>/<name>`."""
     name, directory = executable.name, executable.parent.name
     return {
         "type": "application",

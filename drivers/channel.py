@@ -20,30 +20,30 @@ from node.reactor import Reactor
 from node.sockets import dial
 from node.waiting import Signal
 
-# Seconds for a connection to come about: it is on this machine.
+# Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0
-OVER = "the core's run is over"
-ENDED = "the core's run ended before it answered"
+OVER = "the core has ended"
+ENDED = "the core ended before it answered"
 LATE = "the core did not answer in time"
 
-# What a core did not do that was asked.
-COUNTERS = "the core did not give its counters"
-ONLINE = "the core did not say who is online"
-LATENCY = "the core did not say what it measured"
-ROUTING = "the core did not answer about its routing"
+# The beginnings of errors, by what the core was asked.
+COUNTERS = "the core did not report its counters"
+ONLINE = "the core did not report online users"
+LATENCY = "the core did not report latencies"
+ROUTING = "the core did not answer a routing call"
 USERS = "the core did not list its users"
-# Deployed controllers know how this text begins, and leave a node that says it alone.
+# Deployed controllers match the beginning of this text, and do not act on a node with it.
 FIGURES = "failed to get sys stats"
 
 _SILENT = (None, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE)
 
 
 class ApiFailed(Exception):
-    """A call that the core refused or did not answer; the text is the core's, or says why there is no answer."""
+    """A call that the core refused or did not answer. The text is the core's, or the reason why there is no answer."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
-        # The core has no such call, did not answer, or has nothing of that name.
+        # The core has no such call; it did not answer; it has nothing of that name.
         self.unsupported = status == Status.UNIMPLEMENTED
         self.silent = status in _SILENT
         self.unknown = not self.unsupported and (status == Status.NOT_FOUND or "not found" in str(self))
@@ -51,7 +51,7 @@ class ApiFailed(Exception):
 
 @contextmanager
 def asking(what: str, unsupported: str = "") -> Iterator[None]:
-    """Raises `CoreFailed` with this for what a core does not answer, or `Unsupported` for what it never does."""
+    """Turn `ApiFailed` into `CoreFailed` with the text `what`, or into `Unsupported` if the core has no such call."""
     try:
         yield
     except ApiFailed as error:
@@ -66,7 +66,7 @@ class _Connections(Factory):
 
 
 class Channel:
-    """Calls by path, over a connection that is made when there is none. `metadata` goes with each of them."""
+    """Calls by path, over a connection that is made when there is none. `metadata` is sent with each call."""
 
     def __init__(self, reactor: Reactor, target: str | int, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """`target` is the path of a socket, or a port of this machine."""
@@ -74,40 +74,40 @@ class Channel:
         self._target = target
         self._metadata = tuple(metadata)
         self._connection = Connection()
-        # That one, once it is made, and those before it that have calls under way.
+        # The current connection, once it is made, and earlier ones with calls under way.
         self._connections: list[Connection] = []
-        # While a connection is made; and why the last one was not.
+        # Set while a connection is being made; and why the last attempt failed.
         self._coming: Signal | None = None
         self._fault = ""
         self._closed = False
 
     def close(self) -> None:
-        """Calls under way fail, later ones, too. May be called again."""
+        """Close all connections: calls under way and later ones fail. May be called again."""
         self._closed = True
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.close(End(None, ENDED))
 
     async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
-        """The reply to one request. Raises `ApiFailed`."""
+        """Return the reply to one request. Raises `ApiFailed`."""
         stream = await self._begin(path, request)
         with self._limited(stream, seconds):
             while stream.end is None:
                 await stream.progress()
         _require(stream.end)
         if not stream.messages:
-            raise ApiFailed("the core answered with nothing", Status.INTERNAL)
+            raise ApiFailed("the core answered without a message", Status.INTERNAL)
         return _read(reply, stream.messages[0])
 
     async def stream(
         self, path: str, request: Message, reply: type[Any], seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """The replies to one request, until the core or the reader ends it. Raises `ApiFailed`."""
+        """Yield the replies to one request, until the core or the reader ends the call. Raises `ApiFailed`."""
         stream = await self._begin(path, request)
         with self._limited(stream, seconds):
             while True:
                 while stream.messages:
-                    yield _read(reply, stream.messages.popleft())
+                    yield _read(reply, stream.take())
                 if stream.end is not None:
                     break
                 await stream.progress()
@@ -145,7 +145,7 @@ class Channel:
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
         if isinstance(self._target, int):
-            with suppress(OSError):  # it broke already, which is told when it is read
+            with suppress(OSError):  # already broken, which reading will report
                 connection.transport.setTcpNoDelay(True)
         self._connections = [*(before for before in self._connections if before.busy), connection]
         if self._closed:
@@ -162,7 +162,7 @@ class Channel:
 
     @contextmanager
     def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
-        """Inside, the call is under way for so long at most. Whoever leaves early gives it up."""
+        """End the call after this many seconds, or when the block is left."""
 
         def late() -> None:
             stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
@@ -177,7 +177,7 @@ class Channel:
 
 
 def _read(reply: type[Any], message: bytes) -> Any:
-    """Raises `ApiFailed` for what is no such message."""
+    """Parse a message. Raises `ApiFailed`."""
     try:
         return reply.FromString(message)
     except DecodeError as error:
@@ -185,6 +185,6 @@ def _read(reply: type[Any], message: bytes) -> Any:
 
 
 def _require(end: End) -> None:
-    """Raises `ApiFailed` for any but an orderly end."""
+    """Raise `ApiFailed` unless the call ended with OK."""
     if end.status != Status.OK:
         raise ApiFailed(end.text or f"status {end.status}", end.status)

@@ -1,4 +1,4 @@
-"""Credentials as the cores read them. Pure."""
+"""Parse credentials as the cores do. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import re
 from node.contract.accounts import Unusable
 from protos.service_pb2 import User
 
-# Key bytes of the methods of Shadowsocks-2022 that have several users.
+# The key sizes in bytes of the Shadowsocks-2022 methods that support several users.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
-# Nearly all are, and there may be 100,000 of them.
+# A fast path: nearly all are canonical, and there may be 100,000.
 _is_canonical = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
-    """A UUID as the cores read it, canonical and as bytes: 1 to 30 bytes that are none are hashed to one.
+    """Parse a UUID: its canonical text and its bytes. Other text of 1 to 30 bytes is hashed to one, as in the cores.
 
     Raises `Unusable`.
     """
@@ -43,7 +43,7 @@ def _identity(text: str) -> bytes:
 
 
 def shadowsocks_2022_key(password: str, size: int) -> bytes:
-    """The key that clients derive: the password if it is base64 of `size` bytes, else its SHA-256, cut."""
+    """Derive the key as clients do: decode base64 of `size` bytes, else cut the password's SHA-256 to that size."""
     try:
         key = base64.b64decode(password, validate=True)
     except (binascii.Error, ValueError):
@@ -52,13 +52,13 @@ def shadowsocks_2022_key(password: str, size: int) -> bytes:
 
 
 def require_usable(user: User) -> None:
-    """Raises `Unusable` for a user without an account whose only credential is of a protocol that takes no users here.
+    """Raises `Unusable` if the only credential of a user is for masque, which takes no users here.
 
-    Controllers send all credentials with every user, so beside others it is nothing.
+    Beside other credentials it is ignored: controllers send all of them with every user.
     """
     has = user.proxies
     if not getattr(has.masque, "pass"):
         return
     others = (has.vmess.id, has.vless.id, has.trojan.password, has.shadowsocks.password)
     if not any((*others, has.hysteria.auth, has.wireguard.public_key)):
-        raise Unusable("the user has no credential but that for masque, for which this node has no inbounds with users")
+        raise Unusable("the user has only a masque credential, and this node has no inbounds with masque users")

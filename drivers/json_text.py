@@ -1,4 +1,4 @@
-"""Reading a controller's JSON that has comments (`//`, `#`, `/* */`), which the cores take. Pure."""
+"""Parse and fingerprint JSON with comments (`//`, `#`, `/* */`), which the cores accept. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-# A string is matched first, so that what looks like a comment inside one stays. One without an end goes on to the
-# text's: tried again from each of its quotes it would take hours.
+# Strings come first, so that comments inside one stay. An unterminated string extends to the end of the text: matching
+# again from each of its quotes would take hours.
 _STRING_OR_COMMENT = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 Pairs = list[tuple[str, Any]]
 
 
 def parse(text: str) -> Any:
-    """The text as a value, comments left out. Raises `ValueError`."""
+    """Parse JSON with comments. Raises `ValueError`."""
     try:
         return _read(text)
     except RecursionError as error:
@@ -23,9 +23,10 @@ def parse(text: str) -> Any:
 
 
 def fingerprint(text: str) -> str:
-    """Equal for texts that differ in the order of keys, white space and comments only. An unreadable one is itself.
+    """A hash that ignores the order of keys, white space and comments.
 
-    So is one that has a key twice, in whatever case: cores merge what such keys hold, in their order.
+    A text that cannot be parsed is hashed as it is; also one with a key twice (in any case), as cores merge such keys
+    in order.
     """
     try:
         meaning = json.dumps(_read(text, _distinct), sort_keys=True)
@@ -42,11 +43,11 @@ def _read(text: str, make: Callable[[Pairs], dict[str, Any]] | None = None) -> A
 
 
 def bare(text: str) -> str:
-    """Without its comments."""
+    """The text without its comments."""
     return _STRING_OR_COMMENT.sub(lambda match: match.group(1) or " ", text)
 
 
 def _distinct(pairs: Pairs) -> dict[str, Any]:
     if len({key.lower() for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("duplicate key")
     return dict(pairs)

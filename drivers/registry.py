@@ -1,6 +1,6 @@
 """The cores that the node can run, by BackendType, and their settings. A new core adds its entry.
 
-A driver is imported when it is first asked for: most nodes only ever run one kind of core.
+A driver is imported at its first use: most nodes only ever run one kind of core.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _sing_box(host: Host) -> Driver:
 
 @dataclass(frozen=True)
 class Kind:
-    """A core: its settings, of which its driver is given the values in `Host.settings`, and what loads that driver.
+    """A kind of core: its settings, whose values its driver gets in `Host.settings`, and a loader of the driver.
 
-    `core` is its newest release, whose name the driver has.
+    `core` is its newest release; the driver has the same name.
     """
 
     settings: Sequence[Setting]
@@ -48,18 +48,18 @@ REGISTRY: Mapping[int, Kind] = {
     XRAY: Kind(xray.SETTINGS, _xray, releases.XRAY),
     SING_BOX: Kind(sing_box.SETTINGS, _sing_box, releases.SING_BOX),
 }
-# The core that reads geoip.dat and geosite.dat, and the setting that says where they are.
+# The core that reads geoip.dat and geosite.dat, and the setting of their directory.
 READS_LISTS, LISTS_SETTING = XRAY, "XRAY_ASSETS_PATH"
 DRIVER_SETTINGS = (*COMMON, *(setting for kind in REGISTRY.values() for setting in kind.settings))
 
 
 def set_for(what: str, values: Mapping[str, str]) -> dict[str, str]:
-    """What is set of each core, by its name: `EXECUTABLE_PATH` or `DOWNLOAD_URL`."""
+    """Return the values of one setting of each core, `EXECUTABLE_PATH` or `DOWNLOAD_URL`, by the core's name."""
     return {kind.core.name: values.get(kind.core.variable(what), "") for kind in REGISTRY.values()}
 
 
 class Drivers(Mapping[int, Driver]):
-    """The drivers on a host, each of them made when it is first asked for."""
+    """The drivers on a host, each made at its first use."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -84,18 +84,18 @@ class Drivers(Mapping[int, Driver]):
         output: int = 3,
         heard: Callable[[list[str]], None] = lambda _: None,
     ) -> Done:
-        """Run another program than a core to its end, which is the node's at the latest: see `Spawner.run`."""
+        """Run a program that is not a core to its end; it ends with the node at the latest. See `Spawner.run`."""
         spawner = Spawner(self._host.reactor, self._host.directory, environment)
         return await spawner.run(command, seconds=seconds, output=output, heard=heard)
 
     @property
     def mark(self) -> str:
-        """What cores of this node have in their environment. Raises `OSError`."""
+        """The mark in the environment of this node's cores. Raises `OSError`."""
         return mark(self._host.directory)
 
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
-        """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.
+        """Kill the cores of any kind that an earlier node left behind, but the `spared` ones. Blocking, brief.
 
-        `spared` are those that go on.
+        Returns their process numbers.
         """
         return sweep(self._host.directory, spared)

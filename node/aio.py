@@ -1,6 +1,7 @@
-"""The asyncio thread that gRPC lives in, and the ways across: `run` from the reactor, `call` and `tell` from asyncio.
+"""The asyncio thread in which gRPC runs, and the calls between it and the reactor's thread.
 
-`run` and `call` carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
+`run` is called from the reactor, `call` and `tell` from asyncio. `run` and `call` carry results, errors and
+cancellation. No other module of the node crosses between these threads.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError as FutureCancelled
 from typing import Any, TypeVar
 
-# Before any import of grpc: its fork handlers would kill what Twisted spawns while gRPC's threads run.
+# Before any import of grpc: its fork handlers kill the children that Twisted spawns while gRPC's threads run.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-# Else it tells of every handshake that a stranger breaks off, and of headers that it cannot read.
+# Otherwise gRPC logs every handshake that a client breaks off, and headers that it cannot read.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Its newer event engine hands each byte from thread to thread: a tenth more processor time for a call on a unix socket.
+# gRPC's newer event engine passes data between threads: a call on a unix socket takes a tenth more processor time.
 os.environ.setdefault(
     "GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 )
@@ -65,7 +66,7 @@ class Aio(Service):
         loop.close()
 
     def run(self, coro: Coroutine[Any, Any, T]) -> Deferred[T]:
-        """Run a coroutine of asyncio's from the reactor. Cancelling the Deferred cancels the coroutine."""
+        """Run an asyncio coroutine from the reactor. Cancelling the Deferred cancels the coroutine."""
         if self._loop is None:
             coro.close()
             raise RuntimeError("the asyncio thread is not running")
@@ -83,23 +84,23 @@ class Aio(Service):
                 result.callback(future.result())
             except FutureCancelled:
                 result.errback(CancelledError())
-            except Exception:  # noqa: BLE001 - whatever it was, it is handed to whoever awaits
+            except Exception:  # noqa: BLE001 - the caller who awaits the result handles it
                 result.errback(Failure())
 
         future.add_done_callback(lambda _: self._reactor.callFromThread(settle))
         return result
 
     def block(self, coro: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run a coroutine of asyncio's and wait for it: only before the reactor runs. Raises `TimeoutError`."""
+        """Run an asyncio coroutine and block until it ends: only before the reactor runs. Raises `TimeoutError`."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coro, self._loop).result(seconds)
 
     def tell(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function of the reactor's from asyncio, before anything that asyncio crosses with later."""
+        """Call a function on the reactor from asyncio, without a result. Later calls, by `call` too, run after it."""
         self._reactor.callFromThread(function, *args)
 
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Call a coroutine function of the reactor's from asyncio. Cancelling the task cancels its Deferred."""
+        """Call a coroutine function on the reactor from asyncio. Cancelling the task cancels its Deferred."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         running: list[Deferred[T]] = []
 
@@ -115,7 +116,7 @@ class Aio(Service):
             raise
 
     async def outlast(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """The same, but it goes on when the task is cancelled; then nobody is left to be told how it ended."""
+        """Like `call`, but the function runs to its end when the task is cancelled; its outcome is then dropped."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._reactor.callFromThread(_start, future, [], function, args)
         return await future
@@ -124,7 +125,7 @@ class Aio(Service):
 def _start(
     future: asyncio.Future[T], running: list[Deferred[T]], function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
 ) -> None:
-    """On the reactor: what comes out of it is taken to the future."""
+    """On the reactor: call the function, and pass its outcome to the future."""
     loop = future.get_loop()
 
     def back(outcome: T | Failure) -> None:

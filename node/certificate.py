@@ -1,7 +1,7 @@
-"""The node's own certificate and API key, for who brings none: `python -m node.certificate DIR [--san NAME ...]`.
+"""Make the node's own certificate and API key: `python -m node.certificate DIR [--san NAME ...]`.
 
-The certificate is self-signed and its own authority, so that a controller can pin the one PEM as its only root and keep
-host-name checking on.
+For operators who have none. The certificate is self-signed and its own authority, so that a controller can pin the one
+PEM as its only root and keep host-name checking on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEY = "key.pem"
 # Deployed panels keep the PEM in a column of this many characters (measured on panel 5.2.1, November 2026).
 MAX_PEM = 2048
 
-_DESCRIPTION = "Makes the node's self-signed certificate and key, unless DIR has both, and says what they hold."
+_DESCRIPTION = "Make the node's self-signed certificate and key, unless DIR has both, and print their names."
 _BACKDATED = timedelta(days=1)  # clocks of controllers differ
 _VALID = timedelta(days=3652)
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -44,7 +44,7 @@ class BadName(ValueError):
 
 @dataclass(frozen=True)
 class Certificate:
-    """The two files, whether they were made just now, the names inside, and the wanted names that are not."""
+    """The two files, whether they were made just now, the names inside, and the wanted names that are missing."""
 
     certificate: Path
     key: Path
@@ -54,13 +54,13 @@ class Certificate:
 
 
 def own_names() -> Iterator[str]:
-    """Names and addresses of this machine, the most useful first. May ask the DNS."""
+    """Names and addresses of this machine, the most useful first. May query the DNS."""
     yield socket.gethostname()
     yield socket.getfqdn()
     yield from ("localhost", "127.0.0.1", "::1")
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:
-            # A link-local IPv6 address means nothing without its scope, which no certificate can say.
+            # A link-local IPv6 address needs its scope, which a certificate cannot hold.
             if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address:
                 yield address.address
 
@@ -68,12 +68,12 @@ def own_names() -> Iterator[str]:
 def ensure(
     directory: Path, extra_sans: Sequence[str] = (), own: Callable[[], Iterable[str]] = own_names
 ) -> Certificate:
-    """The certificate and key of `directory`, made (EC P-256, ten years) unless both are there.
+    """Return the certificate and key in `directory`; make them (EC P-256, ten years) unless both exist.
 
-    `extra_sans` are names or addresses that come first, `own` those of the machine, asked only when making.
-    What found no room in a PEM of 2,048 characters is in `left_out`, and so are extra names that an existing
-    certificate lacks.
-    Raises BadName for an extra name that is none, ValueError for a file that is no certificate, OSError.
+    `extra_sans` are names or addresses that come first; `own` returns those of the machine, and is called only when a
+    certificate is made. `left_out` has the names that a PEM of 2,048 characters has no room for, and the extra names
+    that an existing certificate lacks.
+    Raises BadName for an invalid extra name, ValueError for a file that is not a certificate, OSError.
     """
     certificate, key = directory / CERTIFICATE, directory / KEY
     wanted = [str(_general_name(name).value) for name in extra_sans]
@@ -82,21 +82,21 @@ def ensure(
         return Certificate(certificate, key, False, names, tuple(name for name in wanted if name not in names))
     made, private, left_out = make([*wanted, *own()])
     _directory(directory)
-    certificate.unlink(missing_ok=True)  # never a new key beside an old certificate, wherever we are interrupted
+    certificate.unlink(missing_ok=True)  # an interruption must not leave a new key beside an old certificate
     write_secret(key, _key_pem(private))
     write_secret(certificate, _pem(made))
     return Certificate(certificate, key, True, _names_in(certificate), left_out)
 
 
 def make(names: Iterable[str]) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, tuple[str, ...]]:
-    """A certificate with as many of `names`, in order, as its PEM has room for; its key; the names left out."""
+    """Make a certificate with as many of `names`, in order, as fit. Returns it, its key, and the names left out."""
     key = ec.generate_private_key(ec.SECP256R1())
     builder = _builder(key.public_key())
     certificate, used, left_out = None, list[x509.GeneralName](), list[str]()
     for name in dict.fromkeys(names):
         try:
             candidate = _general_name(name)
-        except BadName:  # a machine may be called anything
+        except BadName:  # a machine's host name can be any text
             left_out.append(name)
             continue
         if candidate in used:
@@ -112,9 +112,9 @@ def make(names: Iterable[str]) -> tuple[x509.Certificate, ec.EllipticCurvePrivat
 
 
 def ensure_api_key(path: Path) -> str:
-    """The API key in `path`, which is written there (a random UUID, mode 0600) if there is no such file.
+    """Return the API key in `path`; without that file, write a random UUID there (mode 0600).
 
-    Raises ValueError for a file that is empty, OSError.
+    Raises ValueError for an empty file, OSError.
     """
     try:
         key = path.read_text().strip()
@@ -123,12 +123,12 @@ def ensure_api_key(path: Path) -> str:
         _directory(path.parent)
         write_secret(path, f"{key}\n".encode())
     if not key:
-        raise ValueError(f"{path} holds no key: write one into it, or remove it to have one made")
+        raise ValueError(f"{path} is empty: write an API key into it, or remove the file to have one made")
     return key
 
 
 def _general_name(text: str) -> x509.DNSName | x509.IPAddress:
-    """The SAN that `text` means. Raises BadName."""
+    """Parse a subject alternative name. Raises BadName."""
     try:
         return x509.IPAddress(ip_address(text))
     except ValueError:
@@ -149,18 +149,18 @@ def _names_in(certificate: Path) -> tuple[str, ...]:
         sans = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound) as error:
         raise ValueError(
-            f"{certificate} is not a certificate with names ({error}): remove it to have one made"
+            f"{certificate} is not a certificate with subject alternative names ({error}): remove it to have one made"
         ) from error
     return tuple(str(name.value) for name in sans)
 
 
 def _builder(public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    # A name of its own for each: clients look issuers up by name, and may hold the certificates of many nodes.
+    # Each certificate gets a unique name: clients look issuers up by name, and may hold the certificates of many nodes.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"txnode {uuid.uuid4().hex[:12]}")])
     begin = datetime.now(UTC) - _BACKDATED
     usage = x509.KeyUsage(
         digital_signature=True,
-        key_cert_sign=True,  # what a root must be allowed to do
+        key_cert_sign=True,  # required of a root
         content_commitment=False,
         key_encipherment=False,
         data_encipherment=False,
@@ -202,7 +202,7 @@ def _directory(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: makes what is missing and says what there is."""
+    """The command: make what is missing, and print the files and names."""
     parser = argparse.ArgumentParser(prog="python -m node.certificate", description=_DESCRIPTION)
     parser.add_argument("directory", type=Path, metavar="DIR", help="where certificate.pem and key.pem are, or will be")
     parser.add_argument("--san", action="append", default=[], help="a further host name or address; may be repeated")
@@ -217,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{'made' if result.made else 'exists'}: {result.certificate} and {result.key}\n")
     say(f"names: {', '.join(result.names)}\n")
     if result.left_out:
-        hint = "no room" if result.made else "remove both files to have them made with these names"
+        full, old = f"no room in a PEM of {MAX_PEM} characters", "remove both files to have them made with these names"
+        hint = full if result.made else old
         say(f"left out ({hint}): {', '.join(result.left_out)}\n")
     return 0
 

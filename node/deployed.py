@@ -1,13 +1,13 @@
-"""The settings of other deployed nodes that mean nothing here, for whoever brings their `.env` along. Pure.
+"""Settings of other deployed nodes that this node ignores; an operator may bring a `.env` with them along. Pure.
 
-What they share with this node has the same name and the same meaning, and is in `node.settings`.
+Settings that this node shares with them have the same name and meaning, and are in `node.settings`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# Whose they are; by name, the setting that does the like here, if there is one.
+# By node and setting: the setting of this node that does the same, if there is one.
 _PASARGUARD = {
     "GENERATED_CONFIG_PATH": "",
     "STARTUP_LOG_TAIL_SIZE": "",
@@ -64,11 +64,11 @@ NAMES: Mapping[str, str] = {name: like for names in OWNERS.values() for name, li
 
 
 def ignored(sources: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
-    """Which of these names somebody has set, in the order of the list above."""
+    """Return the ignored names that the operator has set, in the order of the list above."""
     there = {name for source in sources for name in NAMES.keys() & source.keys() if source[name].strip()}
     return tuple(name for name in NAMES if name in there)
 
 
-def told(names: Iterable[str]) -> str:
-    """The names as an operator reads them, each with the setting that does the like here."""
+def described(names: Iterable[str]) -> str:
+    """Format the names for a log line, each with this node's setting for the same."""
     return ", ".join(f"{name} (here {NAMES[name]})" if NAMES[name] else name for name in names)

@@ -1,4 +1,4 @@
-"""A file `.env`, as deployed nodes write it. Pure."""
+"""Parser of `.env` files, in the form that deployed nodes write. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def read(text: str) -> dict[str, str]:
-    """Lines of NAME=value. Comments, quotes around a value and `export` before a name are dropped."""
+    """Parse lines of NAME=value. Comments, quotes around a value and `export` before a name are dropped."""
     values = {}
     for line in text.removeprefix("\ufeff").splitlines():
         name, equals, value = line.strip().removeprefix("export ").partition("=")
@@ -16,6 +16,6 @@ def read(text: str) -> dict[str, str]:
 
 
 def _value(text: str) -> str:
-    """What stands behind the `=`: in quotes, or up to a `#` behind a space."""
+    """Parse the text after `=`: a quoted value, or all up to a `#` that follows a space."""
     quoted = re.fullmatch(r"""\s*(['"])(.*?)\1\s*(?:\s#.*)?""", text)
     return quoted[2] if quoted else re.sub(r"\s#.*", "", text).strip()

@@ -1,4 +1,4 @@
-"""What a call can fail with: one class a kind, with its word, its HTTP and its gRPC status. The text is for people."""
+"""The errors of calls: one class for each kind, with its code, HTTP status and gRPC status. The text is for people."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-# Bytes of a text. gRPC clients drop a status whose headers have over 8 kB, and with it what went wrong.
+# Bytes of a text. gRPC clients drop a status whose headers have over 8 kB, and with it the error.
 MAX_TEXT = 4096
 # Characters of a name in a text.
 MAX_NAME = 100
 
 _MORE = "…"
-# What gRPC sends of a text as three bytes each.
+# The bytes that gRPC percent-encodes, as three bytes each.
 _ENCODED = re.compile(rb"[^ -$&-~]")
 
 
 def shown(name: str) -> str:
-    """A name that a caller chose, as it stands in texts: in quotes, and not longer than a name is."""
+    """Quote a name that a caller chose, for a text; cut after `MAX_NAME` characters."""
     return repr(name) if len(name) <= MAX_NAME else repr(name[:MAX_NAME]) + _MORE
 
 
 def size(text: str) -> int:
-    """The bytes of a text as gRPC sends it."""
+    """Return the number of bytes that gRPC needs for a text, percent-encoded."""
     raw = text.encode("utf-8", "replace")
     return len(raw) + 2 * len(_ENCODED.findall(raw))
 
 
 def cut(text: str, limit: int) -> str:
-    """As much of the beginning as has no more bytes than this."""
+    """Cut a text to at most `limit` bytes, as gRPC encodes them."""
     if size(text[: limit + 1]) <= limit:
         return text
     room = limit - size(_MORE)
@@ -40,10 +40,9 @@ def cut(text: str, limit: int) -> str:
 
 
 class NodeError(Exception):
-    """A failure that is reported to the caller as it is.
+    """A failure whose text the caller gets unchanged, cut to `MAX_TEXT` bytes.
 
-    `code` is the word in REST's JSON body, `http` the status there, `grpc` the name of the status over gRPC. Too long a
-    text is cut.
+    `code` is the code in REST's JSON body, `http` the status there, `grpc` the name of the status over gRPC.
     """
 
     code: ClassVar[str] = "internal"
@@ -55,15 +54,15 @@ class NodeError(Exception):
         super().__init__(self.text)
 
     @classmethod
-    def told(cls, text: str) -> Self:
-        """This error on the other side: a client has read its text, and its parts are not known any more."""
+    def of_text(cls, text: str) -> Self:
+        """Make this error in a client, from the text alone: the arguments it was made of are not known there."""
         error = cls.__new__(cls)
         NodeError.__init__(error, text)
         return error
 
 
 class Internal(NodeError):
-    """A fault of the node itself; the log has the traceback."""
+    """A fault in the node itself; the log has the traceback."""
 
 
 class Unauthenticated(NodeError):
@@ -76,19 +75,19 @@ class Unauthenticated(NodeError):
 
 
 class Forbidden(NodeError):
-    """The key is a right one, and its scope does not have this."""
+    """The key is valid, but its scope does not allow this call."""
 
     code, http, grpc = "forbidden", 403, "PERMISSION_DENIED"
 
 
 class InvalidRequest(NodeError):
-    """The body is not the message that the method takes, or says something impossible."""
+    """The body is not the method's request message, or has an invalid value."""
 
     code, http, grpc = "invalid_request", 400, "INVALID_ARGUMENT"
 
 
 class InvalidConfig(NodeError):
-    """The core, or the node for it, refuses the configuration; the text has the core's own reason."""
+    """The core, or the node on its behalf, refuses the configuration; the text has the core's own reason."""
 
     code, http, grpc = "invalid_config", 400, "INVALID_ARGUMENT"
 
@@ -124,7 +123,7 @@ class TooLarge(NodeError):
 
 
 class Crowded(NodeError):
-    """Too many large bodies are under way at once. Over gRPC the door itself says so (`node.door.relay`)."""
+    """Too many large bodies are under way at once. Over gRPC `node.door.relay` itself sends this error."""
 
     code, http, grpc = "crowded", 503, "RESOURCE_EXHAUSTED"
 
@@ -133,19 +132,19 @@ class Crowded(NodeError):
 
 
 class WrongMediaType(NodeError):
-    """A body that is not application/x-protobuf."""
+    """The body is not application/x-protobuf."""
 
     code, http, grpc = "unsupported_media_type", 415, "INVALID_ARGUMENT"
 
 
 class Unsupported(NodeError):
-    """Not something that this core can do, or with this configuration. Never answered with zeros."""
+    """This core cannot do this, or not with this configuration. The node never answers with zeros instead."""
 
     code, http, grpc = "unsupported", 501, "UNIMPLEMENTED"
 
 
 class NotInitialized(NodeError):
-    """No backend was started. Deployed controllers know this text."""
+    """No backend was started. Deployed controllers match this text."""
 
     code, http, grpc = "backend_not_initialized", 500, "UNAVAILABLE"
 
@@ -154,7 +153,7 @@ class NotInitialized(NodeError):
 
 
 class NotStarted(NodeError):
-    """The core is on its way and comes by itself. Deployed controllers leave a node with this text alone."""
+    """The core is starting or being restarted; no Start is needed. Deployed controllers do not act on this text."""
 
     code, http, grpc = "core_not_started", 503, "UNAVAILABLE"
 
@@ -163,40 +162,40 @@ class NotStarted(NodeError):
 
 
 class CoreFailed(NodeError):
-    """The core is down and will not come back by itself, or did not come up; the text has its last lines."""
+    """The core failed to start, or is down and will not be restarted; the text has its last lines."""
 
     code, http, grpc = "core_failed", 500, "UNAVAILABLE"
 
 
 class UsersRefused(NodeError):
-    """Some users could not be applied; all others were. Deployed controllers know how the text begins."""
+    """Some users could not be applied; all others were. Deployed controllers match the beginning of the text."""
 
     code, http, grpc = "users_refused", 500, "INTERNAL"
 
+    # Users that the text lists, and bytes of each reason.
     LISTED = 20
-    # Bytes of a reason.
     REASON = 300
     refused: Sequence[tuple[str, str]] = ()
 
     def __init__(self, refused: list[tuple[str, str]]) -> None:
         entries = [f"{shown(name)}: {cut(reason, self.REASON)}" for name, reason in refused[: self.LISTED]]
-        while size(text := self._told(entries, len(refused))) > MAX_TEXT:
+        while size(text := self._joined(entries, len(refused))) > MAX_TEXT:
             entries.pop()
         super().__init__(text)
         self.refused = refused
 
     @staticmethod
-    def _told(entries: list[str], count: int) -> str:
+    def _joined(entries: list[str], count: int) -> str:
         rest = [f"and {count - len(entries)} more"] if count > len(entries) else []
         return "failed to update users: " + "; ".join(entries + rest)
 
 
 class PortTaken(CoreFailed):
-    """The core cannot have a port of its configuration now; it may later."""
+    """The core cannot bind a port of its configuration now; it may succeed later."""
 
 
 class Aborted(NodeError):
-    """A Stop came before it was done."""
+    """A Stop came before the call was done."""
 
     code, http, grpc = "aborted", 409, "ABORTED"
 
@@ -205,7 +204,7 @@ class Aborted(NodeError):
 
 
 class ShuttingDown(NodeError):
-    """The node is ending."""
+    """The node is shutting down."""
 
     code, http, grpc = "shutting_down", 503, "UNAVAILABLE"
 

@@ -1,4 +1,4 @@
-"""HTTP/2's words (RFC 9113): kinds of frames, their flags and their header; and gRPC's messages inside DATA."""
+"""Constants and frames of HTTP/2 (RFC 9113), and the prefix of gRPC's messages inside DATA."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ END_HEADERS = 0x4
 PADDED = 0x8
 PRIORITY = 0x20
 
-# The length's high and low part, kind, flags, stream.
+# The header of a frame: the high and low part of its length, kind, flags, stream.
 HEADER = struct.Struct(">BHBBL")
-# Before each message of gRPC's: whether it is compressed, and how long it is (PROTOCOL-HTTP2.md of gRPC).
+# The prefix of a gRPC message: whether it is compressed, and its length (PROTOCOL-HTTP2.md of gRPC).
 PREFIX = struct.Struct(">BL")
-# The highest bit of a stream's number means nothing.
+# One setting of a SETTINGS frame: its identifier and its value.
+PAIR = struct.Struct(">HL")
+# The bits of a stream's number; the highest one is reserved.
 STREAM = 0x7FFF_FFFF
 
 
@@ -33,8 +35,18 @@ class Kind(IntEnum):
     CONTINUATION = 9
 
 
+class Setting(IntEnum):
+    """Identifiers of settings (RFC 9113, 6.5.2)."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+
+
 class Code(IntEnum):
-    """Why a connection or a stream ends (RFC 9113, 7)."""
+    """Error codes: why a connection or a stream ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -43,21 +55,21 @@ class Code(IntEnum):
 
 
 def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Pack a whole frame."""
     size = len(payload)
     return HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
 def framed(message: bytes) -> bytes:
-    """A message of gRPC's, behind its prefix."""
+    """Put the prefix before a gRPC message."""
     return PREFIX.pack(0, len(message)) + message
 
 
 def reset(stream: int, code: Code) -> bytes:
-    """The frame that ends a stream."""
+    """Pack the RST_STREAM frame that ends a stream."""
     return frame(Kind.RST_STREAM, 0, stream, struct.pack(">L", code))
 
 
 def window_update(stream: int, more: int) -> bytes:
-    """The frame that lets the other side send so many bytes more: of the connection, which is stream 0, or of one."""
+    """Pack a WINDOW_UPDATE: the other side may send `more` bytes on this stream; 0 is the connection."""
     return frame(Kind.WINDOW_UPDATE, 0, stream, struct.pack(">L", more))

@@ -1,4 +1,4 @@
-"""The program for the file of keys: `python -m node.keys new|list|revoke`. A node that runs takes it up by itself."""
+"""Make, list and revoke API keys: `python -m node.keys new|list|revoke`. A running node reloads the key file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from node.keyfile import SCOPES, BadKeys, Key, digest_of, line_of, parse, parse_
 from node.secret_file import write_secret
 from node.settings import DEFAULT_KEY, BadSettings, given, keys_file
 
-_DESCRIPTION = "Makes, lists and revokes keys of controllers. A node that runs takes changes up within ten seconds."
+_DESCRIPTION = "Make, list and revoke keys of controllers. A running node loads changes within ten seconds."
 
 
 def new(file: Path, name: str, scope: str) -> str:
-    """Add a key of this name. Returns it: the file has its digest alone. Raises `BadKeys`, `OSError`."""
+    """Add a key with this name, and return it: the file has only its digest. Raises `BadKeys`, `OSError`."""
     require_name(name)
     if name == DEFAULT_KEY:
-        raise BadKeys(f"{DEFAULT_KEY} is the name of API_KEY")
+        raise BadKeys(f"{DEFAULT_KEY} is the name of API_KEY: choose another one")
     made = str(uuid.uuid4())
     with _locked(file):
         lines = _lines(file)
@@ -32,28 +32,28 @@ def new(file: Path, name: str, scope: str) -> str:
 
 
 def revoke(file: Path, name: str) -> None:
-    """Remove the key of this name. Raises `BadKeys`, also if there is none, `OSError`."""
+    """Remove the key with this name. Raises `BadKeys`, also if there is none, `OSError`."""
     with _locked(file):
         lines = _lines(file)
         kept = [line for line in lines if (key := parse_line(line)) is None or key.name != name]
         if kept == lines:
-            raise BadKeys(f"{file} has no key {name}")
+            raise BadKeys(f"{file} has no key {name}: `list` prints the names")
         _write(file, kept)
 
 
 def keys(file: Path) -> tuple[Key, ...]:
-    """Those that there are. Raises `BadKeys`, `OSError`."""
+    """Return the keys of the file. Raises `BadKeys`, `OSError`."""
     return parse("\n".join(_lines(file)))
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines as they stand, with comments; all good. Raises `BadKeys`."""
+    """Return the file's lines with its comments, and check them. Raises `BadKeys`."""
     try:
         text = file.read_text()
     except FileNotFoundError:
         return []
     except UnicodeDecodeError as error:
-        raise BadKeys(f"{file} is not a text: {error}") from error
+        raise BadKeys(f"{file} is not UTF-8 text: {error}") from error
     parse(text)
     return text.rstrip("\n").split("\n") if text.strip() else []
 
@@ -66,7 +66,7 @@ def _write(file: Path, lines: Sequence[str]) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One at a time: the file is replaced, so its directory is locked."""
+    """Let one process at a time change the file. It is replaced, so the lock is on its directory."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -80,16 +80,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m node.keys", description=_DESCRIPTION)
     parser.add_argument("--file", type=Path, help="the file (default: API_KEYS_FILE, or api_keys in STATE_DIR)")
     commands = parser.add_subparsers(dest="command", required=True)
-    adding = commands.add_parser("new", help="make a key and print it, once: the file has its digest alone")
-    adding.add_argument("name", metavar="NAME", help="what logs and events call whoever has it")
-    adding.add_argument("--scope", choices=SCOPES, default="all", help="what it may do (default: all)")
+    adding = commands.add_parser("new", help="make a key and print it, once: the file has only its digest")
+    adding.add_argument("name", metavar="NAME", help="how logs and events name its holder")
+    adding.add_argument("--scope", choices=SCOPES, default="all", help="what the key allows (default: all)")
     commands.add_parser("list", help="print the names and scopes of all keys")
     commands.add_parser("revoke", help="remove a key; its open streams end").add_argument("name", metavar="NAME")
     return parser
 
 
 def _do(options: argparse.Namespace) -> str:
-    """What to print."""
+    """Run the command, and return what to print."""
     file = options.file or keys_file(given({}, Path.cwd()), Path.cwd())
     if options.command == "new":
         return f"{new(file, options.name, options.scope)}\n"
@@ -100,13 +100,13 @@ def _do(options: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: what it prints on standard output is the key, or the list, and nothing else."""
+    """The command. On standard output it prints the key, or the list, and nothing else."""
     parser = _parser()
     try:
-        said = _do(parser.parse_args(arguments))
+        output = _do(parser.parse_args(arguments))
     except (OSError, BadKeys, BadSettings) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
-    sys.stdout.write(said)
+    sys.stdout.write(output)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The node's log as lines of JSON, for whoever gathers logs: one line an event, whatever is in it."""
+"""The node's log as lines of JSON, for log collectors: one line for each event."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from zope.interface import implementer
 
 Soon = Callable[[Callable[[], object]], object]
 
-# What the fields of an event are not: the parts of its frame, and those of Twisted's older events.
+# Keys of an event that are not its fields: Twisted's own, and those of its legacy log.
 _FRAME = frozenset(("message", "time", "system", "format", "isError", "why", "failure", "printed"))
-# Bits of a number; nobody counts further, and Python does not write very long ones.
+# Bits of a number; Python refuses to convert very long ones to text.
 _BITS = 256
 # Characters of a text or a traceback.
 MAX_TEXT = 64 * 1024
@@ -38,43 +38,43 @@ class JsonLines:
 
 
 def install(application: object, options: Mapping[str, Any], soon: Soon) -> None:
-    """Have twistd write JSON to where its own `options` say, for this application.
+    """Make twistd write this application's log as JSON, to where its own `options` say.
 
-    `soon` calls a function from a signal handler. Raises `ValueError` for syslog, and for a daemon without a file.
+    `soon` schedules a function from a signal handler. Raises `ValueError` for syslog, and for a daemon without a file.
     """
     if options.get("syslog"):
-        raise ValueError("LOG_FORMAT: json does not go to syslog; leave out --syslog, or let it be text")
+        raise ValueError("LOG_FORMAT=json cannot write to syslog: leave out --syslog, or set LOG_FORMAT=text")
     if isinstance(application, Componentized):
         application.setComponent(ILogObserver, JsonLines(_file(options, soon)))
 
 
 def _file(options: Mapping[str, Any], soon: Soon) -> Any:
-    """Where twistd would write: `--logfile`, which it turns over, standard output, or its own file."""
+    """Open what twistd would write to: `--logfile`, rotated at SIGUSR1, standard output, or twistd's default file."""
     name, stays = options.get("logfile") or "", options.get("nodaemon")
     if stays and name in ("", "-"):
         return sys.stdout
     if name == "-":
-        raise ValueError("a daemon cannot log to standard output; give --nodaemon, or a file")
+        raise ValueError("a daemon cannot log to standard output: give --nodaemon, or --logfile with a file")
     file = LogFile.fromFullPath(name or "twistd.log")
     signal.signal(signal.SIGUSR1, lambda *_: soon(file.rotate))
     return file
 
 
 def json_line(event: LogEvent) -> str:
-    """The event: when, how severe, of which part, the sentence, its form, its fields, and what was raised."""
+    """Format an event as JSON: time, level, logger, format string, text, fields and traceback."""
     level, failure = event.get("log_level"), event.get("log_failure") or event.get("failure")
-    told: dict[str, object] = {
+    line: dict[str, object] = {
         "time": datetime.fromtimestamp(float(event.get("log_time", 0.0)), UTC).isoformat(timespec="microseconds"),
         "level": level.name if level is not None else "error" if event.get("isError") else "info",
         "logger": str(event.get("log_namespace") or event.get("log_system") or "-"),
     }
     text = formatEvent(event)[:MAX_TEXT]
-    told |= {"event": _plain(event.get("log_format") or text), "text": text}
+    line |= {"event": _plain(event.get("log_format") or text), "text": text}
     fields = {name: _plain(value) for name, value in event.items() if not _of_frame(name)}
-    told |= {"fields": fields} if fields else {}
+    line |= {"fields": fields} if fields else {}
     if failure is not None:
-        told["traceback"] = failure.getTraceback()[-MAX_TEXT:]
-    return json.dumps(told)
+        line["traceback"] = failure.getTraceback()[-MAX_TEXT:]
+    return json.dumps(line)
 
 
 def _of_frame(name: str) -> bool:
@@ -82,12 +82,12 @@ def _of_frame(name: str) -> bool:
 
 
 def _plain(value: object) -> object:
-    """A field as JSON has it: numbers and words stay."""
+    """Convert a field for JSON: None, booleans, finite floats and short integers stay, all others become text."""
     if value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, int) and value.bit_length() <= _BITS:
         return value
     try:
         return str(value)[:MAX_TEXT]
-    except Exception as error:  # noqa: BLE001 - an object that cannot be said must not cost the line
+    except Exception as error:  # noqa: BLE001 - an object without a text must not cost the line
         return f"unprintable: {type(error).__name__}"

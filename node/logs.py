@@ -1,7 +1,7 @@
-"""Lines for people: the one ring of the core's and the node's own for all readers, and how texts of others enter a log.
+"""The ring of log lines of the core and the node, for all readers; and the node's logger, which makes texts printable.
 
-Each line of the ring has a number; each reader keeps a cursor of its own and pulls. One that is too slow loses its
-oldest lines and is told how many; nobody else notices, and the core never waits.
+Each line of the ring has a number; each reader keeps a cursor and pulls. A reader that is too slow loses the oldest
+lines and gets a line that says how many; other readers lose nothing, and the core never waits.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from twisted.internet.interfaces import IReactorTime
 from node.waiting import Waiters
 from protos.handover_pb2 import Ring
 
-# A new reader is given this many of the newest lines before the live ones.
+# A new reader gets this many of the newest lines before the live ones.
 REPLAY = 200
 # Readers are woken at most this often, in seconds: with many readers each wake costs far more than a line.
 COALESCE = 0.015
 # The ring holds at most this many characters, however long its lines are.
 MAX_CHARACTERS = 16 * 1024 * 1024
-# One read brings at most so many lines, and at most so many characters unless the first line has more.
+# One read returns at most this many lines, and at most this many characters unless the first line alone has more.
 READ_LINES = 1000
 READ_CHARACTERS = 256 * 1024
-# Characters of an event, and of what stands in a line of the log.
+# Characters of an event of the node, and of a field in a line of its log.
 MAX_TEXT = 4096
 
-# No line has a number as long as this.
+# The number of a line has fewer digits than this.
 _DIGITS = 20
-# Fields that tell of users, and what stands in their place.
+# Fields that name users, and what the log has instead of them.
 USERS = ("user", "users", "of_user")
 UNNAMED = "(LOG_USERS is off)"
 
 NODE_MARK = "[node] "
-# Follows the number of lines that a reader has lost.
+# Ends the line that tells a reader how many lines it has lost.
 TOO_SLOW = " lines were dropped: this reader is too slow"
-# What a core's line begins with that would look like one of the node's.
+# Put before a core's line that would look like one of the node's.
 CORE_MARK = "[core] "
 _FORGED = re.compile(r"\s*" + re.escape(NODE_MARK.rstrip()))
 
-# What moves the cursor, turns the direction of writing, or cannot be seen: whatever Python itself would not print but
-# spaces and characters that it does not know yet. A tab may stay.
+# Characters that move the cursor, turn the direction of writing, or are invisible: all that are not `str.isprintable`
+# but spaces, and characters that Python does not know yet. A tab may stay.
 _CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(9), *range(10, 32), 127)}
 _UNSEEN = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
@@ -54,19 +54,19 @@ _UNSEEN = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text on one line, and nothing in it that does something to those who look at it."""
-    if text.isprintable():  # as most are, and by far the quickest
+    """Escape line breaks, control characters and invisible characters, so that a text is safe to show on one line."""
+    if text.isprintable():  # most texts are, and this check is by far the quickest
         return text
     return text.translate(_CONTROLS) if text.isascii() else _UNSEEN.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class Logger(twisted.logger.Logger):
-    """Twisted's. Texts in fields may be of others: they are made printable, and cut.
+    """Twisted's logger, for fields with texts from outside: it makes them printable, and cuts them.
 
-    Fields that tell of users by name, USERS, are left out unless the operator wants them.
+    Fields that name users (USERS) are replaced unless LOG_USERS is on.
     """
 
-    # Set at the start, as the settings have it.
+    # LOG_USERS, set at the start.
     names_users: ClassVar[bool] = False
 
     def emit(self, level: twisted.logger.LogLevel, format: str | None = None, **fields: Any) -> None:
@@ -79,7 +79,7 @@ class Logger(twisted.logger.Logger):
 
 
 class Log(Protocol):
-    """Where lines go: what a driver needs of the ring."""
+    """The part of the ring that a driver needs: to add lines."""
 
     def extend(self, lines: Iterable[str]) -> None: ...
 
@@ -90,7 +90,7 @@ class LogRing:
     def __init__(self, reactor: IReactorTime, size: int) -> None:
         self._reactor = reactor
         self._size = size
-        # Numbers of another ring, as that of the node before this one, mean nothing here.
+        # Part of each place: line numbers of another ring, such as an earlier node's, mean nothing here.
         self._name = secrets.token_hex(4)
         # Line number n is at n modulo size.
         self._lines: list[str] = []
@@ -101,24 +101,24 @@ class LogRing:
         self._wake_due = False
 
     def extend(self, lines: Iterable[str]) -> None:
-        """Add lines of a core. None of them looks like one of the node's own."""
+        """Add lines of a core. One that looks like a line of the node is marked."""
         self._add([CORE_MARK + line if _FORGED.match(line) else line for line in map(printable, lines)])
 
     def event(self, text: str) -> None:
-        """Add an event of the node's own, marked as such. What a core said in it may have several lines."""
+        """Add an event of the node, marked as such. Its text may have several lines, such as a core's error."""
         lines = map(printable, text[:MAX_TEXT].split("\n"))
         self._add([NODE_MARK + ("| " if number else "") + line for number, line in enumerate(lines)])
 
     @property
     def packed(self) -> Ring:
-        """All of it, for the next program of the node."""
+        """The whole ring, for the next node process."""
         at = self._next % self._size
         count = self._next - self._first
         lines = (self._lines[at:] + self._lines[:at])[-count:] if count else []
         return Ring(name=self._name, next=self._next, lines=lines)
 
     def unpack(self, ring: Ring) -> None:
-        """Go on from the ring of the program before: who has read a line there goes on behind it here."""
+        """Take over the ring of the last node process: places that it gave to readers stay valid."""
         self._name = ring.name
         lines = [*ring.lines][-self._size :]
         self._first = self._next = ring.next - len(lines)
@@ -126,25 +126,25 @@ class LogRing:
         self._put(lines)
 
     def tail(self) -> int:
-        """The cursor at which a new reader begins."""
+        """Return the cursor at which a new reader begins."""
         return max(self._first, self._next - REPLAY)
 
     def place(self, cursor: int) -> str:
-        """What a reader may say to go on at this cursor, on another connection."""
+        """Return the place of this cursor, with which a reader resumes on another connection."""
         return f"{cursor}@{self._name}"
 
     def behind(self, place: str) -> int:
-        """The cursor of that place; what is none of this ring's is before all of its lines."""
+        """Return the cursor of a place; for one that is not of this ring, the cursor of the oldest line."""
         number, _, name = place.partition("@")
         known = name == self._name and number.isascii() and number.isdigit() and len(number) < _DIGITS
         return int(number) if known and int(number) <= self._next else self._first
 
     def has(self, cursor: int) -> bool:
-        """There are lines from this cursor on."""
+        """Return whether there are lines from this cursor on."""
         return cursor < self._next
 
     def read(self, cursor: int) -> tuple[list[str], int]:
-        """Some lines from `cursor` on and the next cursor; first, if lines are gone, one that says how many."""
+        """Return lines from `cursor` on and the next cursor; if lines are gone, the first line says how many."""
         begin = max(self._first, cursor)
         at = begin % self._size
         count = min(READ_LINES, self._next - begin)
@@ -158,7 +158,7 @@ class LogRing:
         return lines, end
 
     async def follow(self, cursor: int) -> tuple[list[str], int]:
-        """Like `read`, but waits until there is at least one line. Cancelling it is fine."""
+        """Like `read`, but wait until there is at least one line. May be cancelled."""
         while not self.has(cursor):
             await self._waiters.wait()
         return self.read(cursor)
@@ -168,7 +168,7 @@ class LogRing:
         self._waiters.wake()
 
     def _add(self, lines: list[str]) -> None:
-        """Add these. Readers are woken soon, all together."""
+        """Add these lines. All waiting readers are woken together, after `COALESCE` seconds."""
         for begin in range(0, len(lines), self._size):
             self._put(lines[begin : begin + self._size])
         if self._waiters and not self._wake_due:
@@ -176,7 +176,7 @@ class LogRing:
             self._reactor.callLater(COALESCE, self._wake)
 
     def _put(self, lines: list[str]) -> None:
-        """No more than the ring holds, in the place of the oldest."""
+        """Put these lines in the place of the oldest. There may be no more than the ring holds."""
         at = self._next % self._size
         room = self._size - at
         for begin, some in (at, lines[:room]), (0, lines[room:]):

@@ -1,4 +1,4 @@
-"""Work that is done again and again: an exception does not end it, and `info` warns for as long as it fails."""
+"""Periodic work: an exception does not end it, and `info` warns for as long as it fails."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from twisted.python.failure import Failure
 
 from node.logs import Logger
 
-# Characters of an exception's text that a warning repeats; the log has the rest.
+# Characters of an exception's text in a warning; the log has all of it.
 CUT = 200
 
 
 class Warns(Protocol):
-    """A part of the node that may have something to say in `info`."""
+    """A part of the node that may have warnings for `info`."""
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know now."""
+        """The part's current warnings, for the operator."""
         ...
 
 
 class Periodic:
-    """Does `work` every `seconds`, the next time only when it has ended. `name` completes "… failed"."""
+    """Do `work` every `seconds`, never twice at once. `name` completes the sentence "… failed"."""
 
     log = Logger()
 
@@ -41,20 +41,20 @@ class Periodic:
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong the last time, if anything did."""
+        """One warning if the last run failed."""
         return [f"{self._name} failed: {self._fault}; the node's log has more"] if self._fault else []
 
     @property
     def running(self) -> bool:
-        """Begun, and not stopped."""
+        """Whether it was started, and not stopped."""
         return self._loop.running
 
     def start(self) -> None:
-        """Begin, with the first time after `seconds`."""
+        """Begin; the first run is after `seconds`."""
         self._loop.start(self._seconds, now=False)
 
     def stop(self) -> None:
-        """Cancel what is under way, and do no more. May be called again, and before `start`."""
+        """Cancel the run under way, and begin no more. May be called again, and before `start`."""
         if self._loop.running:
             self._loop.stop()
         if self._under_way is not None:
@@ -75,10 +75,10 @@ class Periodic:
         self._fault = ""
 
     def _failed(self, failure: Failure) -> None:
-        """Log it, unless it is what was logged the last time."""
+        """Log the failure, unless it is the same as the last one."""
         if failure.check(CancelledError) and not self._loop.running:
             return
         fault = " ".join(f"{type(failure.value).__name__}: {failure.value}".split())[:CUT]
         if fault != self._fault:
-            self.log.failure("{name} failed, and is tried again", failure, name=self._name)
+            self.log.failure("{name} failed; the node tries again", failure, name=self._name)
         self._fault = fault

@@ -1,4 +1,4 @@
-"""The types of reactors: Twisted has an interface for each thing that its reactor can do, and none for all of it."""
+"""Types of reactors: Twisted has an interface for each ability of its reactor, and none for all of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from twisted.internet.interfaces import (
 
 
 class PooledReactor(IReactorTime, IReactorThreads):
-    """Timers, and threads for what takes long."""
+    """A reactor with timers and a thread pool."""
 
 
 class Reactor(PooledReactor, IReactorCore, IReactorProcess, IReactorTCP, IReactorUNIX):
-    """All that the node uses."""
+    """A reactor with everything that the node uses."""

@@ -1,6 +1,7 @@
-"""Whether the node of this machine serves: `python -m node.ready [--wait SECONDS]`, for installers and containers.
+"""Check that the node of this machine is ready: `python -m node.ready [--wait SECONDS]`, for installers and containers.
 
-It has the node's own settings, from the environment and `.env`, and calls it as everybody does: by TLS on its ports.
+It reads the node's own settings, from the environment and `.env`, and calls the node over TLS on its ports, as any
+client does.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from pathlib import Path
 
 from node.settings import BadSettings, Settings, load
 
-_DESCRIPTION = "Ends with 0 when the node of this machine serves; else says what it lacks, and ends with 1."
-# Of one connection.
+_DESCRIPTION = "Exit with 0 if the node of this machine is ready; otherwise print the reason and exit with 1."
+# Seconds for one connection, and between two attempts.
 _SECONDS = 5.0
 _PAUSE = 0.2
-_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to call, none to listen on
+_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to call, not to listen on
 
 
 class NotReady(Exception):
-    """What is missing."""
+    """The node is not ready. The text is the reason."""
 
 
 def require_ready(settings: Settings) -> None:
-    """Raises `NotReady` unless all ports accept, and `/readyz` does not say otherwise."""
+    """Raise `NotReady` if a port does not accept, or `/readyz` answers 503."""
     host = _ANY.get(settings.host, settings.host)
     try:
         for port in filter(None, (settings.rest_port, settings.grpc_port)):
             socket.create_connection((host, port), _SECONDS).close()
-        # Where clients need certificates, there is none for this one.
+        # Where clients need certificates, this program has none.
         if settings.rest_port and settings.client_ca is None:
             _ask(host, settings.rest_port)
     except (OSError, http.client.HTTPException) as error:
@@ -42,7 +43,7 @@ def require_ready(settings: Settings) -> None:
 
 
 def _ask(host: str, port: int) -> None:
-    """What is asked and answered is no secret, so that the certificate may be for other names."""
+    """Ask `/readyz`. The certificate is not verified: neither request nor answer has a secret."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with closing(http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)) as connection:
@@ -53,7 +54,7 @@ def _ask(host: str, port: int) -> None:
 
 
 def wait(settings: Settings, seconds: float) -> None:
-    """Ask until the node serves. Raises `NotReady` when it does not within this time."""
+    """Wait until the node is ready. Raises `NotReady` after this many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -67,7 +68,7 @@ def wait(settings: Settings, seconds: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m node.ready", description=_DESCRIPTION)
-    parser.add_argument("--wait", type=float, default=0, metavar="SECONDS", help="ask until it does, for so long")
+    parser.add_argument("--wait", type=float, default=0, metavar="SECONDS", help="how long to wait for it (default: 0)")
     options = parser.parse_args(arguments)
     try:
         wait(load({}, Path.cwd(), drivers=()), options.wait)

@@ -1,4 +1,4 @@
-"""Files with secrets: written at once and whole, and whether others may read them."""
+"""Files with secrets: write one atomically, and check whether others may read it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def write_secret(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` into `path` at once, whole and durable, readable by whom `mode` lets at any moment.
+    """Write `data` to `path` atomically and durably; at no moment is it readable by more users than `mode` allows.
 
-    Whoever owned the file, or else its directory, owns it afterwards: root may write for the node's user.
+    The owner stays that of the old file, or becomes that of the directory: root may write for the node's user.
     """
     owner = (path if path.exists() else path.parent).stat()
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
@@ -30,14 +30,17 @@ def write_secret(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def clear(path: Path) -> None:
-    """What a process that was killed has left of writing `path`, whose name may have wildcards. Raises `OSError`."""
+    """Remove temporary files of a killed process that was writing `path`; its name may have wildcards.
+
+    Raises `OSError`.
+    """
     for left in path.parent.glob(f".{path.name}.*"):
         left.unlink(missing_ok=True)
 
 
 def exposed(path: Path) -> bool:
-    """Everybody on the machine may read or write it. Of a group the node does not know who is in it."""
+    """Return whether every user of the machine may read or write the file. The mode for its group is not checked."""
     try:
         return bool(path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH))
-    except OSError:  # nobody reads it, then
+    except OSError:  # missing, or not accessible
         return False

@@ -1,7 +1,7 @@
-"""The node's settings: `.env`, then the environment, then options, the later over the earlier; checked all at once.
+"""The node's settings, read from `.env`, the environment and options; a later source overrides an earlier one.
 
-`all_settings` is the one list, with those that drivers declare: options of `twistd node`, documentation and validation
-are made from it.
+`all_settings` is the one list, including the settings that drivers declare: the options of `twistd node`, the table in
+docs/settings.md and the validation are made from it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 
 from node import deployed, env_file
 from node.contract.settings import Setting, fault_of_address
-from node.limits import wording
+from node.limits import parsing
 from node.limits.defaults import Defaults
-from node.limits.words import size
+from node.limits.sizes import size
 from node.updates.policy import EVERY, LISTS_URL
 from node.updates.policy import Policy as Updates
 
 MIN_KEY = 16
-# The name of the key that is API_KEY.
+# The name of API_KEY in logs and events.
 DEFAULT_KEY = "default"
-# The file of other keys in STATE_DIR.
+# The file of named keys in STATE_DIR.
 KEYS = "api_keys"
 
 
@@ -32,7 +32,7 @@ _STATE_DIR = "var"
 
 
 class BadSettings(Exception):
-    """Some settings cannot be used: one line for each fault."""
+    """Some settings cannot be used; `faults` has one line for each."""
 
     def __init__(self, faults: list[str]) -> None:
         super().__init__("\n".join(faults))
@@ -40,93 +40,289 @@ class BadSettings(Exception):
 
 
 _SERVING = (
-    Setting("API_KEY", "the key that controllers must present: a UUID, or at least 16 characters", secret=True),
-    Setting("API_KEY_FILE", "a file with the key instead (default: api_key in STATE_DIR, if it is there)"),
+    Setting(
+        "API_KEY",
+        "key that controllers must present: a UUID, or at least 16 characters",
+        secret=True,
+        details="Takes effect at the next start; keys of API_KEYS_FILE change without one. See [Keys](#keys).",
+    ),
+    Setting(
+        "API_KEY_FILE",
+        "file that holds the key, used if API_KEY is not set (default: api_key in STATE_DIR, if that file exists)",
+        details="Set it to keep the key out of the environment. Read at the start only.",
+    ),
     Setting(
         "API_KEYS_FILE",
-        "a file with more keys, each with a name and a scope; it is reloaded (default: api_keys in STATE_DIR, if it is "
-        "there)",
+        "file of further keys, each with a name and a scope; reloaded when it changes (default: api_keys in STATE_DIR, "
+        "if that file exists)",
+        details="Use it for several controllers, for keys that may only read, and to change a key without a restart. "
+        "See [More keys](#more-keys).",
     ),
-    Setting("NODE_HOST", "the address to listen on (default: all addresses, IPv4 and IPv6)"),
-    Setting("REST_PORT", "the port of the REST interface", "62051"),
-    Setting("GRPC_PORT", "the port of the gRPC interface", "62050"),
-    Setting("SERVICE_PROTOCOL", "rest or grpc: SERVICE_PORT serves it, and the other only if its own port is set"),
-    Setting("SERVICE_PORT", "the port of SERVICE_PROTOCOL; alone, of gRPC"),
-    Setting("SSL_CERT_FILE", "the certificate chain, PEM (default: certificate.pem in STATE_DIR)"),
-    Setting("SSL_KEY_FILE", "its key, PEM (default: key.pem in STATE_DIR)"),
-    Setting("SSL_SANS", "more names and addresses, by commas, for the certificate that `node.certificate` makes"),
+    Setting(
+        "NODE_HOST",
+        "IP address to listen on (default: all addresses, IPv4 and IPv6)",
+        details="Set it where controllers come by one address only, such as that of a VPN. Inbounds of the core listen "
+        "where the configuration says.",
+    ),
+    Setting(
+        "REST_PORT",
+        "TCP port of the REST interface, 1 to 65535",
+        "62051",
+        details="Change it if another program has the port, or if the panel expects another one. See [Ports](#ports).",
+    ),
+    Setting(
+        "GRPC_PORT",
+        "TCP port of the gRPC interface, 1 to 65535",
+        "62050",
+        details="Change it for the same reasons as REST_PORT.",
+    ),
+    Setting(
+        "SERVICE_PROTOCOL",
+        "serve this protocol, rest or grpc, on SERVICE_PORT, and the other one only if its own port is set",
+        details="For settings that come from another node; new installs need only REST_PORT and GRPC_PORT. See "
+        "[Ports](#ports).",
+    ),
+    Setting(
+        "SERVICE_PORT",
+        "TCP port of SERVICE_PROTOCOL, or of gRPC if that is not set, 1 to 65535",
+        details="For settings that come from another node.",
+    ),
+    Setting(
+        "SSL_CERT_FILE",
+        "PEM file with the node's certificate chain, the node's own certificate first (default: certificate.pem in "
+        "STATE_DIR)",
+        details="Reloaded when it changes. Set it to serve a certificate that another program renews. OpenSSL reads a "
+        "variable of this name, too: see [The certificate](#the-certificate).",
+    ),
+    Setting(
+        "SSL_KEY_FILE",
+        "PEM file with the private key of SSL_CERT_FILE, without a passphrase (default: key.pem in STATE_DIR)",
+        details="Reloaded when it changes. Set it together with SSL_CERT_FILE.",
+    ),
+    Setting(
+        "SSL_SANS",
+        "further names and addresses, comma-separated, for the certificate that `nodectl certificate make` makes",
+        details="Set it where controllers use a name or an address that the machine does not have itself, as behind "
+        "NAT. A certificate that exists stays as it is.",
+    ),
     Setting(
         "CLIENT_CA",
-        "a file with the authorities of clients' certificates, reloaded; then nobody is served without one of theirs",
+        "PEM file of certificate authorities; clients must then present a certificate issued by one of them",
+        details="Reloaded when it changes. Set it to turn strangers away during the TLS handshake, before any request. "
+        "See [Certificates of controllers](#certificates-of-controllers).",
     ),
     Setting(
         "CLIENT_CERTIFICATE",
-        "with CLIENT_CA, beside: a client needs a key, too; instead: the certificate does, and may do all",
+        "with CLIENT_CA: beside (a client needs a certificate and a key), or instead (a certificate is enough, and has "
+        "scope all)",
         "beside",
+        details="Set `instead` for controllers that have a certificate and no key.",
     ),
-    Setting("TLS_MIN", "1.2 or 1.3: the oldest version of TLS that is spoken", "1.2"),
-    Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", _STATE_DIR),
-    Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
-    Setting("LOG_FORMAT", "text or json: how the node writes its own log; json is one line an event", "text"),
-    Setting("LOG_USERS", "on: the node's own log may name users", "off"),
+    Setting(
+        "TLS_MIN",
+        "oldest TLS version that the node accepts: 1.2 or 1.3",
+        "1.2",
+        details="Set 1.3 when all your controllers speak it.",
+    ),
+    Setting(
+        "STATE_DIR",
+        "directory of the state file, certificate and keys; only one node may use it, and it gets mode 0700",
+        _STATE_DIR,
+        details="A relative path starts at the working directory. A service should have an absolute path, on a disk "
+        "that keeps its files when the node is reinstalled.",
+    ),
+    Setting(
+        "LOG_BUFFER_SIZE",
+        "log lines kept in memory for controllers, 1 to 1000000; at most 16 Mi characters",
+        "10000",
+        details="Raise it if readers of the core's log lose lines (`lines were dropped`), or reconnect too late.",
+    ),
+    Setting(
+        "LOG_FORMAT",
+        "format of the node's own log: text, or json (one JSON object a line)",
+        "text",
+        details="Set `json` where a program collects the log. See [The node's own log](#the-nodes-own-log).",
+    ),
+    Setting(
+        "LOG_USERS",
+        "on or off: name users in the node's own log",
+        "off",
+        details="Off, `(LOG_USERS is off)` stands in place of each name. Turn it on to follow up one user's trouble.",
+    ),
 )
 _BACKEND = (
-    Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
-    Setting("DRAIN_TIMEOUT", "seconds that connections may stay with a core whose place another one took", "600"),
-    Setting("DRAIN_GENERATIONS", "how many such cores there may be at once; 0: a change restarts the core", "4"),
+    Setting(
+        "STOP_GRACE",
+        "seconds that a core goes on after a Stop with x-api-key, so that the next Start can take it back, 0 to 3600",
+        "30",
+        details="Without it a panel that sends Stop and then Start disconnects all users. 0 ends the core at once.",
+    ),
+    Setting(
+        "DRAIN_TIMEOUT",
+        "seconds that connections may stay on a core that was replaced, 1 to 86400",
+        "600",
+        details="After that the old core ends, and its connections with it. Raise it for long sessions; lower it where "
+        "memory is short.",
+    ),
+    Setting(
+        "DRAIN_GENERATIONS",
+        "replaced cores that may drain at once, as far as memory allows, 0 to 1000; 0: restart the core instead",
+        "64",
+        details="Above this number the draining core with the fewest connections ends. Lower it where memory is short. "
+        "With 0 each change that needs a new core ends all connections.",
+    ),
     Setting(
         "UPGRADE_ON_START",
-        "on: a Start brings in a core or geo files that changed on disk, also if its configuration is the same",
+        "on or off: a Start with the running configuration replaces a core whose executable or geo files have changed "
+        "on disk",
         "off",
+        details="Off, such a Start keeps the running core. Turn it on if you replace these files yourself and want the "
+        "next Start of the panel to bring them in.",
     ),
     Setting(
         "UPDATES",
-        "on: keys of scope all may have the node fetch another core, or another version of itself: see docs/updates.md",
+        "on or off: keys of scope all may install other releases of the cores and of the node; see docs/updates.md",
         "off",
+        details="Off, such a key cannot change programs on the machine. Turn it on to update a fleet over the "
+        "interface.",
     ),
-    Setting("UPDATE_URL", "where wheels of the node are: what stands before /txnode-VERSION-py3-none-any.whl"),
+    Setting(
+        "UPDATE_URL",
+        "base URL of the node's wheels; the node appends /txnode-VERSION-py3-none-any.whl",
+        details="Needed to fetch another version of the node, with UPDATES=on.",
+    ),
     Setting(
         "UPDATE_PROXY",
-        "the proxy by which updates are fetched, as http://HOST:PORT (default: the environment's)",
+        "proxy for the downloads of updates, as http://HOST:PORT (default: that of the environment)",
         secret=True,
+        details="Set it where the download servers are not reachable directly. It may hold a password, so it is no "
+        "option.",
     ),
-    Setting("GEO_UPDATES", "off: nobody replaces the geo files of this node over the interface", "on"),
-    Setting("GEO_UPDATE", "never, daily, weekly or monthly: how often the node itself looks for newer ones", "never"),
-    Setting("GEO_URL", "where geo files are, each with its digest beside it as NAME.sha256sum", LISTS_URL),
-    Setting("ADOPT_SECONDS", "seconds for which cores live on without a node, with ADOPT=on", "300"),
-    Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
-    Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
+    Setting(
+        "GEO_UPDATES",
+        "on or off: keys of scope all may replace geo files over the interface",
+        "on",
+        details="Turn it off if you keep these files yourself. Off also turns off GEO_UPDATE.",
+    ),
+    Setting(
+        "GEO_UPDATE",
+        "how often the node looks for newer geo files and installs them: never, daily, weekly or monthly",
+        "never",
+        details="Set it where no panel or timer of yours does.",
+    ),
+    Setting(
+        "GEO_URL",
+        "base URL of the geo files; NAME.sha256sum beside each holds its digest",
+        LISTS_URL,
+        details="Set it to use other lists, or a mirror.",
+    ),
+    Setting(
+        "ADOPT_SECONDS",
+        "with ADOPT=on, seconds that cores run on without a node before they are ended, 1 to 86400",
+        "300",
+        details="Raise it if it can take longer until the node is started again. Limits are not enforced in that time.",
+    ),
+    Setting(
+        "KEEP_ALIVE_ACTION",
+        "what happens to the core when no controller has called for the keep-alive of its Start: stop or keep",
+        "stop",
+        details="Set `keep` if users should stay connected while the panel is away.",
+    ),
+    Setting(
+        "RESUME",
+        "on or off: when the node starts, start the last backend again, with its users",
+        "on",
+        details="Off, no core runs after a restart of the node until a controller sends a Start.",
+    ),
     Setting(
         "TRAFFIC_INTERVAL",
-        "seconds between two readings of a core's counters by the node itself; each request has them read as well",
+        "seconds between the node's own readings of the core's traffic counters, 0.1 to 3600",
         "10",
+        details="A core that crashes loses at most what it counted in this time. Lower it to lose less, raise it to "
+        "save processor time with very many users. Requests for statistics read the counters anyway.",
     ),
     Setting(
         "LIMITS",
-        "what users may use who say nothing of it: addresses=3 down=100M bytes=500GB/month, see docs/limits.md",
+        "default limits of users without their own, such as addresses=3 down=100M bytes=500GB/month; see "
+        "docs/limits.md",
+        details="Set it to limit users whose panel does not send limits.",
     ),
-    Setting("LIMITS_INBOUNDS", "the same by inbound, which goes before that: free: down=2M; trial: addresses=1"),
-    Setting("LIMIT_GRACE", "seconds for which an address is silent before it gives way to another of its user", "30"),
-    Setting("LIMIT_IPV4_PREFIX", "IPv4 addresses with as many first bits in common count as one address", "32"),
-    Setting("LIMIT_IPV6_PREFIX", "IPv6 addresses with as many first bits in common count as one address", "64"),
+    Setting(
+        "LIMITS_INBOUNDS",
+        "default limits by inbound, which take precedence over LIMITS, such as free: down=2M; trial: addresses=1",
+        details="Set it if users of some inbounds have other limits than the rest.",
+    ),
+    Setting(
+        "LIMIT_GRACE",
+        "seconds without traffic after which an address gives way to a new address of the same user, 1 to 600",
+        "30",
+        details="Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
+        "connections end too early.",
+    ),
+    Setting(
+        "LIMIT_IPV4_PREFIX",
+        "length of a prefix: IPv4 addresses with this many leading bits in common count as one address, 8 to 32",
+        "32",
+        details="Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
+    ),
+    Setting(
+        "LIMIT_IPV6_PREFIX",
+        "length of a prefix: IPv6 addresses with this many leading bits in common count as one address, 32 to 128",
+        "64",
+        details="64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
+    ),
     Setting(
         "METRICS_PORT",
-        "a port of 127.0.0.1 for /metrics without TLS and, for other users of the machine, without a key",
+        "port of 127.0.0.1, 1 to 65535, that serves /metrics without TLS; programs that run "
+        "as another user than the node need no key there (default: none)",
+        details="Set it for an agent on the same machine. See [metrics.md](metrics.md#scraping).",
     ),
-    Setting("METRICS_USERS", "on: bytes are told by user, too: two series for each", "off"),
+    Setting(
+        "METRICS_USERS",
+        "on or off: also report the bytes of each user as metrics, two series a user",
+        "off",
+        details="With many users each scrape takes the node's processor time: see [metrics.md](metrics.md#costs).",
+    ),
     Setting(
         "METRICS_NAMES",
-        "a prefix: figures are told as well by the names that exporters of cores have for them, see docs/metrics.md",
+        "prefix such as v2ray: also report figures under the names that exporters of cores use; see docs/metrics.md",
+        details="Set it to go on with a dashboard that was made for such an exporter.",
     ),
-    Setting("NODE_QUOTA", "bytes that the machine may carry in a month, as 2TB or 500GiB (default: no limit)"),
-    Setting("NODE_QUOTA_RESET_DAY", "the day of the month on which it begins anew, by UTC; or its last day", "1"),
-    Setting("NODE_QUOTA_WAY", "both, out or in: which bytes count", "both"),
+    Setting(
+        "NODE_QUOTA",
+        "bytes that the machine may carry in a month, such as 2TB or 500GiB (default: no limit)",
+        details="Set it where your hoster bills traffic. See [limits.md](limits.md#the-nodes-own-quota).",
+    ),
+    Setting(
+        "NODE_QUOTA_RESET_DAY",
+        "day of the month, 1 to 31, on which NODE_QUOTA starts again at midnight UTC; the last day of a shorter month",
+        "1",
+        details="Set the day on which your hoster's billing period begins.",
+    ),
+    Setting(
+        "NODE_QUOTA_WAY",
+        "bytes that count towards NODE_QUOTA: both, out or in",
+        "both",
+        details="Set what your hoster bills.",
+    ),
     Setting(
         "NODE_QUOTA_INTERFACE",
-        "the network interfaces that count, by commas (default: those that are hardware; without any all but lo)",
+        "network interfaces that count towards NODE_QUOTA, comma-separated (default: those that are hardware; if there "
+        "are none, all but lo)",
+        details="Set it if some interface is not billed, such as one of a private network.",
     ),
-    Setting("NODE_QUOTA_ACTION", "warn or close: when it is used up, close takes no new connections of users", "warn"),
-    Setting("DEBUG", "1 or true: log every request too", "0"),
+    Setting(
+        "NODE_QUOTA_ACTION",
+        "what the node does when NODE_QUOTA is used up: warn, or close (take no new connections of users)",
+        "warn",
+        details="Set `close` where traffic beyond the quota costs too much.",
+    ),
+    Setting(
+        "DEBUG",
+        "1 or 0: also log every REST request, with method, path, status, time and address",
+        "0",
+        details="Turn it on to see what a controller asks. Bodies and headers are never logged.",
+    ),
 )
 _YES = ("1", "true", "yes", "on", "t", "y")
 _NO = ("0", "false", "no", "off", "f", "n")
@@ -135,7 +331,7 @@ _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 @dataclass(frozen=True)
 class Settings:
-    """Valid settings. A port of None is not opened; `drivers` is for the cores' drivers."""
+    """Valid settings. A port of None is not opened; `drivers` has the values of settings that drivers declare."""
 
     api_key: str = field(repr=False)
     api_key_file: Path | None
@@ -177,7 +373,7 @@ class Settings:
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
-    # Settings of other deployed nodes that somebody set, by name: see `node.deployed`.
+    # Names of settings of other nodes that are set and have no effect: see `node.deployed`.
     ignored: tuple[str, ...]
 
 
@@ -185,20 +381,23 @@ Words = Mapping[str, str]
 
 
 def all_settings(drivers: Sequence[Setting] = ()) -> tuple[Setting, ...]:
-    """All settings, with those of drivers."""
+    """All settings, including those of drivers."""
     return (*_SERVING, *drivers, *_BACKEND)
 
 
 def given(
     options: Words, directory: Path, environ: Words | None = None, drivers: Sequence[Setting] = ()
 ) -> dict[str, str]:
-    """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
+    """Return the settings that are set anywhere, by name, without checking them. `options` is by setting name.
+
+    Raises `BadSettings` if `.env` cannot be read.
+    """
     environ = os.environ if environ is None else environ
     return _explicit((_from_file(directory / ".env"), environ, options), drivers)
 
 
 def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str, str]:
-    """What sources say of settings of this node, the later over the earlier."""
+    """Merge the sources, a later one over an earlier one; unknown names and empty values are dropped."""
     known = {setting.name for setting in all_settings(drivers)}
     explicit: dict[str, str] = {}
     for source in sources:
@@ -207,7 +406,7 @@ def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str,
 
 
 def load(options: Words, directory: Path, environ: Words | None = None, *, drivers: Sequence[Setting]) -> Settings:
-    """The settings of this process. `options` by setting name. Raises `BadSettings`."""
+    """Read and check the settings of this process. `options` is by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
     sources = (_from_file(directory / ".env"), environ, options)
     explicit = _explicit(sources, drivers)
@@ -217,12 +416,12 @@ def load(options: Words, directory: Path, environ: Words | None = None, *, drive
 
 
 def environment() -> MutableMapping[str, str]:
-    """All of the process's own, for a next program of it."""
+    """The process environment, for the next node process."""
     return os.environ
 
 
 class _Check:
-    """Turns words into values and gathers the faults."""
+    """Turns the texts of settings into values and collects the faults."""
 
     def __init__(self, values: dict[str, str], explicit: dict[str, str], directory: Path) -> None:
         self._values = values
@@ -255,7 +454,7 @@ class _Check:
             log_users=self._word("LOG_USERS", "on", "off") == "on",
             stop_grace=self._number("STOP_GRACE", 0, 3600),
             drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
-            drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
+            drain_generations=self._number("DRAIN_GENERATIONS", 0, 1000),
             upgrade=self._word("UPGRADE_ON_START", "on", "off") == "on",
             updates=self._updates(),
             adopt_seconds=self._seconds("ADOPT_SECONDS", 1, 86_400),
@@ -293,7 +492,9 @@ class _Check:
     def _file(self, name: str, default: Path) -> Path:
         path = self._path(name) if self._values[name] else default
         if not _is_file(path):
-            self._faults.append(f"{name}: there is no file {path}; `python -m node.certificate DIR` makes a pair")
+            self._faults.append(
+                f"{name}: there is no file {path}; `nodectl certificate make` makes a certificate and key in STATE_DIR"
+            )
         return path
 
     def _client_ca(self) -> Path | None:
@@ -305,10 +506,10 @@ class _Check:
         return path
 
     def _certified(self) -> bool:
-        """A certificate does without a key."""
+        """Whether a client certificate replaces the key."""
         instead = self._word("CLIENT_CERTIFICATE", "beside", "instead") == "instead"
         if instead and not self._values["CLIENT_CA"]:
-            self._faults.append("CLIENT_CERTIFICATE: without CLIENT_CA nobody shows a certificate, so a key is needed")
+            self._faults.append("CLIENT_CERTIFICATE: instead needs CLIENT_CA, which is not set")
         return instead
 
     def _number(self, name: str, least: int, most: int) -> int:
@@ -326,7 +527,7 @@ class _Check:
         return most
 
     def _size(self, name: str) -> int:
-        """Bytes, 0 if nothing is said."""
+        """Bytes; 0 if the setting is empty."""
         try:
             return size(self._values[name] or "0")
         except ValueError as error:
@@ -344,7 +545,7 @@ class _Check:
         )
 
     def _address(self, name: str) -> str:
-        """An address to fetch from, or nothing."""
+        """A base URL for downloads, or ""."""
         text = self._values[name]
         if text and (fault := fault_of_address(text)):
             self._faults.append(f"{name}: {fault}")
@@ -353,28 +554,28 @@ class _Check:
     def _proxy(self) -> str:
         text = self._values["UPDATE_PROXY"]
         if text and not re.fullmatch(r"https?://[^\s/]\S*", text):
-            self._faults.append("UPDATE_PROXY: it does not begin with https:// or http://, and a host")
+            self._faults.append("UPDATE_PROXY: it does not begin with https:// or http:// and a host")
         return text
 
     def _limits(self) -> Defaults:
-        """Each setting by itself, so that a fault has its name."""
+        """Default limits. On a fault each setting is read alone, to find out which one is wrong."""
         try:
-            return wording.defaults(self._values["LIMITS"], self._values["LIMITS_INBOUNDS"])
+            return parsing.defaults(self._values["LIMITS"], self._values["LIMITS_INBOUNDS"])
         except ValueError:
-            faults = ("LIMITS", wording.limits), ("LIMITS_INBOUNDS", lambda text: wording.defaults("", text))
-            told = [(name, wording.fault(read, self._values[name])) for name, read in faults]
-            self._faults += [f"{name}: {fault}" for name, fault in told if fault]
+            readers = ("LIMITS", parsing.limits), ("LIMITS_INBOUNDS", lambda text: parsing.defaults("", text))
+            found = [(name, parsing.fault(read, self._values[name])) for name, read in readers]
+            self._faults += [f"{name}: {fault}" for name, fault in found if fault]
             return Defaults()
 
     def _word(self, name: str, *choices: str) -> str:
-        """One of these, which are in lower case; without any, whatever is said."""
+        """The value, one of `choices` in lower case; without choices, the text as it is."""
         text = self._values[name].lower() if choices else self._values[name]
         if choices and text not in choices:
-            self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
+            self._faults.append(f"{name}: {text!r} is not one of {', '.join(choices)}")
         return text
 
     def _switch(self, name: str) -> bool:
-        """On or off, in any word that deployed nodes take for it."""
+        """On or off, in any spelling that deployed nodes accept."""
         return self._word(name, *_YES, *_NO) in _YES
 
     def _of_driver(self, setting: Setting) -> str:
@@ -384,15 +585,15 @@ class _Check:
         return value
 
     def _ports(self) -> tuple[int | None, int | None]:
-        """REST's and gRPC's. SERVICE_PORT is how deployed nodes are configured: one protocol, one port."""
+        """The ports of REST and gRPC. Deployed nodes have one protocol on one port, by SERVICE_PORT."""
         protocol = self._values["SERVICE_PROTOCOL"].lower()
         if protocol not in ("", "rest", "grpc"):
-            self._faults.append(f"SERVICE_PROTOCOL: {protocol!r} is none of rest, grpc")
+            self._faults.append(f"SERVICE_PROTOCOL: {protocol!r} is not one of rest, grpc")
         single = self._values["SERVICE_PORT"]
         chosen = protocol or ("grpc" if single else "")
         rest, grpc = self._port("REST_PORT", "rest", chosen), self._port("GRPC_PORT", "grpc", chosen)
         if rest and rest == grpc:
-            self._faults.append(f"REST_PORT and GRPC_PORT are both {rest}")
+            self._faults.append(f"REST_PORT and GRPC_PORT are both {rest}: set two different ports")
         return rest, grpc
 
     def _port(self, name: str, protocol: str, chosen: str) -> int | None:
@@ -407,19 +608,17 @@ class _Check:
             return None
         port = self._number("METRICS_PORT", 1, 65535)
         if port in others:
-            self._faults.append(f"METRICS_PORT is {port}, which is another port of the node")
+            self._faults.append(f"METRICS_PORT: {port} is already the REST or gRPC port of the node")
         return port
 
     def _prefix(self, name: str) -> str:
         text = self._values[name].lower()
         if text and (not re.fullmatch(r"[a-z][a-z0-9]{0,31}", text) or text == "txnode"):
-            self._faults.append(
-                f"{name}: {text!r} is no prefix: lower-case letters and digits, and another than txnode"
-            )
+            self._faults.append(f"{name}: {text!r} is not a prefix: use lower-case letters and digits, and not txnode")
         return text
 
     def _key(self, state_dir: Path) -> tuple[str, Path | None]:
-        """The key, and the file that it is from. There may be none where a file has others."""
+        """The key, and the file that it comes from, if any. The key may be empty where there are named keys."""
         key, configured = self._values["API_KEY"], self._values["API_KEY_FILE"]
         file = self._path("API_KEY_FILE") if configured else state_dir / "api_key"
         from_file = not key and (bool(configured) or _is_file(file))
@@ -435,7 +634,7 @@ class _Check:
         return key, file if from_file else None
 
     def _others(self, state_dir: Path, key: str, from_file: bool) -> bool:
-        """No key is set here, and there is a file for others, or none is needed."""
+        """Whether the key may be empty: there is a file of named keys, or client certificates replace keys."""
         named = self._values["API_KEYS_FILE"] or self._values["CLIENT_CERTIFICATE"].lower() == "instead"
         there = bool(named) or _is_file(self._keys_file(state_dir))
         return not key and not from_file and there
@@ -445,7 +644,7 @@ class _Check:
 
 
 def keys_file(values: Words, directory: Path) -> Path:
-    """Where the keys are that have names; `values` are the given ones, by setting name. Raises `BadSettings`."""
+    """The path of the file of named keys; `values` are those that are set, by setting name. Raises `BadSettings`."""
     named, state_dir = values.get("API_KEYS_FILE"), values.get("STATE_DIR") or _STATE_DIR
     try:
         return (directory / Path(named or f"{state_dir}/{KEYS}").expanduser()).absolute()
@@ -454,13 +653,13 @@ def keys_file(values: Words, directory: Path) -> Path:
 
 
 def key_fault(key: str) -> str:
-    """Why this key cannot be used; empty if it can."""
+    """Return why this key cannot be used, or ""."""
     if not key:
-        return "there is no key; set one, a UUID for instance: python3 -c 'import uuid; print(uuid.uuid4())'"
+        return "there is no key: make one with `nodectl key new panel`, or set one, such as a UUID"
     if len(key) < MIN_KEY:
         return f"the key has fewer than {MIN_KEY} characters"
     try:
-        return "the nil UUID is not a key" if uuid.UUID(key).int == 0 else ""
+        return "the key is the nil UUID: use a random one" if uuid.UUID(key).int == 0 else ""
     except ValueError:
         return ""
 
@@ -473,7 +672,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _from_file(path: Path) -> dict[str, str]:
-    """What a file says, if it is there. Raises `BadSettings`."""
+    """The lines of an `.env` file, or {} if there is none. Raises `BadSettings`."""
     try:
         return env_file.read(path.read_text())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Sockets that write at the end of the turn. Twisted's own ask the kernel first whether they may, in a turn more."""
+"""Sockets that write at the end of a reactor turn. Twisted's own wait for the kernel's readiness, a turn later."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from twisted.internet import tcp
 
 
 class Prompt(tcp.Server):
-    """One connection. What is written in one turn goes out as one, and after it there is nothing left to be done:
+    """A connection whose writes of one reactor turn go out together, as the turn's last work.
 
-    whoever is waked by it, in another thread, does not have to wait for this one. `at_once`: each write goes out by
-    itself, which is less to be done where there is one a turn.
+    So a thread that is woken by the data need not wait for the reactor's thread. `at_once`: each write goes out alone,
+    which is less work where there is one in a turn.
     """
 
     at_once = False
@@ -35,7 +35,7 @@ class Prompt(tcp.Server):
         self._due = False
         if not self.connected:
             return
-        # An end, or an error, is the reactor's to deal with; so is what the kernel does not take now.
+        # The reactor handles the end of the connection, errors, and data that the kernel does not take now.
         plain = not (self.disconnecting or self._writeDisconnecting)
         if not plain or self.doWrite() is not None or self._rest():
             super().startWriting()
@@ -45,7 +45,7 @@ class Prompt(tcp.Server):
 
 
 def dial(reactor: Any, path: str, protocol: Any, name: str | None = None) -> Prompt:
-    """Connect a protocol to a unix socket, by this abstract name if there is one. Raises `OSError`."""
+    """Connect a protocol to a unix socket; bind to the abstract name `name` first, if given. Raises `OSError`."""
     link = socket.socket(socket.AF_UNIX)
     try:
         link.setblocking(False)
@@ -55,7 +55,7 @@ def dial(reactor: Any, path: str, protocol: Any, name: str | None = None) -> Pro
     except OSError:
         link.close()
         raise
-    # Twisted's class for unix sockets asks for descriptors at each read, which none brings here.
+    # Twisted's class for unix sockets asks for passed descriptors at each read; none are passed here.
     transport = Prompt(link, protocol, ("", 0), None, 0, reactor)  # type: ignore[arg-type]
     protocol.makeConnection(transport)
     return transport

@@ -1,8 +1,8 @@
-"""`twistd node`: options, and the only place where the parts are put together. Read it first."""
+"""`twistd node`: its options, and the only place where the node's parts are put together. Read it first."""
 
 from __future__ import annotations
 
-from node import uncollected  # first: see there
+from node import import_gc  # first: see there
 
 # isort: split
 import os
@@ -25,7 +25,7 @@ from twisted.python.usage import UsageError
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
 from node.adoption.adoption import Adoption
-from node.adoption.standing import Handles
+from node.adoption.handover_files import HandoverFiles
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -46,8 +46,8 @@ from node.limits.allowance import Allowance, Flow
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
+from node.metrics.keyless import is_open_here, is_open_to_others
 from node.metrics.monitoring import Monitoring
-from node.metrics.neighbours import is_open_here, is_open_to_others
 from node.metrics.pages import Meters
 from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, environment, load
@@ -65,28 +65,29 @@ from node.upgrade.succession import Succession
 from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
 
-uncollected.over()
+import_gc.resume()
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
-# On the port for metrics.
+# Limits of the metrics port.
 FEW = SiteLimits(max_connections=32, strangers=32, max_body=0)
-# Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being
-# built stalls every call by a multiple of that.
+# Seconds after which a computing thread lets other threads run. With Python's default of 5 ms, building a large set of
+# users stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
-# Open files that the node allows itself if the system lets it: places for connections on both ports, and spare ones.
+# Open files that the node allows itself, if the system permits: for the connections on both ports, with a reserve.
 DESCRIPTORS = 65_536
 
 
 class Options(UsageOptions):
-    """Every setting but the secret ones; each can stand in the environment or in `.env` as well."""
+    """The command line: an option for every setting that is not secret. The environment and `.env` have them, too."""
 
     synopsis = "[options]"
     longdesc = (
-        "Runs a proxy core for many users, driven over REST and gRPC. Settings come from .env in the working "
-        "directory, the environment and these options, in rising order. The key is set as API_KEY or API_KEY_FILE, a "
-        "proxy for updates, which may have a password in it, as UPDATE_PROXY; neither is an option."
+        "Runs a proxy core for a controller that calls over REST or gRPC. Settings are read from .env in the working "
+        "directory, the environment and these options; a later source overrides an earlier one. Brackets have a "
+        "setting's name and default; docs/settings.md says when to change it. API_KEY and UPDATE_PROXY may hold "
+        "secrets and are no options: set them in .env or in the environment."
     )
     optParameters = [  # noqa: N815, RUF012 - Twisted's form
         [setting.option, None, None, f"{setting.text} [{setting.name}={setting.default}]"]
@@ -94,10 +95,13 @@ class Options(UsageOptions):
         if not setting.secret
     ]
 
-    optFlags = [["check", None, "say whether this version could take over from one that runs, and end"]]  # noqa: N815, RUF012
+    optFlags = [["check", None, "print whether this version could take over from a running node, and exit"]]  # noqa: N815, RUF012
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """Twisted takes abbreviations; here `--api-key=…` would be one, and put the key where everybody can read it."""
+        """Parse the options; refuse abbreviations, which Twisted allows.
+
+        `--api-key=…` would be one, and show the key to every user of the machine.
+        """
         words = list(sys.argv[1:] if options is None else options)
         for name in (word.partition("=")[0] for word in words if word.startswith("--")):
             if name[2:] not in self._names():
@@ -105,21 +109,21 @@ class Options(UsageOptions):
         super().parseOptions(words)
 
     def _names(self) -> set[str]:
-        """Every option, spelled in full."""
+        """The names of all options, spelled in full."""
         return {option.rstrip("=") for option in self.longOpt}
 
     def settings(self) -> dict[str, str]:
-        """What was given, by setting name."""
+        """The values given on the command line, by setting name."""
         given = {setting.name: self.get(setting.option) for setting in SETTINGS}
         return {name: value for name, value in given.items() if value is not None}
 
 
 def makeService(options: Options) -> IService:
-    """The node. A bad setting ends the process with one line a fault."""
+    """Make the node's service. Bad settings end the process with one line for each fault."""
     from twisted.internet import reactor
 
     node_reactor = cast(Reactor, reactor)
-    follow_no_clock_on_the_wall(node_reactor)
+    use_monotonic_clock(node_reactor)
     try:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
@@ -131,23 +135,23 @@ def makeService(options: Options) -> IService:
     return node
 
 
-def follow_no_clock_on_the_wall(reactor: Reactor) -> None:
-    """Have all timers run on the monotonic clock, before there is one.
+def use_monotonic_clock(reactor: Reactor) -> None:
+    """Make all timers run on the monotonic clock. To be called before there is any timer.
 
-    Twisted's own run on the time of day. When that is set back nothing happens for as long, not even systemd's
-    watchdog is told; when it is set ahead whatever has time left runs out at once.
+    Twisted's timers run on the time of day. When that is set back, no timer fires for as long, and systemd's watchdog
+    gets no message; when it is set ahead, all timeouts expire at once.
     """
-    # Delayed calls, `LoopingCall` and the reactor's own waiting all ask this.
+    # Delayed calls, `LoopingCall` and the reactor's own waiting all call this.
     reactor.seconds = time.monotonic  # type: ignore[method-assign]
 
 
 class NodeService(Service):
-    """The parts, started in order and stopped in the opposite one, each awaited."""
+    """The node: makes its parts, starts them in order, and stops them one by one, each awaited."""
 
     log = Logger()
 
     def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
-        """`twistd`: the options of that, which say where the log goes."""
+        """`twistd`: twistd's own options, which say where the log goes."""
         self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
@@ -182,7 +186,7 @@ class NodeService(Service):
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
         self._monitoring = self._monitored(meters)
-        self._monitoring.readiness.changed = self._rpc.tell
+        self._monitoring.readiness.changed = self._rpc.set_ready
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
@@ -202,11 +206,13 @@ class NodeService(Service):
         self._adoption = Adoption(
             *(reactor, there, adopts, settings.adopt_seconds), lambda: self._drivers.mark, self._drivers.sweep
         )
-        self._handles = Handles(reactor, there, adopts, self._backend)
-        program = Program.of(sys.orig_argv, self._twistd, settings.state_dir / "program")
+        self._handover_files = HandoverFiles(reactor, there, adopts, self._backend)
+        kept = settings.state_dir / "program"
+        program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
         self._updates = Updates(
             *(reactor, settings.state_dir / "updates"),
+            kept=kept,
             ring=self._ring,
             journal=self._journal,
             policy=settings.updates,
@@ -221,15 +227,15 @@ class NodeService(Service):
             become=self._upgrades.wanted,
         )
         self._backend.updates = self._updates
-        self._succession.under_way = lambda: self._updates.jobs.under_way
+        self._succession.jobs = self._updates.jobs
 
     async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
-        """Run a program of the node's own to its end."""
+        """Run a command of the node's own to its end, such as another version's check."""
         own = {"PYTHONPATH": str(modules)} if modules else {}
         return await self._drivers.run(command, {**environment(), **own}, seconds)
 
     def check(self) -> int:
-        """Whether this version could take over from one that runs: an exit code, after a line that says it."""
+        """Print whether this version could take over from a running node, and return the exit code."""
         try:
             self._certificates.load()
             self._keyring.load()
@@ -237,12 +243,12 @@ class NodeService(Service):
         except (OSError, BadPair, BadKeys) as error:
             print(f"txnode {__version__} cannot start: {error}")  # noqa: T201
             return 1
-        print(SEVERAL)  # noqa: T201 - for the one that asks
-        print(f"txnode {__version__}")  # noqa: T201 - for the one that asks
+        print(SEVERAL)  # noqa: T201 - read by the node that runs the check
+        print(f"txnode {__version__}")  # noqa: T201 - read by the node that runs the check
         return 0
 
     def setServiceParent(self, parent: IServiceCollection) -> None:
-        """Said to an application, whose log begins next."""
+        """Also install the JSON log: the application begins its log after this call."""
         super().setServiceParent(parent)
         if self._settings.log_json:
             try:
@@ -251,19 +257,19 @@ class NodeService(Service):
                 raise SystemExit(f"txnode cannot start: {error}") from error
 
     def _monitored(self, meters: Meters) -> Monitoring:
-        """What is told to monitoring."""
+        """Make the metrics, the readiness check and their pages."""
         return Monitoring(
             *(self._reactor, self._backend, self._store, meters),
             state_dir=self._settings.state_dir,
             places=connections.Limits.max_connections,
             users=self._settings.metrics_users,
             prefix=self._settings.metrics_names,
-            crowd=self._crowd,
+            connections=self._connections,
             expires=lambda: self._certificates.current.expires,
         )
 
     def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
-        """What REST serves, and what the port for metrics does."""
+        """Make the site of the REST interface, and that of the metrics port."""
         reactor, debug, pages = self._reactor, self._settings.debug, self._monitoring.pages
         site = Site(
             make_app(calls, pages),
@@ -277,19 +283,19 @@ class NodeService(Service):
         few = Site(make_pages(pages), authenticator, reactor, FEW, debug, pages=pages, is_open=is_open_to_others)
         return site, few
 
-    def _crowd(self) -> Iterator[tuple[str, bool]]:
-        """The connections, by the protocol that their port is for."""
+    def _connections(self) -> Iterator[tuple[str, bool]]:
+        """The open connections: the protocol of each one's port, and whether the client has shown a key."""
         for connection in self._site.connections:
             port = connection.transport.getHost().port
             yield "rest" if port == self._settings.rest_port else "grpc", connection.known
 
     def startService(self) -> None:
         super().startService()
-        # Else a Ctrl-C before the reactor runs is an exception somewhere in here, and gRPC's threads keep the process.
+        # Otherwise a Ctrl-C before the reactor runs raises somewhere in here, and gRPC's threads keep the process.
         signal.signal(signal.SIGINT, self._reactor.sigInt)  # type: ignore[attr-defined]
-        # Whatever the node and its cores write is theirs alone.
+        # Only the node's user may read what the node and its cores write.
         os.umask(0o077)
-        self._tell_ignored()
+        self._log_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
         _raise_descriptor_limit()
         try:
@@ -303,7 +309,7 @@ class NodeService(Service):
             self._updates.load()
             saved = self._store.open()
             begin_journal(self._journal, self._store, saved, __version__)
-            self._tell_reloads()
+            self._report_reloads()
             self._aio.startService()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
@@ -315,11 +321,11 @@ class NodeService(Service):
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
         self._adoption.protect()
-        self._handles.start()
+        self._handover_files.start()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
-        # Not before it is known whether a backend is wanted.
+        # After `begin`: only then it is known whether a backend is wanted.
         self._reactor.callWhenRunning(self._monitoring.readiness.startService)
 
     def stopService(self) -> Deferred[None]:
@@ -327,50 +333,51 @@ class NodeService(Service):
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
-        """End each part, whatever became of those before it."""
+        """Stop each part, also if those before it failed to stop."""
         self._succession.end()
-        self._journal.tell(Kind.NODE_STOPPING, "the node is ending")
+        self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("what systemd is told", self._systemd.stopService),
-            ("the ports", self._stop_listening),
-            ("gRPC", lambda: self._aio.run(self._rpc.stop())),
-            ("the connections", self._site.connections.disconnect),
-            ("the connections of the port for metrics", self._metrics_site.connections.disconnect),
+            ("the systemd notifier", self._systemd.stopService),
+            ("the listeners", self._stop_listening),
+            ("the connections of REST clients", self._site.connections.dismiss),
+            ("the gRPC server", lambda: self._aio.run(self._rpc.stop())),
+            ("the remaining connections", self._site.connections.disconnect),
+            ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
             ("the updates", self._updates.close),
-            ("the look at readiness", self._monitoring.readiness.stopService),
-            ("the look at the loop", self._monitoring.lag.stopService),
+            ("the readiness check", self._monitoring.readiness.stopService),
+            ("the reactor lag meter", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
-            ("the cores that nobody went on with", self._adoption.end),
-            ("the events", self._journal.close),
+            ("the cores that were not adopted", self._adoption.end),
+            ("the event journal", self._journal.close),
             ("the state file", self._store.close),
-            ("the look at the certificate", self._watch.stopService),
-            ("the look at the keys", self._keys_watch.stopService),
-            ("the machine's figures", self._system.stopService),
+            ("the certificate watch", self._watch.stopService),
+            ("the key file watch", self._keys_watch.stopService),
+            ("the machine statistics", self._system.stopService),
             ("the asyncio thread", self._aio.stopService),
             ("the lock of the state directory", self._state.release),
         )
         for part, end in ends:
             try:
                 await maybeDeferred(end)
-            except Exception:  # noqa: BLE001 - logged; the other parts end nevertheless
-                self.log.failure("{part} did not end well", part=part)
+            except Exception:  # noqa: BLE001 - logged; the other parts are stopped all the same
+                self.log.failure("could not stop {part} cleanly; the other parts are stopped all the same", part=part)
 
-    def _tell_reloads(self) -> None:
-        """Of the files that are read anew."""
-        told = partial(tell_reloaded, self._journal)
-        self._certificates.reloaded = partial(told, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
-        self._keyring.reloaded = partial(told, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
+    def _report_reloads(self) -> None:
+        """Make each reload of the certificate and of the keys an event."""
+        report = partial(tell_reloaded, self._journal)
+        self._certificates.reloaded = partial(report, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
+        self._keyring.reloaded = partial(report, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
 
     def _stop_listening(self) -> object:
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
 
     def _sweep(self) -> None:
         for pid in self._drivers.sweep(self._succession.cores):
-            self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
+            self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
 
     def _listen(self, name: str, port: int | None, protocols: Protocols) -> None:
-        """Both protocols are served on either port; they differ in what a client gets that offers both."""
+        """Listen on a port. Both protocols are served on each; `protocols` is their order for ALPN."""
         if port is not None:
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
@@ -390,7 +397,7 @@ class NodeService(Service):
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
-        # Behind both, for a signal that came while there was no node is heard now.
+        # After both handlers: a signal that came while the node did not run is delivered now.
         self._succession.ready(self._begin)
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(
@@ -402,30 +409,29 @@ class NodeService(Service):
         self._systemd.ready()
 
     def _begin(self) -> None:
-        """It is this program that goes on, and no earlier one."""
+        """Called when it is certain that this node process goes on, and not the one before it."""
         self._upgrades.begin()
         self._updates.begin(self._succession.outcome)
 
-    def _tell_ignored(self) -> None:
-        if names := self._settings.ignored:
-            self.log.info(
-                "settings of other nodes are ignored: {names}; see docs/migrate.md", names=deployed.told(names)
-            )
+    def _log_ignored(self) -> None:
+        if ignored := self._settings.ignored:
+            names = deployed.described(ignored)
+            self.log.info("settings of other nodes are ignored: {names}; see docs/migrate.md", names=names)
 
     def _reload(self) -> None:
-        """All files that are read anew while the node runs."""
+        """Reload the certificate and the keys."""
         self._certificates.reload()
         self._keyring.reload()
 
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:
-    """What has the node's keys in it."""
+    """The paths that may hold the node's keys, and that cores must not read."""
     keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
     return settings.state_dir, *filter(None, keys)
 
 
 def _sources(settings: Settings) -> Sources:
-    """Where cores come from, and which of theirs the operator set."""
+    """Where cores are downloaded from, and which settings of theirs the operator has set."""
     values = settings.drivers
     configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
     return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
@@ -454,7 +460,7 @@ def _policy(settings: Settings) -> Policy:
 
 
 def _raise_descriptor_limit() -> None:
-    """Many systems give a process 1,024, which strangers could take together with what spawning a core needs."""
+    """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""Waiting for something that others do: one Deferred a waiter, so that whoever gives up disturbs nobody."""
+"""Tools for waiting with Deferreds: each waiter has one of its own, so that cancelling it affects no other."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
+from twisted.python.failure import Failure
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 def lasting(work: Deferred[T]) -> Deferred[T]:
-    """The outcome of work that goes on when its caller gives up."""
+    """Return the outcome of work as another Deferred; cancelling that does not cancel the work."""
     outcome: Deferred[T] = Deferred()
     work.addCallbacks(outcome.callback, outcome.errback)
     return outcome
 
 
 async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """The outcome of work that is not broken off: a caller who is cancelled hears of that when it has ended."""
+    """Await work that is never cancelled: if the caller is cancelled, `CancelledError` is raised when it has ended."""
     going = ensureDeferred(work)
     try:
         return await lasting(going)
@@ -28,29 +29,37 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T]:
-    """The outcomes of all of these, in order, when the last has ended. Raises the first error among them then."""
+async def outcomes(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T | Failure]:
+    """Wait until all of these have ended; return the result or the failure of each, in order."""
     ended: list[tuple[bool, Any]] = await DeferredList([ensureDeferred(work) for work in works], consumeErrors=True)
-    for succeeded, outcome in ended:
-        if not succeeded:
-            outcome.raiseException()
     return [outcome for _, outcome in ended]
 
 
+async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T]:
+    """Wait until all of these have ended; return their results, in order. Raises the first error then."""
+    good: list[T] = []
+    for outcome in await outcomes(works):
+        if isinstance(outcome, Failure):
+            outcome.raiseException()
+        else:
+            good.append(outcome)
+    return good
+
+
 async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
-    """The outcomes of both when both have ended. Raises as `together`."""
+    """Wait until both have ended; return both results. Raises as `together` does."""
     outcome, another = await together([cast("Coroutine[Any, Any, Any]", work), cast("Coroutine[Any, Any, Any]", other)])
     return outcome, another
 
 
 def fire(waiter: Deferred[T], outcome: T) -> None:
-    """The first outcome counts; whoever comes later with another one changes nothing."""
+    """Fire the Deferred, unless it has fired already."""
     if not waiter.called:
         waiter.callback(outcome)
 
 
 class Waiters:
-    """Those who wait for what happens again and again. Each may give up."""
+    """Waiters for an event that happens repeatedly. Each may be cancelled."""
 
     def __init__(self) -> None:
         self._waiting: list[Deferred[None]] = []
@@ -59,8 +68,8 @@ class Waiters:
         return len(self._waiting)
 
     async def wait(self) -> None:
-        """Until the next `wake`."""
-        # Without a canceller: one that gives up because another is waked is waked all the same, which Twisted ignores.
+        """Wait until the next `wake`."""
+        # No canceller: a waiter cancelled while another is woken is still called back, which Twisted ignores then.
         waiter: Deferred[None] = Deferred()
         self._waiting.append(waiter)
         try:
@@ -70,18 +79,22 @@ class Waiters:
                 self._waiting.remove(waiter)
 
     def wake(self) -> None:
-        """It has happened, for whoever waits now."""
+        """Wake all who wait now."""
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)
 
 
 class Signal:
-    """Fires once, for any number of waiters."""
+    """An event that happens once, for any number of waiters."""
 
     def __init__(self) -> None:
         self._fired = False
         self._waiters = Waiters()
+
+    @property
+    def fired(self) -> bool:
+        return self._fired
 
     def fire(self) -> None:
         self._fired = True

@@ -1,4 +1,4 @@
-"""Files that an operator replaces while the node runs: looked at again and again, and loaded when they changed."""
+"""Files that an operator may replace while the node runs: checked periodically, and reloaded when they changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 class Files(ABC):
-    """What is made of some files, anew when they changed. Where that cannot be, what was made of them before stays.
+    """Something that is loaded from files, and reloaded when they change. If that fails, the previous one stays in use.
 
-    `what` is how that is said: "the certificate that was loaded before stays". `unfit` is what `make` raises for files
-    that it cannot use.
+    `what` begins the error: "the previous certificate stays in use". `unfit` is the exception that `make` raises for
+    files that it cannot use.
     """
 
     log = Logger()
@@ -29,43 +29,43 @@ class Files(ABC):
         self._what = what
         self._unfit = unfit
         self._seen: Stamp | None = None
-        # Why the files as they are now are not what is in use.
+        # Why the current files are not in use; empty if they are.
         self.fault = ""
-        # Told after each attempt to load them anew, with what kept them from it, if anything did.
+        # Called after each reload with its fault, empty if it succeeded.
         self.reloaded: Callable[[str], None] = lambda _: None
 
     @abstractmethod
     def make(self) -> None:
-        """Read the files, now to be used."""
+        """Read the files and put them in use."""
 
     def load(self) -> None:
-        """The same, and they are not looked at again before they change. Raises what `make` raises."""
+        """Call `make`, and note the files, so that `changed` is false until they change. Raises what `make` raises."""
         seen = stamp(self._files)  # before reading, so that a change in between is noticed later
         try:
             self.make()
         except self._unfit:
             self._seen = seen
             raise
-        # After anything else they are looked at again the next time.
+        # After any other exception the files count as changed, and the next look loads them again.
         self._seen, self.fault = seen, ""
 
     def reload(self) -> bool:
-        """Load them again; False, and one error in the log, if that cannot be."""
+        """Load the files again. Returns False, after one error in the log, if that fails."""
         try:
             self.load()
         except self._unfit as error:
-            self.fault = f"{self._what} in use: {error}"
+            self.fault = f"{self._what}: {error}"
             self.log.error("{fault}", fault=self.fault)
         self.reloaded(self.fault)
         return not self.fault
 
     def changed(self) -> bool:
-        """Whether they are others than at the last attempt to load them, be they as bad as they may."""
+        """Return whether the files changed since the last attempt to load them, successful or not."""
         return stamp(self._files) != self._seen
 
 
 class FileWatch(Service):
-    """Looks at files every `interval` seconds and loads them when they changed. `what` completes "looking for …"."""
+    """Checks files every `interval` seconds, and reloads them when they changed. `what` completes "looking for …"."""
 
     def __init__(self, what: str, files: Files, reactor: IReactorTime, interval: float = 10) -> None:
         self._files = files
@@ -73,7 +73,7 @@ class FileWatch(Service):
 
     @property
     def warnings(self) -> list[str]:
-        """Whether a change may go unnoticed."""
+        """Why the files in use are not the current ones, and whether looking for changes fails."""
         return [text for text in (self._files.fault, *self._looking.warnings) if text]
 
     def startService(self) -> None:
@@ -90,7 +90,7 @@ class FileWatch(Service):
 
 
 def stamp(files: Iterable[Path]) -> Stamp:
-    """What is another one when one of the files is."""
+    """Return a value that changes when one of the files does."""
     return tuple(map(_stamp_of, files))
 
 
@@ -98,6 +98,6 @@ def _stamp_of(file: Path) -> tuple[int, ...] | None:
     try:
         found = file.stat()
     except OSError:
-        return None  # reading it will say why
-    # ctime tells of a chmod that made the file readable.
+        return None  # reading the file will raise the reason
+    # ctime changes with a chmod that made the file readable.
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

@@ -1,7 +1,7 @@
-"""Shows a node at work and tells how to talk to it, for scripts/run: `python -m scripts.demo PID WHEN CORE`.
+"""Demonstrates a node and prints how to call it, for scripts/run: `python -m scripts.demo PID WHEN CORE`.
 
-It is a controller like any other: it has the node's address, certificate and key, and needs no more. WHEN is "first"
-(unless it was shown before), "always" or "never", CORE one of SHOWN.
+It is an ordinary controller, with the node's address, certificate and key. WHEN is "first" (unless shown before),
+"always" or "never", CORE one of SHOWN.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
 
 SIZE = 8 * 1024 * 1024
-# Bytes between two looks at whether the other configuration is in force.
+# Bytes between two checks whether the other configuration is in force.
 PIECE = 256 * 1024
-# Where the user comes from: Xray never lists 127.0.0.1 as online.
+# The user's source address: Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
 LOG_LINES = 4
-# Seconds in which all of it has to be counted.
+# Seconds within which the node must have counted all bytes.
 COUNTING = 15.0
-# Seconds without a log line after which the node has told its last ones.
+# Seconds without a log line after which the node has sent its backlog.
 QUIET = 0.5
-# Seconds after which the node takes the backend away by itself, should the demonstration be killed.
+# Seconds after which the node stops the backend if the demonstration is killed.
 KEEP_ALIVE = 60
 VLESS = Kind("vless", protocols.vless(), transports.raw())
 
 
 class Failed(Exception):
-    """It cannot go on; the text is for the operator."""
+    """The demonstration cannot go on; the text is for the operator."""
 
 
 def say(label: str, text: str) -> None:
@@ -64,9 +64,9 @@ def say(label: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Shown:
-    """A core, and one user of VLESS on it: the backend, and the client that leads from a SOCKS port to it.
+    """A core with one user of VLESS: its backend, and the user's client, which has a SOCKS port.
 
-    `more` is what the configuration has besides when it is changed.
+    `more` is what the changed configuration has in addition.
     """
 
     core: Core
@@ -106,26 +106,26 @@ SHOWN = {
 
 
 def show(pid: int, when: str, core: str) -> None:
-    """Wait until the node serves, show it if it is time for that, tell how to talk to it."""
+    """Wait until the node serves, show the demonstration if it is due, and print how to call the node."""
     settings = settings_here()
     ports = {port for port in (settings.rest_port, settings.grpc_port) if port is not None}
     if not serves(pid, ports):
-        return  # scripts/run tells why
-    say("node", f"serves, and writes its log to {_path(settings.state_dir / 'node.log')}")
+        return  # scripts/run prints why
+    say("node", f"serves; its log is {_path(settings.state_dir / 'node.log')}")
     marker = settings.state_dir / f"demo-shown-{core}"
     wanted = when == "always" or (when == "first" and not marker.exists())
     if wanted and demonstrate(settings, SHOWN[core]):
         marker.touch()
-    tell(settings)
+    print_usage(settings)
 
 
 def settings_here() -> Settings:
-    """As the node has them that was started here. Raises `BadSettings`."""
+    """The settings of the node started here. Raises `BadSettings`."""
     return load({}, Path.cwd(), drivers=DRIVER_SETTINGS)
 
 
 def serves(pid: int, ports: set[int]) -> bool:
-    """Wait until the process listens on the ports. False if it ends instead; another's listener does not count."""
+    """Wait until this process listens on the ports. False if it ends instead."""
     return until(lambda: _stage(pid, ports), 30, f"the node listens on {sorted(ports)}") == "serves"
 
 
@@ -141,13 +141,13 @@ def _stage(pid: int, ports: set[int]) -> str:
 
 
 def demonstrate(settings: Settings, shown: Shown) -> bool:
-    """One user's 8 MiB through a backend of ours, and what the node knows of it. Nothing of it stays in the node.
+    """Send 8 MiB of one user through a backend, and print what the node reports. Leaves nothing in the node.
 
-    False if this node cannot be shown, which is said, too.
+    Prints why and returns False if this node cannot be used.
     """
-    print(f"\nShowing it: one user sends {SIZE >> 20} MiB through VLESS", flush=True)
+    print(f"\nDemonstration: one user sends {SIZE >> 20} MiB through VLESS", flush=True)
     if settings.rest_port is None or settings.grpc_port is None:
-        say("left out", "it takes both interfaces, and one of them is off")
+        say("skipped", "the demonstration needs both REST and gRPC, and one of them is off")
         return False
     ports = settings.rest_port, settings.grpc_port
     node = Address(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
@@ -155,15 +155,15 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
     with closing(RpcController(node)) as rpc:
         state = rpc.info().state
         if state != "stopped":
-            say("left out", f"the node has a backend already ({state}), which a second one would end")
+            say("skipped", f"the node already has a backend ({state}), which the demonstration would end")
             return False
         with _backend(rpc, shown.backend(port, person), port):
             with EchoServer() as destination, _client(settings, shown, port, person) as socks:
                 _change(rpc, socks, destination, shown.backend(port, person, **shown.more))
                 _send(rpc, socks, destination, person)
-            _tell_counted(rpc, person)
-            _tell_log(node)
-    say("stopped", "the backend of the demonstration is gone")
+            _print_counted(rpc, person)
+            _print_log(node)
+    say("stopped", "the backend of the demonstration")
     return True
 
 
@@ -181,11 +181,11 @@ def _backend(rpc: RpcController, request: Backend, port: int) -> Iterator[None]:
 
 @contextmanager
 def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> Iterator[int]:
-    """The SOCKS port of a second core, which is the user's client."""
+    """Run a second core as the user's client. Yields its SOCKS port."""
     core = shown.core
     executable = install.find(core, settings.drivers.get(core.variable("EXECUTABLE_PATH")))
     if executable is None:
-        raise Failed(f"there is no {core.title} for the client: run `python -m drivers.install {core.name}`")
+        raise Failed(f"no {core.title} found for the client: run `python -m drivers.install {core.name}`")
     socks = free_port()
     command = leashed([str(executable), *shown.arguments])
     with Child(command, ENVIRONMENT, stdin=shown.client(socks, port, person)) as client:
@@ -194,7 +194,7 @@ def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> It
 
 
 def _change(rpc: RpcController, socks: int, destination: EchoServer, request: Backend) -> None:
-    """Another configuration comes in while the user downloads, and that goes on to its end."""
+    """Change the configuration while the user downloads, and check that the download goes on."""
     size = 0
     with transfer.connect(socks, destination) as link, ThreadPoolExecutor(1) as pool:
         change = pool.submit(rpc.start, request)
@@ -208,56 +208,56 @@ def _change(rpc: RpcController, socks: int, destination: EchoServer, request: Ba
             warnings = rpc.info().warnings
             if not warnings:
                 raise
-            say("changed", f"the configuration, and the download ended: {'; '.join(warnings)}")
+            say("changed", f"the configuration; this ended the download: {'; '.join(warnings)}")
             return
         change.result()
-    say("changed", f"the configuration, under a download of {size + PIECE:,} bytes, all of which arrived")
+    say("changed", f"the configuration, during a download of {size + PIECE:,} bytes, all of which arrived")
 
 
 def _send(rpc: RpcController, socks: int, destination: EchoServer, person: TestUser) -> None:
-    """All of it, in two halves: a user is online while he is connected, so the node is asked between them."""
+    """Upload all bytes, in two halves: between them the user is connected, and so online."""
     with transfer.connect(socks, destination) as link:
         began = time.monotonic()
         transfer.upload(link, SIZE // 2)
         addresses = rpc.online_ips(person.email).ips
         transfer.upload(link, SIZE - SIZE // 2)
     say("sent", f"{SIZE:,} bytes, all of which arrived, in {_since(began)}")
-    say("online", f"{person.email} from {', '.join(addresses) or 'nowhere'}, meanwhile")
+    say("online", f"{person.email} from {', '.join(addresses) or 'no address'}, meanwhile")
 
 
-def _tell_counted(rpc: RpcController, person: TestUser) -> None:
-    """The request takes the counters away, so that the demonstration's are in nobody's accounts."""
+def _print_counted(rpc: RpcController, person: TestUser) -> None:
+    """Print the counted bytes and reset them, so that no controller bills them."""
     # The core may count a byte a moment after it arrived.
     with suppress(AssertionError):
         until(lambda: _counted(rpc, person)["uplink"] >= SIZE, COUNTING, "all bytes counted")
     counted = _counted(rpc, person, reset=True)
     say("counted", f"{person.email}: {counted['uplink']:,} bytes up, {counted['downlink']:,} bytes down")
     if counted["uplink"] < SIZE:
-        raise Failed("the node has counted less than was sent")
+        raise Failed(f"the node counted only {counted['uplink']:,} of {SIZE:,} bytes")
 
 
 def _counted(rpc: RpcController, person: TestUser, reset: bool = False) -> dict[str, int]:
     return {stat.type: stat.value for stat in rpc.stats(UserStat, person.email, reset=reset).stats}
 
 
-def _tell_log(node: Address) -> None:
+def _print_log(node: Address) -> None:
     lines = RestController(node).tail(QUIET)[-LOG_LINES:]
     for label, line in zip(["log"] + [""] * LOG_LINES, lines, strict=False):
         say(label, line)
 
 
-def tell(settings: Settings) -> None:
-    """How to talk to the node, in four lines."""
+def print_usage(settings: Settings) -> None:
+    """Print how to call the node, in four lines."""
     host, rest, rpc = _host(settings), settings.rest_port, settings.grpc_port
     addresses = [f"REST https://{host}:{rest}"] * (rest is not None) + [f"gRPC {host}:{rpc}"] * (rpc is not None)
     key = next(_key_files(settings), None)
     secret = f"$(cat {shlex.quote(str(key))})" if key else "$API_KEY"
-    # The reply is a Protocol Buffers message; its words are readable without what is between them.
+    # The reply is a Protocol Buffers message; this prints its texts and drops the bytes between them.
     curl = (
         f'curl -sS --cacert {shlex.quote(str(settings.cert_file))} -H "Authorization: Bearer {secret}" '
         f"https://{host}:{rest}/info | tr -cs '[:alnum:] ._-' '\\n'"
     )
-    print("\nThe node is yours", flush=True)
+    print("\nThe node is ready", flush=True)
     say("addresses", ", ".join(addresses))
     say("files", f"key {_path(key) if key else 'as set in API_KEY'}, certificate {_path(settings.cert_file)}")
     say("try", curl if rest is not None else "REST is off: see docs/interface.md for gRPC")
@@ -265,7 +265,7 @@ def tell(settings: Settings) -> None:
 
 
 def _key_files(settings: Settings) -> Iterator[Path]:
-    """The files that hold the key in use."""
+    """The files that have the key in use."""
     for name in (os.environ.get("API_KEY_FILE"), settings.state_dir / "api_key"):
         if name and Path(name).is_file() and Path(name).read_text().strip() == settings.api_key:
             yield Path(name).absolute()
@@ -279,7 +279,7 @@ def _host(settings: Settings) -> str:
 
 
 def _path(path: Path) -> str:
-    """The path, short where it is below the directory that we are in."""
+    """The path, relative if it is below the current directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -288,7 +288,7 @@ def _since(began: float) -> str:
 
 
 def _terminated(*_: object) -> None:
-    """TERM ends it as an error would: whatever it has begun is taken back."""
+    """End as by an error on TERM, so that the demonstration cleans up."""
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str]) -> None:
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults))
     except (AssertionError, ControllerError, Failed, NodeError, OSError, install.InstallError) as error:
-        raise SystemExit(f"The node could not be shown: {error}")
+        raise SystemExit(f"The demonstration failed: {error}")
 
 
 if __name__ == "__main__":

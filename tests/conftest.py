@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a node, controllers over both transports, a destination, every kind of inbound."""
+"""Fixtures and helpers of the end-to-end tests: a node, controllers over both transports, a destination, inbounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,33 +31,37 @@ from scripts.staging.node import ROOMY, NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.sing_box import find_sing_box
 from scripts.staging.users import TestUser
-from tests.harness import grounds
+from tests.harness import grounds, in_turn
 from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
-# Machines differ, and are busy: a property holds or not, however long it takes.
+# No deadline, as machines differ and may be busy.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
-# For `scripts/test --fast`: a look at each property, not a search.
+# For `scripts/test --fast`: a few examples of each property.
 settings.register_profile("brief", deadline=None, max_examples=15)
-# By the hour: a search. For tests/node/test_any_bytes.py and the like, with `--timeout=0`.
-settings.register_profile("nightly", deadline=None, max_examples=10_000, database=None)
+# A long search, for tests/node/test_any_bytes.py and the like, with `--timeout=0`.
+settings.register_profile("nightly", deadline=None, max_examples=1_000, database=None)
 
-# Some hundreds are started.
+# Forked, as the tests start some hundreds of nodes.
 NodeProcess.child = Forked
 
-# What runs in the background of a shell may have it ignored, and so would every program that a test interrupts.
+# Background jobs of a shell may ignore SIGINT, and so would every program that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LIVE = Path(__file__).parent / "live"
-# What only newer cores can do is tried where there is one.
+# Names a newer core, for tests of what only newer cores support.
 NEWER_XRAY = "TXNODE_TEST_XRAY_NEW"
 collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_geo_files.py", "live/test_wireguard.py"]
-# Where a test without the mark looks for cores; the path is in its failure's text.
+# The path of cores for tests without the mark; it appears in their failures.
 _NOWHERE = "/this/test/lacks/the/mark/core"
 _coreless = pytest.MonkeyPatch()
-# Lines of a node that stand in the report of a test that failed.
+# Seconds between two echoes of `talking`.
+_PAUSE = 0.004
+# Seconds that a test without the mark `slow` may take in the default run, with a processor for each process.
+_LONG = 10.0
+# Lines of a node in the report of a failed test.
 _LAST = 60
 
 # Xray never lists 127.0.0.1 as online.
@@ -70,7 +74,7 @@ TRANSPORTS: Mapping[str, Callable[[NodeProcess], RestController | RpcController]
 
 @dataclass(frozen=True)
 class Place:
-    """An inbound of the node, on a port of its own."""
+    """An inbound of the node on its own port."""
 
     kind: Kind
     tag: str
@@ -86,7 +90,7 @@ class Place:
 
 
 def member(person: TestUser, *places: Place) -> service_pb2.User:
-    """The user as a controller sends him for these inbounds; with none, his removal."""
+    """The user as a controller sends them for these inbounds; without any it removes the user."""
     return user(person, {place.tag: place.kind for place in places})
 
 
@@ -109,13 +113,13 @@ def way(place: Place, person: TestUser, source: str = SOURCE) -> Iterator[int]:
 
 @contextmanager
 def connection(place: Place, person: TestUser, echo: EchoServer) -> Iterator[socket.socket]:
-    """A connection to the echo server through the inbound. Raises `OSError` if there is no way."""
+    """A connection to the echo server through the inbound. Raises `OSError` if it is refused."""
     with way(place, person) as port, transfer.connect(port, echo) as link:
         yield link
 
 
 def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 10.0) -> bool:
-    """Whether a client that is new reaches the echo server through the inbound as this user."""
+    """Whether a new client reaches the echo server through the inbound as this user."""
     before = echo.connections
     with way(place, person) as port:
         try:
@@ -127,7 +131,7 @@ def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 1
 
 
 def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
-    """Whether he does not reach it; some protocols leave a stranger waiting, so this has a shorter patience."""
+    """Whether the user is refused. The timeout is short, as some protocols leave strangers waiting."""
     return not (gets_in if place.ground.refuses else _remains)(place, person, echo, timeout=0.5)
 
 
@@ -146,12 +150,15 @@ def _remains(place: Place, person: TestUser, echo: EchoServer, timeout: float) -
 
 @contextmanager
 def talking(link: socket.socket) -> Iterator[None]:
-    """Echoes over the connection without a pause inside the block; fails at its end if one did not come back."""
+    """Echo over the connection continuously inside the block; fails at its end if an echo did not come back.
+
+    The pauses leave the processors to the test: without them four processes would do nothing else.
+    """
     over = threading.Event()
 
     def talk() -> None:
         transfer.echo(link, b"first")
-        while not over.is_set():
+        while not over.wait(_PAUSE):
             transfer.echo(link, bytes(1000))
         transfer.echo(link, b"last")
 
@@ -171,16 +178,27 @@ def control(node: NodeProcess, transport: str) -> Iterator[RestController | RpcC
         yield controller
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = "of each test take one core, protocol and seed, by its name; a test over ten seconds must be marked slow"
+    parser.addoption("--in-turn", action="store_true", help=words)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     for item in items:
         if item.path.is_relative_to(_LIVE):
             item.add_marker(pytest.mark.core)
+    # After the selection by -m and -k.
+    yield
+    if config.getoption("in_turn"):
+        items[:], left_out = in_turn.choose(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = in_turn.longest_first(items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test without the mark `core` finds none, in every run: what `scripts/test --fast` leaves in needs none."""
+    """A test without the mark `core` finds no core, in every run, so that `scripts/test --fast` needs none."""
     _coreless.undo()
     if item.get_closest_marker("core") is None:
         for name in ("TXNODE_TEST_XRAY", "TXNODE_TEST_XRAY_NEW"):
@@ -193,8 +211,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the nodes of a failed test said last stands in its report."""
+    """Add the last lines of a failed test's nodes to its report."""
     report = yield
+    if item.config.getoption("in_turn") and report.when == "call":
+        _within_time(item, report)
     if report.failed:
         for name, found in getattr(item, "funcargs", {}).items():
             if isinstance(found, NodeProcess):
@@ -202,9 +222,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def _within_time(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Fail a test that took too long; on a busy machine the limit grows with the number of waiting processes."""
+    limit = _LONG * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    if report.passed and report.duration > limit and item.get_closest_marker("slow") is None:
+        report.outcome = "failed"
+        report.longrepr = f"It took {report.duration:.1f} s: make it shorter, or mark it slow."
+
+
 @pytest.fixture(autouse=True)
 def _the_reactor_is_free(request: pytest.FixtureRequest) -> None:
-    """A test that runs the reactor by itself finds it as if nobody else ever did."""
+    """Stop the background reactor before a test that runs the reactor itself."""
     if request.cls is not None and issubclass(request.cls, TestCase):
         background.stop()
 
@@ -222,7 +250,7 @@ def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> M
 
 @pytest.fixture(params=GROUNDS, ids=lambda ground: ground.name)
 def ground(request: pytest.FixtureRequest) -> Ground:
-    """Each core in turn; what differs between them is asked of it, not of its name."""
+    """Each core in turn; tests ask it for differences, never for its name."""
     found: Ground = request.param
     return found
 
@@ -235,7 +263,7 @@ def echo() -> Iterator[EchoServer]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """One node for the tests of a module that harm none."""
+    """One node for those tests of a module that do not harm it."""
     with NodeProcess(tmp_path_factory.mktemp("node"), **ROOMY) as running:
         yield running
 
@@ -260,18 +288,23 @@ def over(transport: str) -> pytest.MarkDecorator:
 
 
 def on(fits: Callable[[Ground], bool]) -> pytest.MarkDecorator:
-    """For a test of what only some cores can do."""
+    """For a test of what only some cores support."""
     grounds = [ground for ground in GROUNDS if fits(ground)]
     return pytest.mark.parametrize("ground", grounds, indirect=True, ids=[ground.name for ground in grounds])
 
 
-# Users come while everybody stays connected.
+def daily(some: Collection[object], of: Iterable[object]) -> list[Any]:
+    """Parameters of a costly test: the default run tries `some` of them, the nightly run tries them all."""
+    return [each if each in some else pytest.param(each, marks=pytest.mark.nightly) for each in of]
+
+
+# Users are added while all connections stay.
 live = on(lambda ground: ground.live)
 
 
 @contextmanager
 def settled(places: Iterable[Place], cover: CoverServer) -> Iterator[None]:
-    """For starting a core with these inbounds: goes on when it is ready for users of REALITY, too."""
+    """Start a core with these inbounds inside; the block's end waits until it is ready for REALITY's users, too."""
     with ExitStack() as stack:
         probed = any(place.kind.reality and place.ground.probes for place in places)
         stack.enter_context(cover.looked_at() if probed else nullcontext())

@@ -1,12 +1,12 @@
-# txnode on every client that says so: nomad job run txnode.nomad.hcl
+# txnode on every client with the meta value txnode: nomad job run txnode.nomad.hcl
 #
-# On each client, in its configuration:
+# In the configuration of each client:
 #   client { meta { txnode = "true" } }
 #   client { host_volume "txnode" { path = "/var/lib/txnode" } }    install -d -m 700 -o 65532 -g 65532 /var/lib/txnode
 #   plugin "docker" { config { allow_caps = [..., "sys_ptrace"] } } with var.drop_nobody
 #
-# The secrets: nomad var put nomad/jobs/txnode api_keys=@api_keys [certificate=@chain.pem certificate_key=@key.pem]
-# where the file api_keys has keys with names and scopes: python -m node.keys --file api_keys new panel
+# Secrets: nomad var put nomad/jobs/txnode api_keys=@api_keys [certificate=@chain.pem certificate_key=@key.pem]
+# To make the file api_keys: python -m node.keys --file api_keys new panel
 
 variable "datacenters" {
   type    = list(string)
@@ -14,7 +14,7 @@ variable "datacenters" {
 }
 
 variable "image" {
-  description = "What deploy/Containerfile makes, by its digest."
+  description = "The image made by deploy/Containerfile; best with its digest."
   type        = string
   default     = "txnode:latest"
 }
@@ -30,7 +30,7 @@ variable "grpc_port" {
 }
 
 variable "settings" {
-  description = "Every other setting of docs/settings.md by its name."
+  description = "Other settings of docs/settings.md by their names."
   type        = map(string)
   default = {
     KEEP_ALIVE_ACTION = "keep"
@@ -38,19 +38,19 @@ variable "settings" {
 }
 
 variable "certificate" {
-  description = "The variable of the job has a certificate and its key. Else each node makes its own."
+  description = "Whether the job's variable has a certificate and its key. If not, each node makes its own."
   type        = bool
   default     = false
 }
 
 variable "drop_nobody" {
-  description = "With this capability Docker's filter lets pidfd_getfd pass, by which a change drops nobody; the node is not root, and gets nothing else by it."
+  description = "Add SYS_PTRACE: Docker's filter then allows pidfd_getfd, which changes without disconnections need. The node is not root, and does not get the capability."
   type        = bool
   default     = false
 }
 
 variable "drain_seconds" {
-  description = "How long a node still serves that is to end, when it is no longer among the services: for what leads users elsewhere."
+  description = "How long a stopping node goes on serving after it has left the services, so that users can be moved elsewhere."
   type        = number
   default     = 0
 }
@@ -74,7 +74,7 @@ job "txnode" {
     value     = "true"
   }
 
-  # One client after another, each when the node before was ready for so long.
+  # One client after another, each after the node before was ready for min_healthy_time.
   update {
     max_parallel     = 1
     health_check     = "checks"
@@ -122,7 +122,7 @@ job "txnode" {
         timeout         = "5s"
       }
 
-      # Apart from the other: a node that is alive is not restarted because its backend is missing.
+      # A check of its own: a missing backend must not restart a live node.
       check {
         name            = "live"
         type            = "http"
@@ -143,7 +143,7 @@ job "txnode" {
       driver = "docker"
       user   = "65532"
 
-      # The node reads the last counters and ends the core; at most max_kill_timeout of the client, which is 30s.
+      # Time to read the last counters and end the core. The client's max_kill_timeout, by default 30s, is the maximum.
       kill_signal  = "SIGTERM"
       kill_timeout = "30s"
 
@@ -184,7 +184,7 @@ job "txnode" {
         SSL_KEY_FILE  = "${NOMAD_SECRETS_DIR}/key.pem"
       } : {})
 
-      # Renewed keys and certificates are read without a restart.
+      # The node reads renewed keys and certificates without a restart.
       dynamic "template" {
         for_each = merge({ "api_keys" = "api_keys" }, local.pair)
         content {

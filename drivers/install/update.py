@@ -1,8 +1,8 @@
-"""What a node has fetched for an update: `python -m drivers.install.update core|lists|wheel ...`.
+"""Download what an update needs: `python -m drivers.install.update core|lists|wheel ...`.
 
-A program of its own, as `drivers.install` is: it blocks, needs nothing but the standard library, and what it brings is
-whole, has its digest, and has been tried, or is not there. Each line on stderr says what it does; the last line on
-stdout is its result. The proxy variables are heeded.
+A program of its own, like `drivers.install`: it blocks and needs only the standard library. The result is complete,
+verified and tried, or does not exist. Each line on stderr reports progress or the error; the last line on stdout is the
+path of the result. The proxy variables are used.
 """
 
 from __future__ import annotations
@@ -16,40 +16,49 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
 from drivers.install import archive
-from drivers.install.fetch import fetch, text
+from drivers.install.fetch import TooSlow, deadline, fetch, part_of, text
 from drivers.install.install import version_of
-from drivers.install.releases import CORES, Archive, Core, DigestMismatch, InstallError
+from drivers.install.releases import CORES, Archive, Core, DigestMismatch, InstallError, Unavailable
 
-# What is being made, and what of downloads is not whole.
-NEW, PART = ".new-", ".part"
-# Seconds between two words on how far a download is.
+# The prefix of directories that are not complete.
+NEW = ".new-"
+# Seconds between two progress lines of a download.
 TELL = 0.5
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 _LIST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.dat")
 
 
-def release(name: str, version: str, sha256: str = "") -> Core:
-    """A release with its archive for this machine: the one known here, or one whose digest was named.
+@dataclass(frozen=True)
+class _File:
+    """A file to download, and its destination."""
 
-    Raises `InstallError` for one without a digest, and `DigestMismatch` for another one than is known here.
+    url: str
+    sha256: str
+    path: Path
+
+
+def release(name: str, version: str, sha256: str = "") -> Core:
+    """Return a release with its archive for this machine: a known one, or one with the given digest.
+
+    Raises `InstallError` if no digest is known, and `DigestMismatch` if the given one is not the known one.
     """
     if not _VERSION.fullmatch(version):
-        raise InstallError(f"{version!r} is no version, such as {CORES[name][0].version}")
+        raise InstallError(f"{version!r} is not a version such as {CORES[name][0].version}")
     if sha256 and not DIGEST.fullmatch(sha256):
-        raise InstallError("a digest is a SHA-256: 64 hexadecimal digits")
+        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
     for core in CORES[name]:
         if core.version == version and (own := core.archives.get(archive.cpu())):
             if sha256 not in ("", own.sha256):
-                raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, and not the one that was named")
+                raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, not the one in the request")
             return core
     if not sha256:
-        raise InstallError(f"no digest of {CORES[name][0].title} {version} is known here: name the archive's SHA-256")
+        raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: give the SHA-256 of its archive")
     newest = CORES[name][0]
     known = archive.choose(newest)
     here = Archive(
@@ -61,17 +70,16 @@ def release(name: str, version: str, sha256: str = "") -> Core:
 
 
 def bring_core(core: Core, url: str, into: Path) -> Path:
-    """The executable of a release, in a directory of its own below `into`. Raises `InstallError`."""
+    """Install a release in a directory of its own below `into`; return its executable. Raises `InstallError`."""
     wanted = archive.choose(core)
     place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
     if not place.exists():
         file = into / f"{wanted.sha256[:16]}-{wanted.name}"
-        _clear(into, file)
-        _bring(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file)
+        with deadline(archive.PATIENCE):
+            _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
         with _settled(place) as new:
             archive.unpack(file, wanted.members, new)
             _try(core, new / core.executable)
-        file.unlink()
     else:
         _try(core, place / core.executable)
     return place / core.executable
@@ -82,24 +90,23 @@ def _try(core: Core, executable: Path) -> None:
     _say(f"trying {executable.name}")
     found = version_of(core, executable)
     if found != core.version:
-        raise InstallError(f"what was to be {core.label} says that it is {found}: it is not used")
+        raise InstallError(f"the executable of {core.label} reports version {found}: it is not used")
 
 
 def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) -> Path:
-    """A directory below `into` with these lists, each `NAME` or `NAME=SHA256`, and the others of `kept`.
+    """Return a directory below `into` with these geo files, each `NAME` or `NAME=SHA256`, and the others of `kept`.
 
-    Where no digest is named it is what `NAME.sha256sum` beside the file says. Raises `InstallError`.
+    Without a digest, `NAME.sha256sum` beside the file on the server has it. Raises `InstallError`.
     """
-    digests = {name: _digest_of(url, name, named) for name, _, named in (word.partition("=") for word in wanted)}
-    others = [path for path in sorted(kept.iterdir()) if path.name not in digests] if kept and kept.is_dir() else []
-    marks = [*(f"{name} {digest}" for name, digest in sorted(digests.items())), *map(_mark, others)]
-    place = into / hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
-    if place.exists():
-        return place
-    files = {name: into / f"{digest[:16]}-{name}" for name, digest in digests.items()}
-    _clear(into, *files.values())
-    for name, file in files.items():
-        _bring(f"{url.rstrip('/')}/{name}", digests[name], file)
+    with deadline(archive.PATIENCE):
+        digests = {name: _digest_of(url, name, named) for name, _, named in (word.partition("=") for word in wanted)}
+        others = [path for path in sorted(kept.iterdir()) if path.name not in digests] if kept and kept.is_dir() else []
+        marks = [*(f"{name} {digest}" for name, digest in sorted(digests.items())), *map(_mark, others)]
+        place = into / hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
+        if place.exists():
+            return place
+        files = {name: into / f"{digest[:16]}-{name}" for name, digest in digests.items()}
+        _bring(into, *(_File(f"{url.rstrip('/')}/{name}", digests[name], file) for name, file in files.items()))
     with _settled(place) as new:
         for name, file in files.items():
             file.replace(new / name)
@@ -115,10 +122,10 @@ def _mark(path: Path) -> str:
 
 def _digest_of(url: str, name: str, named: str) -> str:
     if not _LIST.fullmatch(name):
-        raise InstallError(f"{name!r} is no name of a list, such as geoip.dat")
+        raise InstallError(f"{name!r} is not a name of a geo file such as geoip.dat")
     if named:
         if not DIGEST.fullmatch(named):
-            raise InstallError(f"{name}: a digest is a SHA-256: 64 hexadecimal digits")
+            raise InstallError(f"{name}: the digest must be a SHA-256: 64 hexadecimal digits")
         return named
     beside = f"{url.rstrip('/')}/{name}.sha256sum"
     found = DIGEST.match(text(beside))
@@ -128,30 +135,46 @@ def _digest_of(url: str, name: str, named: str) -> str:
 
 
 def bring_wheel(url: str, sha256: str, into: Path) -> Path:
-    """A wheel, by the last part of its address. Raises `InstallError`."""
+    """Download a wheel, under the last part of its URL. Raises `InstallError`."""
     if not DIGEST.fullmatch(sha256):
-        raise InstallError("a digest is a SHA-256: 64 hexadecimal digits")
+        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
     file = into / url.rpartition("/")[2]
-    _clear(into, file)
-    _bring(url, sha256, file)
+    with deadline(archive.PATIENCE):
+        _bring(into, _File(url, sha256, file))
     return file
 
 
-def _bring(url: str, sha256: str, file: Path) -> None:
-    if file.exists():
+def _bring(into: Path, *files: _File) -> None:
+    """Download these files below `into`, and remove what other tries left there.
+
+    An incomplete download stays for the next try, unless something else than the network failed.
+    """
+    _clear(into, *files)
+    try:
+        for file in files:
+            _bring_one(file)
+    except (Unavailable, TooSlow):
+        raise
+    except (InstallError, OSError):
+        _clear(into)
+        raise
+
+
+def _bring_one(file: _File) -> None:
+    if file.path.exists():
         try:
-            archive.verify(file, sha256)
+            archive.verify(file.path, file.sha256)
         except DigestMismatch:
-            file.unlink()
+            file.path.unlink()
         else:
             return
-    _say(f"fetching {url}")
-    fetch(url, sha256, file, _Teller().tell)
+    _say(f"fetching {file.url}")
+    fetch(file.url, file.sha256, file.path, _Teller().tell)
     _say("verified")
 
 
 class _Teller:
-    """Says how far a download is, now and then."""
+    """Prints the progress of a download now and then."""
 
     def __init__(self) -> None:
         self._told = 0.0
@@ -162,21 +185,24 @@ class _Teller:
             _say(f"fetched {done} of {total} bytes")
 
 
-def _clear(into: Path, *kept: Path) -> None:
-    """What earlier ones left, but what these go on with."""
-    spared = {path.name for path in kept} | {f"{path.name}{PART}" for path in kept}
+def _clear(into: Path, *kept: _File) -> None:
+    """Remove what earlier tries left, except for (parts of) these files."""
+    spared = {path for file in kept for path in (file.path, part_of(file.path, file.sha256))}
     for path in into.iterdir():
         if path.name.startswith(NEW):
             shutil.rmtree(path)
-        elif path.is_file() and path.name not in spared:
+        elif path.is_file() and path not in spared:
             path.unlink()
 
 
 @contextmanager
 def _settled(place: Path) -> Iterator[Path]:
-    """A new directory: on disk first, then in its place, whole or not at all."""
-    new = Path(mkdtemp(prefix=NEW, dir=place.parent))
+    """Fill a new directory, sync it to disk and rename it to `place`: complete or not at all.
+
+    The downloaded files are removed.
+    """
     try:
+        new = Path(mkdtemp(prefix=NEW, dir=place.parent))
         yield new
         for path in new.iterdir():
             _sync(path)
@@ -184,8 +210,8 @@ def _settled(place: Path) -> Iterator[Path]:
         _sync(new)
         new.rename(place)
     finally:
-        # Not there any more where all went well; else a full disk would stay full.
-        shutil.rmtree(new, ignore_errors=True)
+        # Verified files that failed would fail again at the next try, and a full disk would stay full.
+        _clear(place.parent)
     _sync(place.parent)
 
 
@@ -203,7 +229,7 @@ def _say(words: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: what came of it is the last line on stdout; the exit code."""
+    """Run the command: the last line on stdout is the result. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m drivers.install.update", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for kind in ("core", "lists", "wheel"):

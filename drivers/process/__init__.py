@@ -1,1 +1,1 @@
-"""A core as a child process: spawned, leashed, waited for, ended, and found again if it was left behind."""
+"""Cores as child processes: spawn, confine, await and end them, and adopt or kill those of an earlier node."""

@@ -1,6 +1,6 @@
-"""A core that outlived the node that started it: found again, heard, and its end noticed, though it is nobody's child.
+"""Adopt a core that outlived its node: read its outputs and notice its end, though it is not a child of this node.
 
-Its outputs are opened where the kernel shows them; what it has said meanwhile waits in them.
+Its outputs are reopened through /proc/PID/fd; its lines since the node died wait in those pipes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from node.errors import CoreFailed
 from node.reactor import Reactor
 from protos.handover_pb2 import Output, Process
 
-# Where /proc/PID/stat has when it began, behind the name (proc(5)).
+# The index of the start time in /proc/PID/stat, counted after the name (proc(5)).
 BEGAN = 19
 OUTPUTS = (1, 2)
-# pidfd_get_info (linux/pidfd.h): the structure of 64 bytes, the mask for how it ended, and where that is in it. Since
-# Linux 6.15; before that nobody but a parent is told.
+# PIDFD_GET_INFO (linux/pidfd.h): the ioctl, the size of its structure, the mask for the exit status and its offset.
+# Since Linux 6.15; before that only the parent gets the status.
 _GET_INFO, _INFO, _EXIT, _STATUS = 0xC040FF0B, 64, 1 << 3, 60
 
 
 def began(pid: int) -> int:
-    """When a process began, in the kernel's own clock. Raises `OSError` for one that is not there, or has ended."""
+    """Return a process's start time in kernel ticks since boot. Raises `OSError` if it does not exist or has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")[2].split()
     if fields[0] in "ZX":
         raise ProcessLookupError(f"process {pid} has ended")
@@ -42,7 +42,7 @@ def began(pid: int) -> int:
 
 
 def is_there(found: Process) -> bool:
-    """Whether that very process lives."""
+    """Whether this very process still runs, and not another one with its number."""
     try:
         return began(found.pid) == found.began
     except OSError:
@@ -50,40 +50,40 @@ def is_there(found: Process) -> bool:
 
 
 def adopt(reactor: Reactor, core: CoreProcess, found: Process) -> None:
-    """Have `core` be this process, unheard until it is told to `stay`. Raises `Gone`, and `CoreFailed`."""
+    """Attach `core` to this process; its outputs are read from `stay` on. Raises `Gone` and `CoreFailed`."""
     try:
         descriptor = os.pidfd_open(found.pid)
     except OSError as error:
         raise Gone(f"process {found.pid} is gone") from error
-    # Not before: from here on the number is that of this process.
+    # Checked only now: while the pidfd is open the number cannot become that of another process.
     if not is_there(found):
         os.close(descriptor)
         raise Gone(f"process {found.pid} is gone")
-    # Those of an earlier program of this process are open.
+    # After an upgrade in place the outputs are open already.
     if not found.outputs:
         try:
             found.outputs.extend(_outputs(found.pid))
         except OSError as error:
             os.close(descriptor)
-            raise CoreFailed(f"what core {found.pid} says cannot be read: {error.strerror}") from error
+            raise CoreFailed(f"the output of core process {found.pid} cannot be read: {error.strerror}") from error
     core.go_on(found)
     _Adopted(reactor, core, found.pid, descriptor, found.outputs)
 
 
 def is_adopted(core: CoreProcess) -> bool:
-    """Whether it is nobody's child."""
+    """Whether the core's process was adopted, and is not a child of this node."""
     return isinstance(core.transport, _Adopted)
 
 
 def _outputs(pid: int) -> list[Output]:
-    """Its outputs, opened for reading. Raises `OSError`; then none is."""
+    """Open the outputs of a process for reading. Raises `OSError`, and then leaves none open."""
     outputs: list[Output] = []
     try:
         for number in OUTPUTS:
             there = f"/proc/{pid}/fd/{number}"
             if not stat.S_ISFIFO(os.stat(there).st_mode):  # noqa: PTH116 - as it is opened below
-                # A core that was broken into may have put anything there.
-                raise OSError(errno.EINVAL, "it is no pipe")
+                # A compromised core may have replaced it by anything.
+                raise OSError(errno.EINVAL, "not a pipe")
             pipe = os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             outputs.append(Output(number=number, descriptor=pipe))
     except OSError:
@@ -94,10 +94,10 @@ def _outputs(pid: int) -> list[Output]:
 
 
 class _Adopted(process.Process):
-    """Twisted's own, of a process that is not waited for: its descriptor tells when it has ended."""
+    """A Twisted process transport for a process that is not a child: its pidfd shows when it has ended."""
 
     def __init__(self, reactor: Any, core: CoreProcess, pid: int, descriptor: int, outputs: Sequence[Output]) -> None:
-        # Not Twisted's: that spawns.
+        # Not `Process.__init__`, which spawns.
         process._BaseProcess.__init__(self, core)
         self._reactor = reactor
         self.pid = pid
@@ -111,7 +111,7 @@ class _Adopted(process.Process):
         core.makeConnection(self)
         reactor.addReader(self)
 
-    # What the reactor asks of a reader
+    # IReadDescriptor
 
     def fileno(self) -> int:
         return self._descriptor
@@ -120,23 +120,23 @@ class _Adopted(process.Process):
         return "adopted"
 
     def doRead(self) -> None:
-        """It has ended."""
+        """The process has ended."""
         self._reactor.removeReader(self)
         status = _status(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = -1
-        # Its own child may hold its outputs.
+        # A child of it may still hold its outputs open.
         for pipe in [*self.pipes.values()]:
             pipe.resumeProducing()
         self.processEnded(status)
 
     def connectionLost(self, reason: Any = None) -> None:
-        """The reactor ends: the process goes on."""
+        """The reactor stops: leave the process alone."""
 
-    # What Twisted asks of a process
+    # Twisted's process transport
 
     def reapProcess(self) -> None:
-        """Nobody but init can."""
+        """Do nothing: only init can reap this process."""
 
     def signalProcess(self, signalID: str | int) -> None:  # noqa: N803 - Twisted's name
         if self._descriptor < 0 or self.pid is None:
@@ -149,7 +149,7 @@ class _Adopted(process.Process):
 
 
 def _status(descriptor: int) -> int:
-    """How it ended, as waitpid(2) has it; 0 where the kernel does not tell."""
+    """Return the exit status as waitpid(2) does; 0 where the kernel does not report it."""
     info = bytearray(struct.pack("=Q", _EXIT).ljust(_INFO, b"\0"))
     with suppress(OSError):
         fcntl.ioctl(descriptor, _GET_INFO, info)

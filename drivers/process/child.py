@@ -1,4 +1,4 @@
-"""A core as a child process: its lines split, its end awaited and enforced."""
+"""A core as a child process: split its output into lines, await its end, stop and kill it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from node.contract.driver import Exit
 from node.logs import Logger
 from protos.handover_pb2 import Output, Process
 
-# Characters of a line that are kept; what follows up to the newline is cut.
+# The longest line; the rest up to the newline is cut.
 MAX_LINE = 64 * 1024
-# Lines of a process that are kept to say why it ended.
+# The number of last lines that are kept to explain why a process ended.
 LAST_LINES = 50
-# How the line begins that says why a core broke; its stack follows, and may be longer than that.
+# The start of the line that says why a core crashed; the stack after it may be longer than LAST_LINES.
 PANIC = "panic: "
-TERM_SECONDS = 5.0
-# Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
-# connections, after which sing-box lets new ones wait and Xray drops lines.
+# Seconds from TERM to KILL. A healthy core ends within 0.1 s; its counters have been read before.
+TERM_SECONDS = 2.0
+# The size of the pipe of each output, if the kernel allows it. Its default holds the lines of 200 connections; when it
+# is full sing-box delays new connections and Xray drops lines.
 PIPE = 1024 * 1024
-# Bytes that are read at once, and seconds that what comes behind less than that is left to gather.
+# Bytes of one read; after a shorter read, the seconds for which output gathers before the next one.
 READ = 8192
 GATHER = 0.005
 _USUAL_PIPE = 64 * 1024
-# What Go says, or Python, when the kernel gives them no more memory.
+# The message of Go or Python when the kernel refuses more memory.
 _STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|MemoryError")
 
 
 class LineSplitter:
-    """Bytes in, whole lines out. Cuts lines over MAX_LINE instead of growing."""
+    """Splits bytes into whole lines. Cuts lines at MAX_LINE."""
 
     def __init__(self, tail: bytes = b"", cutting: bool = False) -> None:
         self._tail = tail
@@ -46,7 +47,7 @@ class LineSplitter:
 
     @property
     def rest(self) -> tuple[bytes, bool]:
-        """What there is of a line that has not ended, and whether what comes of it is cut."""
+        """The beginning of an unfinished line, and whether the rest of it is cut."""
         return self._tail, self._cutting
 
     def feed(self, data: bytes) -> list[str]:
@@ -60,7 +61,7 @@ class LineSplitter:
         return [line[:MAX_LINE].decode("utf-8", "replace").rstrip("\r") for line in lines]
 
     def flush(self) -> list[str]:
-        """The last line, if it had no newline."""
+        """Return the last line, if it had no newline."""
         tail, self._tail, self._cutting = self._tail, b"", False
         return [tail.decode("utf-8", "replace")] if tail else []
 
@@ -73,9 +74,9 @@ class LineSplitter:
 
 
 class CoreProcess(ProcessProtocol):
-    """A running child. `on_lines` gets its output, stdout and stderr alike, a batch at a time.
+    """A child process. `on_lines` gets its lines of stdout and stderr in batches.
 
-    `sift` sees all of it first, and returns what may be kept and handed on.
+    `sift` filters the lines before they are kept and passed on.
     """
 
     log = Logger()
@@ -94,13 +95,13 @@ class CoreProcess(ProcessProtocol):
         self._panic: tuple[str, ...] = ()
         self._waiting: list[Deferred[Exit]] = []
         self._kill: IDelayedCall | None = None
-        # Outputs that are not read for a moment.
+        # Whether to pause after short reads, and the outputs that are paused now.
         self._gathers = True
         self._gathering: dict[int, IDelayedCall] = {}
         self.exit: Exit | None = None
-        # Whether it said that it ended for want of memory; a long trace of it follows.
+        # Whether a line said that it ran out of memory; a long trace follows that line.
         self.starved = False
-        # How much it may have, for an operator who wonders.
+        # How much memory it may have, in words, for the log.
         self.allowance = ""
 
     @property
@@ -110,7 +111,7 @@ class CoreProcess(ProcessProtocol):
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last ones that it has said, and before them why it broke."""
+        """The last lines of output, after the panic line if there was one."""
         lines = tuple(self._last)
         return lines if set(self._panic) <= set(lines) else self._panic + lines
 
@@ -121,8 +122,8 @@ class CoreProcess(ProcessProtocol):
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
         self._take(self._splitters[childFD].feed(data))
         if len(data) < READ and self._gathers:
-            # There is no more at the moment. A core writes each line by itself, and a turn of the reactor for each
-            # costs more than all that is done with it.
+            # No more output is ready. A core writes each line separately, and one turn of the reactor per line costs
+            # more than processing it.
             cast("Any", self.transport).pipes[childFD].pauseProducing()
             self._gathering[childFD] = self._reactor.callLater(GATHER, self._read_on, childFD)
 
@@ -130,13 +131,13 @@ class CoreProcess(ProcessProtocol):
         self._read_on(childFD)
 
     def processExited(self, reason: Failure) -> None:
-        """What it has said last is read at once."""
+        """Read the last output at once."""
         self._gathers = False
         for pipe in tuple(self._gathering):
             self._read_on(pipe)
 
     def processEnded(self, reason: Failure) -> None:
-        """The process is gone and its pipes are drained."""
+        """The process has ended and its pipes are read to the end."""
         for splitter in self._splitters.values():
             self._take(splitter.flush())
         if self.starved and self.allowance:
@@ -151,7 +152,7 @@ class CoreProcess(ProcessProtocol):
             waiter.callback(self.exit)
 
     def when_exited(self) -> Deferred[Exit]:
-        """Fires at the end of the process; a Deferred of its own for each caller."""
+        """Return a new Deferred that fires at the end of the process."""
         waiter: Deferred[Exit] = Deferred(lambda gone: self._waiting.remove(gone))
         if self.exit is not None:
             waiter.callback(self.exit)
@@ -160,21 +161,26 @@ class CoreProcess(ProcessProtocol):
         return waiter
 
     async def stop(self) -> Exit:
-        """TERM, five seconds, KILL."""
+        """Send TERM, and KILL after `TERM_SECONDS`. Returns when the process has ended."""
         self.signal(signal.SIGTERM)
         if self._kill is None and self.exit is None:
-            # Stays when who waits here gives up.
+            # Not cancelled with this call.
             self._kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
         return await self.when_exited()
 
+    async def end(self) -> Exit:
+        """Kill a core that never answered and so has no users. Returns when the process has ended."""
+        self.signal(signal.SIGKILL)
+        return await self.when_exited()
+
     def abandon(self) -> None:
-        """Kill it, and hear no more of it, nor of what it started and left its outputs to."""
+        """Kill the process and stop reading its outputs, which its own children may still hold open."""
         self.signal(signal.SIGKILL)
         if self.transport is not None:
             self.transport.loseConnection()
 
     def leave(self) -> Process:
-        """Read no more of it, and say what the next program of the node needs to go on with it."""
+        """Stop reading the outputs, and return what the next node process needs to take over."""
         assert self.transport is not None and self.pid is not None
         self._gathers = False
         for pipe in tuple(self._gathering):
@@ -195,25 +201,25 @@ class CoreProcess(ProcessProtocol):
         )
 
     def stay(self) -> None:
-        """Read on: it was not left after all, or it is this program's now."""
+        """Read the outputs again: the hand-over failed, or this process has taken over."""
         self._gathers = True
         for pipe in cast("Any", self.transport).pipes.values():
             pipe.resumeProducing()
 
     def go_on(self, left: Process) -> None:
-        """Be the one that an earlier program of the node has left; before it is connected."""
+        """Restore what the previous node process left; to be called before a transport is attached."""
         self._splitters |= {output.number: LineSplitter(output.tail, output.cutting) for output in left.outputs}
         self._last.extend(left.lines)
         self._panic = tuple(left.panic)
         self.starved, self.allowance = left.starved, left.allowance
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; a process that is gone already is fine."""
+        """Send a signal; ignored if the process has ended."""
         if self.exit is None and self.transport is not None:
             try:
                 self.transport.signalProcess(number.name.removeprefix("SIG"))
             except ProcessExitedAlready:
-                self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
+                self.log.debug("core process {pid} exited before {signal} was sent", pid=self.pid, signal=number.name)
 
     def _read_on(self, pipe: int) -> None:
         call = self._gathering.pop(pipe, None)
@@ -232,7 +238,7 @@ class CoreProcess(ProcessProtocol):
 
 
 def widen(pipe: int) -> None:
-    """Have a pipe hold more; half of it where that is refused, and so on (pipe(7): limits of a pipe and of a user)."""
+    """Enlarge a pipe, halving the size while the kernel refuses it (pipe(7): limits of a pipe and of a user)."""
     size = PIPE
     while size > _USUAL_PIPE:
         try:

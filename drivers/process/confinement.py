@@ -1,4 +1,4 @@
-"""What a core may touch of the machine: the rules that its leash is given, and what there is to say without them."""
+"""The Landlock rules for a core: which files, sockets and ports it may use, and warnings where none hold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from drivers.process.elf import Script, interpreter
 from drivers.process.paths import CERTIFICATES, Paths, mode
 
 NO_LANDLOCK = (
-    "there is no Landlock here (Linux 5.13 or later has it): a core can read and write all that the node can, its key "
-    "among it, and only the files that the node sees a configuration name are kept from it"
+    "this kernel has no Landlock (Linux 5.13 and later do): a core can read and write all that the node can, its key "
+    "included; the node only refuses configurations in which it sees a file that is not allowed"
 )
-SCRIPT = "{} is a script: it, and the core that it runs, can read and write all that the node can"
+SCRIPT = "{} is a script: it and the core that it runs can read and write all that the node can"
 
-# What the Go runtime and its libraries read: names of hosts, certificates, time zones, types of files, the machine.
+# What the Go run-time and libraries read: host names, certificates, time zones, MIME types, properties of the machine.
 _SYSTEM = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services"),
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager/resolv.conf", "/etc/protocols"),
@@ -29,20 +29,20 @@ _SYSTEM = (
     *("/dev/urandom", "/dev/random"),
     *CERTIFICATES,
 )
-# Where files are that take another's name, as DHCP clients do it with the resolver's.
+# The directory where files are replaced by renaming another one, as DHCP clients do with resolv.conf.
 _ETC = Path("/etc")
-# Those that are read again while a core runs. Of a plain file the kernel knows the one that was there alone.
+# Files that a core reads again while it runs. A rule for a plain file holds only for the inode that was there.
 _READ_AGAIN = ("/etc/resolv.conf", "/etc/hosts")
 _DEVICES = ("/dev/null", "/dev/net/tun")
-# What an executable that is linked when it starts reads.
+# What a dynamically linked executable reads.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
 @dataclass(frozen=True)
 class Touched:
-    """What a configuration names: `files` to be read, `sockets` to listen at, ports of TCP to listen on.
+    """What a configuration names: `files` to read, unix `sockets` and TCP `ports` to listen on.
 
-    `abstract`: it names sockets that are in no directory. Only what is allowed becomes a rule.
+    `abstract`: whether it names abstract sockets. Only what the operator allows becomes a rule.
     """
 
     files: Collection[str] = ()
@@ -51,13 +51,13 @@ class Touched:
     abstract: bool = False
 
     def listening(self, ports: Iterable[int]) -> Touched:
-        """The same, and these ports."""
+        """Return a copy with these ports added."""
         return replace(self, ports=(*self.ports, *(range(port, port + 1) for port in ports)))
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the cores of a node may touch. `assets` are lists that they read, `state` is where they write."""
+    """What the cores of a node may use. `assets`: directories of geo files to read; `state`: where they write."""
 
     paths: Paths = field(default_factory=Paths)
     state: Path | None = None
@@ -65,25 +65,25 @@ class Confinement:
 
     @property
     def reads_etc(self) -> bool:
-        """Whether all of it can be read: not by root, whose secrets are there, nor where there is one of the node's."""
+        """Whether cores may read all of /etc: not as root, who can read secrets there, nor if the node has one."""
         return os.geteuid() != 0 and not any(one.is_relative_to(_ETC) for one in self.paths.withheld)
 
     def pinned(self) -> list[Path]:
-        """Files of which another one that takes the name is withheld from a core that runs.
+        """Return files whose replacement a running core cannot read.
 
-        Links lead to directories that it reads.
+        Links are fine: they point into directories that it may read.
         """
         again = () if self.reads_etc else _READ_AGAIN
         return [Path(path) for path in again if os.path.realpath(path) == path]
 
     def covers(self, path: Path) -> bool:
-        """Whether the directory is readable that a file of lists is in, where a link to it leads."""
+        """Whether cores may read the directory of a geo file, after links."""
         directory = Path(os.path.realpath(path)).parent
         places = [*self.assets, *([self.state] if self.state else [])]
         return any(directory.is_relative_to(os.path.realpath(place)) for place in places)
 
     def rules(self, executable: Path, touched: Touched) -> tuple[str, ...]:
-        """The rules for a run of this executable with such a configuration; none where they cannot be enforced."""
+        """Return the rules for this executable with such a configuration; none where the kernel cannot enforce them."""
         if unconfined(executable) is not None:
             return ()
         return tuple(dict.fromkeys(self._rules(executable, touched)))
@@ -100,7 +100,7 @@ class Confinement:
             yield f"write={self.state}"
         yield from _each("read", (place for file in touched.files for place in named_places(self.paths, file)))
         yield from _each("write", (Path(socket).parent for socket in touched.sockets if self._may_have(socket)))
-        # Port 0 is whichever is free, which the own end of a connection may ask for.
+        # Port 0 asks for a free port, as the local end of an outgoing connection may.
         yield from ("bind=0-0", *(f"bind={ports.start}-{ports.stop - 1}" for ports in touched.ports))
         if touched.abstract:
             yield "abstract"
@@ -110,9 +110,10 @@ class Confinement:
 
 
 def named_places(paths: Paths, file: str) -> Iterator[Path]:
-    """What is to be read for a file that a configuration names: its directory, where a renewed one will be, …
+    """Yield what must be readable for a file that a configuration names.
 
-    … and that of the file that it is a link to; the file alone if no more is allowed.
+    That is its directory, so that a renewed file can be read, and that of the file that it links to; only the file
+    where the directory is not allowed.
     """
     if not paths.allows(file):
         return
@@ -125,7 +126,7 @@ def named_places(paths: Paths, file: str) -> Iterator[Path]:
 
 
 def unconfined(executable: Path) -> str | None:
-    """Why no rules hold for this executable, for an operator; None if they do."""
+    """Return why no rules hold for this executable, for an operator; None if they do."""
     if not supported():
         return NO_LANDLOCK
     try:
@@ -137,7 +138,7 @@ def unconfined(executable: Path) -> str | None:
 
 @functools.cache
 def supported() -> bool:
-    """Whether this kernel enforces rules."""
+    """Whether this kernel has Landlock."""
     return leash.version() > 0
 
 

@@ -1,4 +1,4 @@
-"""What a kernel runs when it is given an executable file (elf(5))."""
+"""Read the program interpreter (dynamic linker) of an executable file (elf(5))."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _INTERPRETER = 3
 
 
 class Script(Exception):
-    """The file is none that the kernel runs by itself."""
+    """The file is not an ELF executable, so another program interprets it."""
 
 
 def interpreter(executable: Path) -> str | None:
-    """The program that links it when it starts; None for one that needs none. Raises `Script`."""
+    """Return the path of the dynamic linker; None if the executable needs none. Raises `Script`."""
     try:
         with executable.open("rb") as file:
             head = file.read(4096)
@@ -33,7 +33,7 @@ def _interpreter(head: bytes) -> str | None:
     table = struct.unpack_from(order + ("Q" if wide else "I"), head, 32 if wide else 28)[0]
     size, count = struct.unpack_from(order + "HH", head, 54 if wide else 42)
     for number in range(count):
-        # What a part of the file is for, where it begins, and its size there.
+        # A segment: its type, offset in the file, and size.
         kind, place, length = struct.unpack_from(order + ("I4xQ16xQ" if wide else "II8xI"), head, table + number * size)
         if kind == _INTERPRETER:
             return head[place : place + length].rstrip(b"\0").decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""A core's executable on this machine: where it is, which version, and how it is run."""
+"""Find a core's executable on this machine, ask for its version, and run it."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from node.contract.driver import Host
 from node.errors import CoreFailed
 from protos.handover_pb2 import Answer, Common, File, Installed
 
-# Clean: nothing of the node's own reaches a core, its key least of all.
+# The whole environment of a core: nothing of the node's own environment is in it, least of all its key.
 ENVIRONMENT = {
     "PATH": os.defpath,
     "TZ": "UTC",
-    # Else listeners are MPTCP, and cannot be handed over to a next generation.
+    # Otherwise listeners use Multipath TCP, and cannot be shared with the next core.
     "GODEBUG": "multipathtcp=0",
 }
 
-# Asks an executable something.
+# Runs an executable on a question, such as a configuration to convert.
 Look = Callable[[], Awaitable[Done]]
-# What operators are told of each file that is another one by now.
-CHANGED = "{} changed on disk; it is used when the core starts next"
-# … and of each that the core looks for again, and cannot read.
-REPLACED = "{} was replaced, and the core cannot read the new one before it starts next: it may find no host's name"
+# The warning for each file that has changed since the core started, …
+CHANGED = "{} changed on disk; the core uses it from its next start on"
+# … and for each that the core reads again by name, and cannot since it was replaced.
+REPLACED = "{} was replaced; the core cannot read the new one until it restarts, and may fail to resolve host names"
 
 
 @dataclass(frozen=True)
 class Executable:
-    """One executable file as it is now: `number` is its version to be compared, `lines` all that it says of itself."""
+    """One executable file as it is now. `number`: its version, for comparison. `lines`: the output of `version`."""
 
     path: Path
     spawner: Spawner
@@ -54,36 +54,36 @@ class Executable:
     confinement: Confinement = field(default_factory=Confinement)
 
     def touching(self, touched: Touched) -> Executable:
-        """The same one, which can touch what a configuration names and no more."""
+        """Return a copy that is confined to what a configuration names."""
         rules = self.confinement.rules(self.path, touched)
         return replace(self, spawner=replace(self.spawner, rules=rules))
 
     @cached_property
     def unconfined(self) -> str | None:
-        """Why it can touch all that the node can, for an operator; None if it cannot. Looked up once: see `changed`."""
+        """Why the core is not confined, for an operator; None if it is. Looked up once: see `changed`."""
         return unconfined(self.path)
 
     async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
-        """Have it do something that ends by itself: see `Spawner.run`."""
+        """Run a command of the executable to its end: see `Spawner.run`."""
         return await self.spawner.run([str(self.path), *arguments], stdin=stdin, output=output)
 
     def reading(self, paths: Iterable[Path] = ()) -> Files:
-        """What a core of it reads when it starts, these among it, and what it cannot read again."""
+        """Return the files that a core reads at its start, with `paths`, and those that it cannot read again."""
         return Files([self.path, *paths], self.confinement.pinned() if self.unconfined is None else ())
 
     def reads_another(self, path: Path) -> bool:
-        """Whether a core of it can read a file that takes this one's name while it runs."""
+        """Whether a running core can read a file that replaces this one."""
         return self.unconfined is not None or self.confinement.covers(path)
 
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
-        """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
+        """Start a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
         with ExitStack() as files:
             descriptors = {number: opened(content, files) for number, content in contents.items()}
             self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
 
 
 class Files:
-    """Files as they are now, to be looked at again. `pinned` may be written, but not be replaced."""
+    """Remembers files as they are now, to notice changes. `pinned` ones may change in place, but not be replaced."""
 
     def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
         self._marks = {path: _mark(path) for path in sorted(paths)}
@@ -91,29 +91,29 @@ class Files:
 
     @property
     def packed(self) -> list[File]:
-        """For the next program of the node."""
+        """The state for the next node process."""
         read = [File(path=str(path), mark=mark or ()) for path, mark in self._marks.items()]
         return read + [File(path=str(path), mark=node or (), pinned=True) for path, node in self._pinned.items()]
 
     @classmethod
     def unpacked(cls, files: Iterable[File]) -> Files:
-        """As an earlier program of the node saw them."""
+        """Restore the state of a previous node process."""
         found = cls(())
         for file in files:
             (found._pinned if file.pinned else found._marks)[Path(file.path)] = cast(Any, tuple(file.mark) or None)
         return found
 
     def changed(self) -> list[Path]:
-        """Those that were replaced, written or removed since."""
+        """Return the files that were replaced, written or removed since."""
         return [path for path, mark in self._marks.items() if _mark(path) != mark]
 
     def replaced(self) -> list[Path]:
-        """The pinned ones that are others by now."""
+        """Return the pinned files that were replaced."""
         return [path for path, node in self._pinned.items() if _node(path) not in (node, None)]
 
     @property
     def warnings(self) -> list[str]:
-        """All of that for an operator."""
+        """A warning for each changed or replaced file."""
         return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced())]
 
 
@@ -137,20 +137,21 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 class Installation:
     """Finds a core's executable once, and asks for its version again when the file changes.
 
-    One that was chosen goes before all that is found; what was made for another one runs that one on.
+    An executable that an update has chosen takes precedence. A plan keeps the executable that was chosen when the plan
+    was made.
     """
 
     host: Host
     core: Core
     environment: Callable[[Path], Mapping[str, str]] = lambda _: ENVIRONMENT
     oldest: tuple[int, ...] = ()
-    # What it reads beside its configuration.
+    # The directories of geo files that the core reads.
     assets: Callable[[Path], Collection[Path]] = lambda _: ()
-    # By what was chosen; None for what is found.
+    # By the chosen path; None where none was chosen.
     _known: dict[Path | None, Executable] = field(default_factory=dict)
-    # Of those that an earlier program of the node has found: there may be others by now.
+    # Entries from a previous node process, which are to be looked up again.
     _stale: set[Path | None] = field(default_factory=set)
-    # What it answered to an earlier program, and what it answers to this one for the next, if that is kept.
+    # Answers that a previous node process left, and, if kept, those for the next one.
     _answers: Mapping[bytes, bytes] = field(default_factory=dict)
     _kept: dict[bytes, bytes] | None = None
 
@@ -160,22 +161,22 @@ class Installation:
 
     @property
     def paths(self) -> Paths:
-        """What configurations may name."""
+        """The files that configurations may name."""
         return Paths.of(self.host)
 
     @property
     def unconfined(self) -> str | None:
-        """Why the core can touch all that the node can, once it is known."""
+        """Why the core is not confined, once that is known; None if it is."""
         known = self._known.get(self.chosen)
         return known.unconfined if known else None
 
     @property
     def chosen(self) -> Path | None:
-        """The executable to run now, if one was chosen."""
+        """The executable that an update has chosen, if any."""
         return self.host.choices.executables.get(self.core.name)
 
     async def version(self) -> str:
-        """Of the executable to run now. Raises as `current`."""
+        """Return the version of the executable to run now. Raises as `current`."""
         chosen = self.chosen
         known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
@@ -183,9 +184,9 @@ class Installation:
         return known.version
 
     async def current(self, chosen: Path | None) -> Executable:
-        """The executable to run for what is made, or was, while this one was chosen.
+        """Return the executable to run for plans that were made while `chosen` was chosen.
 
-        Raises `CoreFailed` with what to do if there is none.
+        Raises `CoreFailed`, with what to do, if there is none.
         """
         known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file():
@@ -203,7 +204,7 @@ class Installation:
         return known
 
     async def answered(self, executable: Executable, asked: str, text: bytes, look: Look) -> bytes:
-        """What the executable makes of this text; an earlier program may have asked. Raises what `look` raises."""
+        """Return the output of `look` for this text, or the cached one of a previous node process. Raises as `look`."""
         question = hashlib.sha256(f"{executable.path} {executable.changed} {asked}\n".encode() + text).digest()
         output = self._answers.get(question)
         output = (await look()).output if output is None else output
@@ -212,12 +213,12 @@ class Installation:
         return output
 
     def keep(self, kept: bool) -> None:
-        """Keep what is answered from here on for the next program of the node, or no more."""
+        """Begin or end to keep answers for the next node process."""
         self._kept = {} if kept else None
 
     @property
     def packed(self) -> Common:
-        """What the next program would ask."""
+        """What the next node process would otherwise have to ask."""
         answers = [Answer(asked=asked, output=output) for asked, output in (self._kept or {}).items()]
         return Common(answers=answers, installed=(self._left(*each) for each in self._known.items()))
 
@@ -234,7 +235,7 @@ class Installation:
         )
 
     def go_on(self, left: Common) -> None:
-        """Believe what an earlier program knew, until it is told to `look_again`."""
+        """Use what a previous node process knew, until `look_again` is called."""
         self._answers = {answer.asked: answer.output for answer in left.answers}
         for each in left.installed:
             number = tuple(each.number)
@@ -244,7 +245,7 @@ class Installation:
                 self._known[Path(each.chosen) if each.chosen else None] = found
 
     def look_again(self) -> None:
-        """There may be others by now, and they may have other answers."""
+        """Forget what a previous node process knew: executables may have changed since."""
         self._stale = set(self._known)
         self._answers = {}
 
@@ -253,7 +254,7 @@ class Installation:
         return self.host.settings.get(self._variable, "")
 
     async def _found(self, chosen: Path | None) -> Executable:
-        """Chosen, configured, on PATH or installed; it is looked for off the reactor's back."""
+        """Find the executable in the reactor's thread pool: chosen, configured, on PATH or installed."""
         reactor, configured = self.host.reactor, self.host.settings.get(self._variable) or None
         try:
             if chosen is not None and chosen.is_file():
@@ -263,20 +264,20 @@ class Installation:
         except InstallError as error:
             raise CoreFailed(str(error)) from error
         if path is None:
-            how = f"run `python -m drivers.install {self.core.name}`"
+            how = f"install it with `nodectl core install {self.core.name}`"
             raise CoreFailed(f"there is no {self.core.title} on this machine: {how}")
         return Executable(path, await by_setpriv(Spawner(reactor, self.host.directory, ENVIRONMENT)))
 
     async def _asked(self, bare: Executable) -> Executable:
-        """With its version."""
+        """Return the executable with its version. Raises `CoreFailed` if it is none or too old."""
         lines = (await bare.run("version")).lines
-        # The leash before it, or the core itself, may have complained about something.
+        # The leash or the core may have printed warnings before it.
         match = next(filter(None, map(self.core.banner.match, lines)), None)
         if match is None:
-            what = f"does not say which {self.core.title} it is"
-            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one that works")
+            what = f"does not print a version of {self.core.title}"
+            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to an executable that does")
         version, number = "".join(match.groups()), tuple(map(int, match[1].split(".")))
         if number < self.oldest:
-            what = f"is {self.core.title} {version}, and the node needs {'.'.join(map(str, self.oldest))} or newer"
-            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one")
+            what = f"is {self.core.title} {version}, but the node needs {'.'.join(map(str, self.oldest))} or newer"
+            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to a newer one")
         return replace(bare, version=version, number=number, lines=lines)

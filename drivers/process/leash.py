@@ -1,17 +1,17 @@
-"""A core that cannot outlive the node, and touches only what it must: the kernel is told so, then the core executed.
+"""Run a core that the kernel kills together with the node (PR_SET_PDEATHSIG) and confines by Landlock.
 
-posix_spawn, the only way to spawn while gRPC's threads run, has no hook for this, so another program stands before the
-core: this file as a script, `python -I -S leash.py PARENT_PID RULE... -- EXECUTABLE ARGUMENTS...`, or setpriv(1) where
-there is one that can and there are no rules, which it does not know. PR_SET_PDEATHSIG is kept over execve (prctl(2))
-unless the file has capabilities, and is sent when the *thread* that spawned ends; what slips through is swept at the
-node's next start.
+posix_spawn, the only way to spawn while gRPC's threads run, has no hook for this. So another program sets it up and
+then executes the core: this file as a script, `python -I -S leash.py PARENT_PID RULE... -- EXECUTABLE ARGUMENTS...`, or
+setpriv(1) where it supports this and there are no rules, which it does not know. PR_SET_PDEATHSIG is kept over
+execve(2) (see prctl(2)) unless the file has capabilities, and is sent when the *thread* that spawned ends. Cores that
+escape it are killed by the sweep at the node's next start.
 
-With `-` for the parent the core may outlive the node: nothing ends it with that, and what it says waits in its pipes,
-which it holds open itself: else the first word that nobody reads would end it (SIGPIPE).
+With `-` for the parent the core may outlive the node. Its output then waits in its pipes, which it holds open for
+reading itself: otherwise its next line without a reader would end it (SIGPIPE).
 
-Rules are for Landlock (landlock(7)): `read=PATH`, `write=PATH`, `device=PATH` and `run=PATH` allow that of a file or of
-all below a directory, `bind=FIRST-LAST` ports of TCP, `abstract` sockets of others that are in no directory; all else
-that the kernel can withhold is withheld. A path that is not there is left out.
+Rules are for Landlock (landlock(7)): `read=PATH`, `write=PATH`, `device=PATH` and `run=PATH` allow that for a file or
+all below a directory, `bind=FIRST-LAST` TCP ports, `abstract` abstract sockets of other processes. All else that the
+kernel can restrict is forbidden. A path that does not exist is skipped.
 """
 
 import ctypes
@@ -49,9 +49,9 @@ SCOPE_ABSTRACT, SCOPE_SIGNAL = 1, 2
 def leashed(
     command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = (), lives_on: bool = False
 ) -> list[str]:
-    """The same command, ended by the kernel when the thread that spawns it ends, and kept to these rules if any.
+    """Wrap a command so that the kernel kills it when the spawning thread ends, and enforces these rules.
 
-    One that `lives_on` is not ended.
+    With `lives_on` it is not killed.
     """
     if setpriv is not None and not rules and not lives_on:
         return [setpriv, "--pdeathsig", "KILL", "--", *command]
@@ -59,18 +59,18 @@ def leashed(
 
 
 def version() -> int:
-    """Which Landlock this kernel has; 0 without one."""
+    """Return the ABI version of this kernel's Landlock; 0 without it."""
     found = ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, ASK_VERSION)
     return max(int(found), 0)
 
 
 def handled(known: int) -> int:
-    """The rights to files that this version of Landlock withholds."""
+    """Return the file access rights that this version of Landlock can restrict."""
     return FIRST_RIGHTS | (known >= 2) * REFER | (known >= 3) * TRUNCATE | (known >= 5) * IOCTL_DEV
 
 
 def attributes(known: int, rules: list[str]) -> bytes:
-    """What a set of rules is about, in the form that this version takes."""
+    """Build a `struct landlock_ruleset_attr` as long as this version takes."""
     scoped = SCOPE_SIGNAL | (0 if "abstract" in rules else SCOPE_ABSTRACT)
     words = [handled(known), *([BIND_TCP] if known >= 4 else []), *([scoped] if known >= 6 else [])]
     return b"".join(_word(value) for value in words)
@@ -81,7 +81,7 @@ def _word(value: int) -> bytes:
 
 
 def restrict(rules: list[str]) -> None:
-    """Keep this process, and what it becomes, to these rules. Raises `OSError`."""
+    """Restrict this process, and what it executes, to these rules. Raises `OSError`."""
     libc, known = ctypes.CDLL(None, use_errno=True), version()
     if not known:
         return
@@ -135,7 +135,7 @@ def main(arguments: list[str]) -> None:
 
 
 def hold_outputs() -> None:
-    """Have both outputs be open for reading, too: their pipes never have nobody who could."""
+    """Open both output pipes for reading as well, so that they always have a reader."""
     for number in (1, 2):
         both = os.open(f"/proc/self/fd/{number}", os.O_RDWR)
         os.dup2(both, number)
@@ -143,10 +143,10 @@ def hold_outputs() -> None:
 
 
 def follow(parent: int) -> None:
-    """End with this process, which is the parent."""
+    """Have the kernel kill this process when its parent ends."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL) != 0:
         sys.stderr.write(f"cannot ask for a parent-death signal: {os.strerror(ctypes.get_errno())}\n")
-    # The parent may have died before the kernel was asked.
+    # The parent may have died before the call.
     if os.getppid() != parent:
         raise SystemExit("the node is gone already")
 

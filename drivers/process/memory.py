@@ -1,4 +1,4 @@
-"""How much memory a core may have of its own: what an operator says of it, and what its runtime is told."""
+"""Parse CORE_MEMORY, the limit of a core's own memory, and derive the soft limit of Go's run-time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 
 _AMOUNT = re.compile(r"([0-9]{1,12})([KMG%]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
-# Less than this no core starts with.
+# The least allowed value: no core starts with less.
 LEAST = 128 * 1024**2
-# Of what it may have, the part from which Go frees memory before it takes more: it needs room to do so.
+# GOMEMLIMIT as a part of the limit: from there on Go frees memory before it takes more, and needs room for that.
 _SOFT = 0.85
 
 
 def amount(text: str, machine: int) -> int | None:
-    """Bytes, of a number with K, M or G or per cent of what the machine has; None if it is neither."""
+    """Parse a number with K, M or G, or a percentage of the machine's memory, to bytes; None if it is neither."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         return None
@@ -23,7 +23,7 @@ def amount(text: str, machine: int) -> int | None:
 
 
 def fault(text: str) -> str:
-    """Why a setting cannot be used; empty if it can."""
+    """Return why a value of the setting is invalid; empty if it is valid."""
     found = amount(text, _machine())
     if found is None:
         return f"{text!r} is no number of bytes (with K, M or G) and no per cent of the machine's memory"
@@ -31,15 +31,15 @@ def fault(text: str) -> str:
 
 
 def allowed(text: str) -> int | None:
-    """Bytes that a core may have by this setting; None where nothing is set."""
+    """Return the limit in bytes; None if nothing is set."""
     return amount(text, _machine()) if text else None
 
 
 def soft_limit(most: int | None) -> dict[str, str]:
-    """What Go's runtime is told of it."""
+    """Return the environment variable for Go's run-time."""
     return {} if most is None else {"GOMEMLIMIT": str(int(most * _SOFT))}
 
 
 def _machine() -> int:
-    """Bytes of memory that there are."""
+    """Return the machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

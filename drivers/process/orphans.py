@@ -1,4 +1,4 @@
-"""Cores that an earlier node left behind, of whatever kind: how they are marked, found and ended."""
+"""Mark, find and kill cores of any kind that an earlier node left behind."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import psutil
 
 from drivers.process.child import TERM_SECONDS
 
-# In the environment of every process that we spawn, with `mark` of the owner's directory: how the sweep finds them.
+# Every process that we spawn has this environment variable with the `mark` of the owner's directory.
 MARK = "TXNODE_OWNER"
 
 
 def mark(owner: Path) -> str:
-    """A directory, whatever its path: in containers of one host each node may have the same. Raises `OSError`."""
+    """Return a mark of a directory by device and inode: nodes in containers may have equal paths. Raises `OSError`."""
     found = owner.stat()
     return f"{found.st_dev}:{found.st_ino}"
 
 
 def sweep(owner: Path, spared: Collection[int] = ()) -> list[int]:
-    """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers.
+    """Kill the processes that an earlier node with this directory left behind, and wait for their end.
 
-    Sockets that its cores had there are removed, unless some are `spared`, whose sockets they may be.
+    Returns the process numbers. The sockets of cores in the directory are removed, unless processes are `spared`, which
+    may use them.
     """
     ours = mark(owner)
     orphans = [process for process in _marked() if _mark(process) == ours and process.pid not in spared]
@@ -41,7 +42,7 @@ def sweep(owner: Path, spared: Collection[int] = ()) -> list[int]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """A zombie holds no port: whoever its parent is may reap it later."""
+    """Whether a process still runs. A zombie does not: it holds no port, and its parent may reap it later."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -49,7 +50,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _marked() -> Iterator[psutil.Process]:
-    """Those with any mark. Of the others no more is asked: there may be thousands."""
+    """Yield the processes with any mark. Only the environment is read of others: there may be thousands."""
     for pid in psutil.pids():
         with suppress(OSError, psutil.Error):  # gone, or another user's: not ours
             if MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes():

@@ -1,4 +1,4 @@
-"""The part of `node.contract.connections.Paces` that is the same for all cores: their clients' sockets are."""
+"""Pace clients' sockets: the part of `node.contract.connections.Paces` that is the same for all cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.sockets.connections import Ports, at
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.pacing import Setting, narrow, pace, set_all
-from drivers.sockets.rights import Unreachable
+from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import listeners
 from node.contract.connections import Handle
 from node.logs import Logger
@@ -19,15 +19,14 @@ from node.reactor import PooledReactor
 
 T = TypeVar("T")
 
-UDP = "its users come by UDP, and one socket of the core's serves them all"
+UDP = "its users connect over UDP, where one socket of the core serves them all"
 
 
 class Paced:
-    """The sockets of one run of a core.
+    """The sockets of one core process.
 
-    `doors`: the ports by which users of each managed inbound come in, those without any by UDP alone; `shared`: those
-    of them where a connection may be of several users, or of others than the inbound's. `inodes` finds the sockets of
-    connections.
+    `ports`: the TCP ports of each managed inbound's users, none where they use only UDP. `shared`: the inbounds where a
+    connection may belong to several users, or to none of the inbound. `inodes` finds the sockets of connections.
     """
 
     log = Logger()
@@ -36,19 +35,19 @@ class Paced:
         self,
         reactor: PooledReactor,
         descriptors: Descriptors | None,
-        doors: Mapping[str, Ports],
+        ports: Mapping[str, Ports],
         shared: Collection[str],
         inodes: Callable[[Collection[Handle]], Awaitable[Mapping[int, Handle]]],
     ) -> None:
         self._reactor = reactor
         self._descriptors = descriptors
-        self._doors = {tag: ports for tag, ports in doors.items() if ports}
-        self._ports = [some for ports in self._doors.values() for some in ports]
-        self._apart = {tag: UDP for tag in doors if tag not in self._doors}
+        self._by_tag = {tag: some for tag, some in ports.items() if some}
+        self._ports = [some for ports in self._by_tag.values() for some in ports]
+        self._apart = {tag: UDP for tag in ports if tag not in self._by_tag}
         self._shared = frozenset(shared)
         self._inodes = inodes
         self._lock = DeferredLock()
-        # What connections to come are held to, by inbound, and the listeners that were told, by inode.
+        # The rates of future connections by inbound, and the rates that listeners have, by inode.
         self._new: dict[str, int] = {}
         self._told: dict[int, int | None] = {}
         self._fault = ""
@@ -56,7 +55,7 @@ class Paced:
     @property
     def unpaced(self) -> Mapping[str, str]:
         """See `node.contract.connections.Paces`."""
-        return {**self._apart, **dict.fromkeys(self._doors, self._fault)} if self._fault else self._apart
+        return {**self._apart, **dict.fromkeys(self._by_tag, self._fault)} if self._fault else self._apart
 
     async def pace(self, rates: Mapping[Handle, int | None]) -> set[Handle]:
         """See `node.contract.connections.Paces`."""
@@ -70,14 +69,14 @@ class Paced:
         """See `node.contract.connections.Paces`."""
         before = bool(self._new) or any(self._told.values())
         for tag, rate in rates.items():
-            if rate is None or tag not in self._doors or tag in self._shared:
+            if rate is None or tag not in self._by_tag or tag in self._shared:
                 self._new.pop(tag, None)
             else:
                 self._new[tag] = rate
         return not (before or self._new) or bool(await self._do(self._tell))
 
     async def listeners_changed(self) -> None:
-        """The core may have closed and opened some."""
+        """Apply the rates again: the core may have replaced listeners."""
         if self._new:
             await self._do(self._tell)
 
@@ -95,24 +94,27 @@ class Paced:
         return {handles[inode] for inode in done or ()}
 
     def _tell(self) -> bool:
-        """Have listeners carry what connections to come are held to."""
+        """Set the rates of future connections on the listeners, whose sockets inherit them."""
         if self._descriptors is None:
             return True
         rates = {inode: self._rate(port) for port, inodes in listeners(self._ports).items() for inode in inodes}
         set_all(
             self._descriptors, {inode: rate for inode, rate in rates.items() if rate != self._told.get(inode)}, pace
         )
-        # Those of other runs, too: they are looked for once.
+        # With the listeners of other cores: those are looked for only once.
         self._told = rates
         return True
 
     def _rate(self, port: int) -> int | None:
-        """Several inbounds' users may come by one port: of one that leads to others, too."""
-        rates = [self._new.get(tag) for tag, ports in self._doors.items() if at(port, ports)]
+        """Return the highest rate of all inbounds whose users come by this port; None if one has none.
+
+        An inbound that detours to others has the users of several.
+        """
+        rates = [self._new.get(tag) for tag, ports in self._by_tag.items() if at(port, ports)]
         return None if None in rates else max(filter(None, rates), default=None)
 
     async def _do(self, work: Callable[[], T]) -> T | None:
-        """One thing at a time; None if the core's sockets cannot be had."""
+        """Do `work` in the thread pool, one at a time; None if the core's sockets cannot be reached."""
         async with self._lock:
             try:
                 done = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
@@ -124,12 +126,12 @@ class Paced:
 
     def _complain(self, fault: str) -> None:
         if not self._fault:
-            self.log.warn("users are not held to their speeds: {fault}", fault=fault)
+            self.log.warn("the speed limits of users are not applied: {fault}", fault=fault)
         self._fault = fault
 
 
 class PacedRun:
-    """Satisfies that part of `node.contract.connections.Paces` for a run of a core."""
+    """The calls of `node.contract.connections.Paces` for a generation."""
 
     _paced: Paced
 

@@ -1,4 +1,4 @@
-"""Which files of the machine a configuration may name: those below directories that the operator allows."""
+"""Decide which files of the machine a configuration may name: those below directories in CORE_PATHS."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from drivers.process.settings import CORE_PATHS
 from node.contract.driver import Host
 from node.errors import InvalidConfig
 
-# Where systems have the certificates of authorities, which are no secret.
+# The directories of certificate authorities on various systems; they are not secret.
 CERTIFICATES = (
     *("/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/certs", "/etc/pki/tls/cacert.pem"),
     *("/etc/pki/ca-trust", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/usr/share/pki"),
     *("/etc/ca-certificates", "/var/lib/ca-certificates", "/usr/share/ssl/certs"),
 )
 
-# Characters of a path, which the kernel bounds, and directories in it: each is looked at.
+# The most characters of a path, which the kernel limits, and directories in it, each of which costs a system call.
 _LONGEST, _DEEPEST = 4095, 40
 
 
 def directories(text: str) -> tuple[Path, ...]:
-    """The directories that a setting lists, as it lists them."""
+    """Parse the directories of a setting."""
     return tuple(Path(word) for word in text.split(os.pathsep) if word)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What cores may read for a configuration: resolved directories (or files), and what is withheld from it in them.
+    """The resolved directories (or files) that cores may read for a configuration, and those that are `withheld` there.
 
-    `own` is the directory in which cores have their sockets, `listed` are the allowed ones as the operator wrote them,
-    `authorities` those of the system's certificates, where nothing is written.
+    `own` is the directory of the cores' sockets, `listed` are the allowed directories as the operator wrote them,
+    `authorities` those of the system's certificates, where cores may not write.
     """
 
     allowed: tuple[Path, ...] = ()
@@ -50,35 +50,35 @@ class Paths:
         return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)), authorities)
 
     def may_allow(self, text: str) -> bool:
-        """Whether this looks like a path that is allowed. Costs little, for the many texts that are no paths at all."""
+        """Whether this may be an allowed path. Cheap, for the many strings that are not paths at all."""
         return text.startswith((*self.listed, *map(str, self.allowed)))
 
     def allows(self, path: str | Path) -> bool:
-        """Whether a configuration may name this file or directory: where links and `..` lead is what counts."""
+        """Whether a configuration may name this file or directory; links and `..` are resolved first."""
         found = resolved(path)
         if found is None or any(found.is_relative_to(one) or one.is_relative_to(found) for one in self.withheld):
             return False
         return _is_in(found, self.allowed)
 
     def allows_socket(self, path: str | Path) -> bool:
-        """Whether a core may have a socket there, or connect to it."""
+        """Whether a core may create this socket, or connect to it."""
         found = resolved(path)
         if found is None or _is_in(found, self.authorities):
             return False
         return self.allows(path) or found.parent == self.own
 
     def require(self, path: str | Path, place: str) -> None:
-        """Raises `InvalidConfig` for a file that `place` of a configuration must not name."""
+        """Raises `InvalidConfig` for a file that a configuration must not name; `place` is where it does."""
         if not self.allows(path):
-            raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
-        # One that the node cannot look at is the core's to judge.
+            raise InvalidConfig(f"{place}: {str(path)!r} is not in a directory that {CORE_PATHS.name} allows")
+        # A file that the node cannot stat is left to the core.
         found = mode(path)
         if found and not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
-            raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
+            raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, not a file")
 
 
 def resolved(path: str | Path) -> Path | None:
-    """Where an absolute path leads; None for one that is relative, or that no file can have."""
+    """Resolve an absolute path; None for one that is relative or impossible."""
     if len(os.fspath(path)) > _LONGEST or Path(path).as_posix().count("/") > _DEEPEST:
         return None
     try:
@@ -88,7 +88,7 @@ def resolved(path: str | Path) -> Path | None:
 
 
 def mode(path: str | Path) -> int:
-    """What is there, as stat(2) has it; 0 for nothing, or nothing that the node can look at."""
+    """Return the st_mode of a path (stat(2)); 0 if it does not exist or the node cannot stat it."""
     try:
         return Path(path).stat().st_mode
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What the drivers of all cores have in common, and their plans."""
+"""The parts of drivers and plans that are the same for all cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivers import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
 from drivers.process.shared import SharedRun
-from drivers.sockets import left
+from drivers.sockets import packing
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
 from node.contract.driver import Generation, Host, NotShared, Plan, Together
@@ -20,19 +20,21 @@ from protos.service_pb2 import User
 
 
 class Made(Protocol):
-    """A configuration that was taken over."""
+    """A parsed configuration."""
 
     @property
     def tags(self) -> Sequence[str]: ...
 
     @property
     def inbounds(self) -> Mapping[str, object]:
-        """What accounts depend on, by the tags of the managed inbounds."""
+        """The managed inbounds by tag, with what accounts depend on."""
 
     @property
     def warnings(self) -> Sequence[str]: ...
 
     def account(self, tag: str, user: User) -> Account | None: ...
+
+    def same_credential(self, one: bytes, other: bytes) -> bool: ...
 
 
 M = TypeVar("M", bound=Made)
@@ -55,7 +57,7 @@ class Core:
     async def leave(self) -> Together:
         common = self._installation.packed
         common.sharing.CopyFrom(await self._sharing.leave())
-        return Together(common.SerializeToString(), left.descriptors(common.sharing))
+        return Together(common.SerializeToString(), packing.descriptors(common.sharing))
 
     def rehearse(self, begin: bool) -> None:
         self._installation.keep(begin)
@@ -66,7 +68,7 @@ class Core:
         try:
             self._sharing.go_on(common.sharing)
         except OSError as error:
-            raise CoreFailed(f"the listeners of the cores cannot be had: {error}") from error
+            raise CoreFailed(f"the listeners of the cores could not be taken over: {error}") from error
 
     async def regain(self, runs: Sequence[Generation]) -> None:
         try:
@@ -82,7 +84,8 @@ class Core:
 class Planned(Generic[M]):
     """The part of `node.contract.driver.Plan` that is the same for all cores.
 
-    `made` is what was taken over, `touched` what it names, `chosen` the executable that had been chosen for it.
+    `made` is the parsed configuration, `touched` the files and ports that it names, `chosen` the executable that an
+    update had chosen when it was made.
     """
 
     def __init__(
@@ -98,8 +101,9 @@ class Planned(Generic[M]):
         self._installation = installation
         self._sharing = sharing
         self.made = made
-        # Asked for each user and inbound.
+        # Bound here, as they are called for each user and inbound.
         self.account = made.account
+        self.same_credential = made.same_credential
         self._touched = touched
         self._chosen = chosen
 
@@ -112,7 +116,7 @@ class Planned(Generic[M]):
         return [*self.made.warnings, *filter(None, [self._installation.unconfined])]
 
     async def _executable(self) -> Executable:
-        """As it is now, for this configuration."""
+        """Return the executable to run now, confined to this configuration."""
         return (await self._installation.current(self._chosen)).touching(self._touched)
 
     def alike(self, other: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""Ports of this machine for a core's own API, where neither inbounds nor outgoing connections are likely to be."""
+"""Find free ports for a core's own API, where inbounds and outgoing connections are unlikely."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LAST = 65535
-# Ports above the kernel's range that are enough to choose from.
+# The least number of ports above the kernel's range for them to be used.
 ROOM = 256
 
 
 def is_open(port: int) -> bool:
     """Whether something listens on this port of 127.0.0.1."""
     with socket.socket() as probe:
-        # Whoever does not accept holds up nobody.
+        # A listener that does not accept must not block the node.
         probe.settimeout(0.02)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_ports(count: int) -> list[int]:
-    """Random ports of 127.0.0.1 that are free now, above the kernel's range for outgoing connections if there is room.
+    """Return random free ports of 127.0.0.1, above the kernel's range for outgoing connections if there is room.
 
     Raises `OSError` if there are none.
     """

@@ -1,4 +1,4 @@
-"""A core that comes up: building what it runs from, waiting until it answers, and saying why it does not."""
+"""Start-up of a core: build its configuration, wait until it answers, and explain why it does not."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.process.child import PANIC, CoreProcess
 from drivers.process.spawn import Done
 from node.contract.accounts import Accounts
+from node.contract.driver import fatal_lines
 from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.reactor import PooledReactor
 
 T = TypeVar("T")
 
-# Above this many users a configuration is built in the reactor's pool.
+# With more users than this a configuration is built in the reactor's thread pool.
 BUILD_INLINE = 5000
-# Above this many characters a controller's text is read there.
+# A controller's text that is longer than this is parsed there.
 READ_INLINE = 64 * 1024
-# Seconds between two looks at a core that is starting.
+# Seconds between two checks of a core that is starting.
 POLL = 0.002
-# Seconds that one question to it may take.
+# Seconds that one request to it may take.
 CALL = 1.0
-# Lines of the core in the text of an error.
+# The number of lines of the core in an error.
 LAST_LINES = 5
-# What a core may say of the machine that it runs on: no configuration is at fault then.
+# Words of errors that blame the machine, not the configuration.
 _OF_THE_MACHINE = (
     "cannot allocate memory",
     "too many open files",
@@ -39,14 +40,14 @@ _OF_THE_MACHINE = (
 
 
 async def built(reactor: PooledReactor, target: Mapping[str, Accounts], build: Callable[..., T], *arguments: Any) -> T:
-    """What `build` makes of its arguments for these users; in the reactor's pool where they are many."""
+    """Return the result of `build`, run in the reactor's thread pool if there are many users."""
     return await _aside(reactor, sum(map(len, target.values())) > BUILD_INLINE, build, *arguments)
 
 
 async def read(reactor: PooledReactor, text: str, reading: Callable[..., T], *arguments: Any) -> T:
-    """What `reading` makes of its arguments, which are or come from this text; of a long one in the reactor's pool.
+    """Return the result of `reading`, run in the reactor's thread pool if the text that it parses is long.
 
-    Raises `InvalidConfig` for one that is nested deeper than Python reads.
+    Raises `InvalidConfig` for a text that is nested too deeply for Python.
     """
     try:
         return await _aside(reactor, len(text) > READ_INLINE, reading, *arguments)
@@ -68,48 +69,64 @@ async def ready(
     is_refusal: Callable[[CoreProcess], bool],
     cause: Callable[[Sequence[str]], str],
 ) -> None:
-    """Wait until the core answers, and leave no process if it does not.
+    """Wait until the core answers. Kills it if it does not in time, or if the caller cancels.
 
-    `is_refusal` tells whether a core that ended did not like its configuration, `cause` what it said of that. Raises
-    `CoreFailed` with its last words, `PortTaken` or `InvalidConfig`.
+    `is_refusal` decides whether a core that exited refused its configuration, `cause` extracts why. Raises `CoreFailed`
+    with the last lines, `PortTaken` or `InvalidConfig`.
     """
     deadline = reactor.seconds() + seconds
     try:
         while core.exit is None:
             if reactor.seconds() > deadline:
-                raise CoreFailed(f"the core did not answer within {seconds:g} s: {cause(core.last_lines)}")
+                raise CoreFailed(f"the core did not answer within {seconds:g} s{_why(core, cause)}")
             if await answers():
                 return
             await deferLater(reactor, POLL)
         if is_refusal(core) and not of_the_machine(cause(core.last_lines)):
-            raise refused(cause(core.last_lines))
+            raise refused(cause(_sayable(core)))
         if any("address already in use" in line for line in core.last_lines):
-            raise PortTaken(f"the core cannot have its port: {cause(core.last_lines)}")
-        raise CoreFailed(f"the core did not start ({core.exit.how}): {cause(core.last_lines)}")
+            raise PortTaken(f"the core could not bind a port{_why(core, cause)}")
+        raise CoreFailed(f"the core did not start ({core.exit.how}){_why(core, cause)}")
     except BaseException:
-        await core.stop()
+        await core.end()
         raise
 
 
-def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]], str]) -> None:
-    """Hear what a core says of a configuration that it was to look at.
+def _sayable(core: CoreProcess) -> Sequence[str]:
+    """Return the lines that an error may show: users may connect before a core answers, and other lines name them.
 
-    Raises `InvalidConfig` if it ended by itself with a line that is a `verdict`, or broke over it; `CoreFailed`, after
-    which it may be asked again, if it was killed or ended without one.
+    A core that exited without a line that says why was not up yet: all its lines are about its start.
+    """
+    said = fatal_lines(core.last_lines)
+    ended = core.exit is not None and core.exit.code > 0
+    return core.last_lines if ended and not said else said
+
+
+def _why(core: CoreProcess, cause: Callable[[Sequence[str]], str]) -> str:
+    """Return the end of an error: why the core failed, if it said so."""
+    lines = _sayable(core)
+    return f": {cause(lines)}" if lines else ""
+
+
+def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]], str]) -> None:
+    """Judge a core's check of a configuration.
+
+    Raises `InvalidConfig` if the core exited with a line that matches `verdict`, or crashed; `CoreFailed`, after which
+    the check may be repeated, if it was killed or exited without such a line.
     """
     if done.code == 0:
         return
     broke = [line for line in done.lines if line.startswith(PANIC)]
     if broke and not of_the_machine(broke[0]):
-        raise InvalidConfig(f"the core breaks over the configuration: {broke[0]}")
+        raise InvalidConfig(f"the core crashed on the configuration: {broke[0]}")
     said = cause(done.lines)
     if done.code > 0 and any(map(verdict.search, done.lines)) and not of_the_machine(said):
         raise refused(said)
-    raise CoreFailed(f"the core did not finish its look at the configuration ({done.how}): {said}")
+    raise CoreFailed(f"the core did not finish checking the configuration ({done.how}): {said}")
 
 
 def of_the_machine(said: str) -> bool:
-    """Whether a core's words are about what the machine could not give it."""
+    """Whether an error of a core blames the machine, which lacks memory, descriptors or the like."""
     return any(words in said for words in _OF_THE_MACHINE)
 
 
@@ -118,6 +135,6 @@ def refused(cause: str) -> InvalidConfig:
 
 
 def last(lines: Sequence[str]) -> str:
-    """Of these lines why the core broke, or else their end, for the text of an error."""
+    """Return the panic line, or else the last lines, for the text of an error."""
     panic = next((line for line in lines if line.startswith(PANIC)), None)
-    return panic or "\n".join(lines[-LAST_LINES:]) or "it said nothing"
+    return panic or "\n".join(lines[-LAST_LINES:]) or "it printed nothing"

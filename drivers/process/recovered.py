@@ -1,6 +1,8 @@
-"""A core that goes on while the node becomes another program: to the kernel both are one process, and its parent.
+"""Hand a running core over to the next node process, and take it over there.
 
-Descriptors and children outlive execve(2); what Twisted knows of them does not.
+In an upgrade in place the node executes its next version: to the kernel that is the same process, still the parent of
+its cores. Descriptors and children outlive execve(2); Twisted's objects for them do not. Cores of a node that was
+killed are adopted: see `adopted`.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from node.errors import CoreFailed
 from node.reactor import Reactor
 from protos.handover_pb2 import Output, Process
 
-# Where /proc/PID/stat has them, behind the name, which may have spaces in it: the state, the parent, and when it began
-# (proc(5)).
+# The indexes of the state, the parent and the start time in /proc/PID/stat (proc(5)), counted after the name, which may
+# contain spaces.
 _STATE, _PARENT, _BEGAN = 0, 1, 19
-# States of one that has ended and was not looked after.
+# The states of a process that has ended: zombie and dead.
 _ENDED = "ZX"
-# Seconds that one has to answer.
+# Seconds within which a recovered core must answer.
 ANSWER = 3.0
 
 
 def left(core: CoreProcess) -> Process:
-    """What the next program needs of this process. Raises `CoreFailed` if it is gone."""
+    """Stop reading the core, and return what the next node process needs. Raises `CoreFailed` if it has ended."""
     if core.exit is not None or core.pid is None:
         raise CoreFailed("the core has ended")
     try:
@@ -44,7 +46,7 @@ def left(core: CoreProcess) -> Process:
 
 
 def lives_on(core: CoreProcess) -> Process | None:
-    """What another node needs of this process if this one is killed; None if it is gone."""
+    """Return what another node needs to adopt the core if this one is killed; None if the core has ended."""
     if core.exit is not None or core.pid is None:
         return None
     try:
@@ -55,9 +57,9 @@ def lives_on(core: CoreProcess) -> Process | None:
 
 
 def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
-    """Have `core` be the process that was left, unheard until it is told to `stay`.
+    """Attach `core` to the process that was handed over; its outputs are read from `stay` on.
 
-    Raises `Gone` if that has ended, and `CoreFailed` if it is not ours.
+    Raises `Gone` if the process has ended, and `CoreFailed` if it is not a child of this node.
     """
     if found.adopted:
         try:
@@ -72,11 +74,11 @@ def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
         _close(found)
         raise Gone(f"process {found.pid} is gone") from error
     if began != found.began:
-        # Its number is that of another one by now.
+        # The number is that of another process by now.
         _close(found)
         raise Gone(f"process {found.pid} is gone")
     if parent != os.getpid():
-        raise CoreFailed(f"process {found.pid} is not the core that was left")
+        raise CoreFailed(f"process {found.pid} is not a child of the node: it is not the core that was handed over")
     core.go_on(found)
     _Recovered(reactor, core, found.pid, found.outputs)
     if state in _ENDED:
@@ -85,10 +87,10 @@ def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
 
 
 class _Recovered(process.Process):
-    """Twisted's own, which spawns what it is."""
+    """A Twisted process transport for a child that exists already."""
 
     def __init__(self, reactor: Any, core: CoreProcess, pid: int, outputs: Iterable[Output]) -> None:
-        # Not Twisted's: that spawns.
+        # Not `Process.__init__`, which spawns.
         process._BaseProcess.__init__(self, core)
         self._reactor = reactor
         self.pid = pid
@@ -103,14 +105,14 @@ class _Recovered(process.Process):
 
 
 def _close(found: Process) -> None:
-    """Nobody reads what it said last: an earlier program has noticed its end, and waited for it."""
+    """Close the outputs of a core that ended: the previous node process has seen its end and reaped it."""
     for output in found.outputs:
         with suppress(OSError):
             os.close(output.descriptor)
 
 
 def _seen(pid: int) -> tuple[str, int, int]:
-    """Its state, its parent, and when it began. Raises `OSError`."""
+    """Return a process's state, parent and start time. Raises `OSError`."""
     _, _, fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")
     words = fields.split()
     return words[_STATE], int(words[_PARENT]), int(words[_BEGAN])

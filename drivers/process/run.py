@@ -1,4 +1,4 @@
-"""What every run of a core is made of: a process, and an API that it answers by."""
+"""The base class of generations: a process, and the core's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from node.logs import Logger
 
 
 class Api(Protocol):
-    """What there is of a core's API whatever the core."""
+    """The part of a core's API that all cores have."""
 
     async def ready(self, seconds: float) -> bool: ...
 
@@ -55,5 +55,5 @@ class Run(Generic[A]):
         await self._close()
 
     async def _close(self) -> None:
-        """Close what was open to the process. May be called again meanwhile."""
+        """Close the connections to the core. May be called again meanwhile."""
         await self._api.close()

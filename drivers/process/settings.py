@@ -1,4 +1,4 @@
-"""What an operator may say of every core."""
+"""The settings that apply to every core."""
 
 from __future__ import annotations
 
@@ -11,42 +11,62 @@ from node.contract.settings import Setting, fault_of_address
 
 
 def _fault_of_paths(text: str) -> str:
-    """Why these directories cannot be what cores may read."""
+    """Return why these directories cannot be used, or ""."""
     wrong = [word for word in text.split(os.pathsep) if word and not Path(word).is_absolute()]
     return f"{wrong[0]!r} is not an absolute path" if wrong else ""
 
 
 CORE_PATHS = Setting(
     "CORE_PATHS",
-    "directories, with `:` between them, whose files a configuration may name: certificates, lists, what is served",
+    "directories, separated by `:`, whose files a configuration may name: certificates, lists, files to serve",
     "/etc/letsencrypt",
     fault=_fault_of_paths,
+    details="Absolute paths. Add the directory of your certificates if it is another one. The node refuses a "
+    "configuration that names other files: see [install.md](install.md#what-a-core-can-read).",
 )
 CORE_ALLOW = Setting(
-    "CORE_ALLOW", "what configurations may have beyond what the node knows, by commas (see configuration.md)"
+    "CORE_ALLOW",
+    "parts that a configuration may have although the node refuses them by default, comma-separated; see "
+    "docs/configuration.md",
+    details="The error `invalid_config` has the name to add. Such parts may run programs or change the machine's "
+    "routes: read [what is refused and why](configuration.md#refused-parts) first.",
 )
 CORE_MEMORY = Setting(
     "CORE_MEMORY",
-    "how much memory a core may have of its own: bytes (`512M`, `2G`) or per cent of the machine's (`60%`); one that "
-    "needs more ends, and is started again (default: no limit)",
+    "memory that one process of a core may have of its own: bytes (`512M`, `2G`) or per cent of the machine's (`60%`), "
+    "128M or more (default: no limit)",
     fault=fault,
+    details="A core that needs more crashes and is started again, which protects the rest of the machine. Leave room "
+    "for two: a new core runs beside the old one while that drains.",
 )
 ADOPT = Setting(
     "ADOPT",
-    "on: cores live on when the node is killed, and the next node goes on with them: see docs/adopt.md",
+    "on or off: cores run on when the node is killed, and the next node adopts them; see docs/adopt.md",
     "off",
     choices=("on", "off"),
+    details="Turn it on if users should stay connected through a crash of the node. systemd needs a drop-in for it: "
+    "see [adopt.md](adopt.md).",
 )
 SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, ADOPT)
 
 
 def executable_setting(core: Core) -> Setting:
-    """What an operator sets to have another executable of this core."""
-    text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
-    return Setting(core.variable("EXECUTABLE_PATH"), text)
+    """The setting for the path of this core's executable."""
+    return Setting(
+        core.variable("EXECUTABLE_PATH"),
+        f"executable of {core.title} to run (default: found on PATH or in the cores directory)",
+        details="Set it to run a build of your own. A release that an update installed takes precedence until you "
+        "change this setting: see [updates.md](updates.md#cores).",
+    )
 
 
 def download_setting(core: Core) -> Setting:
-    """What an operator sets to have archives of this core from elsewhere."""
-    text = "a mirror: what stands before /v<version>/<archive> there"
-    return Setting(core.variable("DOWNLOAD_URL"), text, core.url, fault=fault_of_address)
+    """The setting for the server that this core's archives are downloaded from."""
+    return Setting(
+        core.variable("DOWNLOAD_URL"),
+        f"base URL for downloads of {core.title}; the node appends /v<version>/<archive>",
+        core.url,
+        fault=fault_of_address,
+        details="Set a mirror where the official server is not reachable. Archives have to match their SHA-256 from "
+        "there, too.",
+    )

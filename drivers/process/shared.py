@@ -1,4 +1,4 @@
-"""The part of `node.contract.driver.Shares` that is the same for all cores."""
+"""Share listeners between cores: the part of `node.contract.driver.Shares` that is the same for all cores."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from typing import Protocol
 
 from twisted.internet.threads import deferToThreadPool
 
+from drivers.process.accepting import ListenerWatch
 from drivers.process.child import CoreProcess
-from drivers.process.deaf import Ears
 from drivers.process.run import A, Run
 from drivers.sockets.connections import Ports, hang_up
 from drivers.sockets.listeners import Survey
-from drivers.sockets.rights import Unreachable
+from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sharing import Reach, Sharing
 from drivers.sockets.sock_diag import listeners, listening
 from node.contract.driver import Host, NotShared, Plan
 from node.errors import CoreFailed
 
-# Listeners above which no other run joins: each is proven, and takes a descriptor of the node's for each run.
+# The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000
 
 
 class Listening(Protocol):
-    """What a driver knows of a configuration. Pure."""
+    """Where a configuration listens. Pure."""
 
     @property
     def ports(self) -> Ports:
-        """Where inbounds listen."""
+        """The ports on which inbounds listen."""
 
     @property
     def listens(self) -> Mapping[int, Collection[object]]:
-        """By port where and how they do: what is not equal for two configurations is another listener."""
+        """By port, the address and options of the sockets: if two configurations differ, their listeners do."""
 
     @property
     def datagrams(self) -> Collection[int]:
-        """The ports where each datagram stands for itself, if any come: it need not go where those before it went."""
+        """The UDP ports where each datagram is independent: it may go to another core than those before it."""
 
     @property
     def sessions(self) -> Collection[int]:
-        """The ports where clients have sessions by UDP, if any: who is told that nobody is there begins anew."""
+        """The UDP ports where clients have sessions: a client that is refused begins a new session."""
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What of it only one process at a time can have, or does not get over to another one, each in a line."""
+        """What only one process at a time can have, or a next core would not get, each in a line."""
 
 
 class SharedRun(Run[A]):
-    """A run that can share its listeners. `own_paths` are sockets in the file system that are no inbounds."""
+    """A run that can share its listeners. `own_paths` are unix sockets that are not inbounds."""
 
     def __init__(
         self,
@@ -65,16 +65,16 @@ class SharedRun(Run[A]):
         self._listening = listening
         self._own_paths = frozenset(own_paths)
         self._number = process.pid or 0
-        self._ears = Ears()
-        # Whether no new connections are to be taken, and the sockets that take none.
+        self._listener_watch = ListenerWatch()
+        # Whether it is closed to new connections, and the listeners that are.
         self._closed = False
         self._shut: frozenset[int] = frozenset()
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
-        """`plan.made` is what plans of our own drivers have."""
+        """See `Shares.obstacles`. `plan.made` is the attribute of our own drivers' plans."""
         made = getattr(plan, "made", None)
         if not isinstance(made, type(self._listening)):
-            return ["the next core is of another kind"]
+            return ["the next core is of another type"]
         found = [*self._listening.exclusive, *moved(self._listening.listens, made.listens)]
         found += turned(self._listening, made)
         if max(map(_count, (self._listening, made))) > MOST:
@@ -91,7 +91,7 @@ class SharedRun(Run[A]):
 
     @property
     def reach(self) -> Reach:
-        """What of it is shared."""
+        """The ports to share."""
         datagrams, sessions = (
             [range(port, port + 1) for port in ports] for ports in (self._listening.datagrams, self._listening.sessions)
         )
@@ -111,10 +111,10 @@ class SharedRun(Run[A]):
     async def deaf(self) -> Sequence[str]:
         ports = self._listening.listens
         try:
-            # Of very many it is not looked at: it would take the time of others.
-            return self._ears.look(listening(ports)) if len(ports) <= MOST else ()
+            # Not checked for very many listeners, which would delay everything else.
+            return self._listener_watch.look(listening(ports)) if len(ports) <= MOST else ()
         except OSError as error:
-            raise CoreFailed(f"the kernel does not tell who listens: {error}") from error
+            raise CoreFailed(f"the kernel does not list listening sockets: {error}") from error
 
     async def close_door(self, *, empty: bool = False) -> None:
         self._closed = True
@@ -131,12 +131,15 @@ class SharedRun(Run[A]):
         return sorted({*self._listening.datagrams, *self._listening.sessions})
 
     async def keep_closed(self) -> None:
-        """Where it is closed, its listeners may be new."""
+        """Close new listeners of a core that is closed to new connections."""
         if self._closed:
             try:
                 await self._set_door()
             except CoreFailed as error:
-                self.log.warn("new connections may be taken: {fault}", fault=error)
+                self.log.warn(
+                    "new listeners of a closed core may accept connections: {fault}",
+                    fault=error,
+                )
 
     async def _hang_up(self) -> None:
         reactor = self._host.reactor
@@ -146,11 +149,11 @@ class SharedRun(Run[A]):
             raise CoreFailed(str(error)) from error
 
     def _listeners_there(self) -> frozenset[int]:
-        """Their inodes, and those of others at the same ports."""
+        """Return the inodes of the listeners on its ports, with those of other processes."""
         return frozenset(chain.from_iterable(listeners(self._listening.ports).values()))
 
     async def _set_door(self) -> None:
-        """As it is to be, at listeners that are new, too. Of one that has ended nobody is to remember it."""
+        """Close or open all listeners, with new ones; of a core that has ended nothing must be registered."""
         if not self.alive:
             return
         try:
@@ -159,7 +162,7 @@ class SharedRun(Run[A]):
                 await self._sharing.close_door(self._number, self._listening.ports, self._closed)
             self._shut = there
         except OSError as error:
-            raise CoreFailed(f"its listeners do not let new connections be dropped, or taken: {error}") from error
+            raise CoreFailed(f"its listeners could not be closed or opened for new connections: {error}") from error
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 
@@ -169,16 +172,16 @@ class SharedRun(Run[A]):
 
     @property
     def shared(self) -> bool:
-        """Whether its listeners are held, and must not be closed or opened."""
+        """Whether its listeners are shared, and so must not be closed or opened by the core."""
         return self._sharing.has(self._number)
 
     @property
     def drains(self) -> bool:
-        """Whether it gets no new connections any more, or yet."""
+        """Whether it gets no new connections, any more or yet."""
         return self._sharing.drains(self._number)
 
     async def quieten(self) -> bool:
-        """Have no new connections come before it ends. False if its listeners are its own, and it is to be told."""
+        """Steer new connections away before it ends. Returns False if its listeners are not shared."""
         if not self.shared:
             return False
         await self._sharing.quieten(self._number)
@@ -187,27 +190,27 @@ class SharedRun(Run[A]):
     def _seen(self, seen: Survey) -> list[str]:
         led = {*self._listening.datagrams, *self._listening.sessions}
         held = sorted(address for address in seen.udp if address.port not in led)
-        udp = [f"UDP at {address} cannot be led to another run of the core" for address in held]
+        udp = [f"UDP at {address} cannot be steered to another core" for address in held]
         paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
         return [*seen.obstacles, *udp, *paths]
 
 
 def watch(core: CoreProcess, sharing: Sharing) -> None:
-    """Have it leave when it ends, however far it has come until then."""
+    """Remove the core from `sharing` when its process ends, at whatever point."""
     number = core.pid or 0
     core.when_exited().addCallback(lambda _: sharing.gone(number))
 
 
 def moved(old: Mapping[int, Collection[object]], new: Mapping[int, Collection[object]]) -> list[str]:
-    """The kernel would give some connections to either run, whoever is to have them."""
+    """Return why listeners on the same port differ: the kernel would give connections to either core."""
     ports = sorted(port for port in old.keys() & new.keys() if old[port] != new[port])
-    return [f"the inbound on port {port} moves to another address, or its socket has other options" for port in ports]
+    return [f"the inbound on port {port} changes its address or its socket options" for port in ports]
 
 
 def turned(old: Listening, new: Listening) -> list[str]:
-    """One way of leading datagrams knows nothing of a run that is led in the other."""
+    """Return the ports that change between datagrams and sessions, which are steered in different ways."""
     ports = sorted({*old.datagrams} & {*new.sessions} | {*old.sessions} & {*new.datagrams})
-    return [f"the inbound on port {port} becomes one of another kind over UDP" for port in ports]
+    return [f"the inbound on port {port} changes between UDP with sessions and UDP without" for port in ports]
 
 
 def _count(listening: Listening) -> int:

@@ -1,7 +1,7 @@
-"""Starting a child process, always on a leash, and running one to its end.
+"""Spawn child processes, always on a leash, and run commands to their end.
 
-Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
-kill the child before it executes.
+All processes are spawned by posix_spawn (`spawnProcess` without path, uid or gid): after a fork while gRPC's threads
+run, the child may die before it executes.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from node.contract.driver import Exit
 from node.errors import CoreFailed
 from node.reactor import Reactor
 
-# Seconds that a command may take, and bytes of its output; of what it says the last lines are kept.
+# Seconds that a command may take, and the most bytes of its output file; of its other output the last lines are kept.
 SECONDS = 30.0
 OUTPUT = 256 * 1024**2
-# Bytes of memory of its own that a command may take, and how many more for each byte that it reads.
+# Bytes of its own memory that a command may take, and how many more for each byte of its input.
 LOOK_MEMORY = 1024**3
 LOOK_MEMORY_FACTOR = 48
 
 
 @dataclass(frozen=True)
 class Done(Exit):
-    """A command that ran to its end, and its output."""
+    """The result of a command: its exit, last lines and output."""
 
     output: bytes
 
 
 @dataclass(frozen=True)
 class Spawner:
-    """Starts child processes that end with the node: by way of setpriv(1) if there is one that can, else of our script.
+    """Starts child processes that end with the node: through setpriv(1) if it supports that, else our script.
 
-    `owner` is a directory that one node has at a time, `rules` are what the processes are kept to, and `data` how many
-    bytes of memory of its own a core may have. One that `lives_on` does not end with the node.
+    `owner`: a directory that one node has at a time. `rules`: Landlock rules. `data`: bytes of its own memory that a
+    core may have. With `lives_on` processes do not end with the node.
     """
 
     reactor: Reactor
@@ -57,9 +57,9 @@ class Spawner:
     lives_on: bool = False
 
     def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
-        """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
+        """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, including 0.
 
-        Raises `CoreFailed` where nothing can be spawned.
+        Raises `CoreFailed` if it cannot be spawned.
         """
         replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(
             process, command, files, self.lives_on
@@ -88,9 +88,9 @@ class Spawner:
         output: int = 3,
         heard: Callable[[list[str]], None] = lambda _: None,
     ) -> Done:
-        """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
+        """Run a command to its end. What it writes to the descriptor `output` is the result's `output`.
 
-        `heard` is told its other lines as they come. Raises `CoreFailed` if it cannot be run, or hangs.
+        `heard` gets its other lines as they arrive. Raises `CoreFailed` if it cannot be run, or hangs.
         """
         process = CoreProcess(self.reactor, heard)
         with ExitStack() as files:
@@ -108,17 +108,17 @@ class Spawner:
             finally:
                 process.abandon()
             if process.starved:
-                needed = f"is out of memory: it needs more than the {memory // 1024**2} MiB that it may have"
-                raise CoreFailed(f"{Path(command[0]).name} {needed} to look at a configuration")
+                allowed = f"it may use {memory // 1024**2} MiB to check a configuration"
+                raise CoreFailed(f"{Path(command[0]).name} is out of memory: {allowed}")
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
 
 
 async def by_setpriv(spawner: Spawner) -> Spawner:
-    """By the setpriv(1) of this machine, if it can be run and knows parent-death signals: it takes 1 ms, our script 11.
+    """Use setpriv(1), if it runs and supports parent-death signals: it takes 1 ms, our script 11 ms.
 
-    It does not look whether the parent died before the kernel was asked; such a core is swept at the next start.
+    It does not check whether the parent died before the call; such a core is swept at the next start.
     """
     found = shutil.which("setpriv", path=os.defpath)
     if found is None:
@@ -132,7 +132,7 @@ async def by_setpriv(spawner: Spawner) -> Spawner:
 
 
 def _limit(pid: int | None, what: int, most: int) -> None:
-    """Have a process, if it is still there, take no more of something, or what the node itself may take."""
+    """Limit a resource of a process to `most`, or to its present limit if that is lower."""
     if pid is not None:
         own = resource.prlimit(pid, what)
         soft, hard = (most if limit == resource.RLIM_INFINITY else min(limit, most) for limit in own)
@@ -140,17 +140,17 @@ def _limit(pid: int | None, what: int, most: int) -> None:
 
 
 def opened(content: bytes, files: ExitStack) -> int:
-    """A descriptor that a child reads this from, as long as `files` are open. Raises `CoreFailed` for want of one."""
+    """Open a memory file with this content until `files` are closed. Raises `CoreFailed` if that fails."""
     try:
         descriptor = memory_file(content)
     except OSError as error:
-        raise CoreFailed(f"the core cannot be given its configuration: {error.strerror}") from error
+        raise CoreFailed(f"the core's configuration cannot be put into a memory file: {error.strerror}") from error
     files.callback(os.close, descriptor)
     return descriptor
 
 
 def memory_file(content: bytes) -> int:
-    """A descriptor of an anonymous file, at its beginning: a child reads it without a pipe or a trace on disk."""
+    """Create an anonymous file with this content, and rewind it: a child reads it without a pipe or a file on disk."""
     descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
     try:
         view = memoryview(content)

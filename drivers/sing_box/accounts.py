@@ -1,7 +1,7 @@
-"""From a user to their entry in an inbound of sing-box. Pure; the only place where entries are built.
+"""Build a user's entry in an inbound of sing-box; no other module builds entries. Pure.
 
-An entry is the bytes of its JSON. Which field of a message becomes which credential: docs/sing-box.md. What an empty,
-odd or double credential does there was tried on the core (1.14.1, 1.14.4).
+An entry is the bytes of its JSON. docs/sing-box.md lists which field of a message becomes which credential. The effect
+of empty, odd and duplicate credentials was tried on sing-box 1.14.1 and 1.14.4.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from node.contract.accounts import Account, Unusable, key_of
 from protos.service_pb2 import User
 
 VISION = "xtls-rprx-vision"
-# Methods of Shadowsocks that can have several users, by all names that controllers have for them.
+# The Shadowsocks methods that allow several users, by every name that controllers use for them.
 METHODS = {
     "aes-128-gcm": "aes-128-gcm",
     "aead_aes_128_gcm": "aes-128-gcm",
@@ -34,23 +34,23 @@ METHODS = {
     "aead_xchacha20_poly1305": "xchacha20-ietf-poly1305",
     "xchacha20-ietf-poly1305": "xchacha20-ietf-poly1305",
 }
-# SOCKS5 has one byte for the length of a name, and of a password (RFC 1929).
+# SOCKS5 has one byte for the length of a user name and one for that of a password (RFC 1929).
 MAX_WORD = 255
 
-# In the place of a slash in names of live users: with one there nobody could be changed. It is not printable, so no
-# e-mail has it.
+# Replaces a slash in names of live users: ssm-api cannot change a user whose name contains one. The character is not
+# printable, so no e-mail contains it.
 _SLASH = "\ue000"
 
-# How entries begin, and those in which the name is nothing but a name.
-_NAMED = b'{"name": '
+# How entries begin: with the name. Where its key is "username" it is also the name that the user logs in with.
+_LOGIN = b'{"username": '
 _NAME = re.compile(rb'\{"(?:user)?name": ("(?:[^"\\]|\\.)*")')
 
 
 @dataclass(frozen=True)
 class Inbound:
-    """What an entry depends on beside the user.
+    """A managed inbound: the parts of it that determine a user's entry.
 
-    `vision` is whether the inbound can carry Vision, `method` the method of a Shadowsocks inbound.
+    `vision`: whether the inbound can carry Vision. `method`: the method of a Shadowsocks inbound.
     """
 
     tag: str
@@ -89,7 +89,7 @@ def shadowsocks(inbound: Inbound, user: User) -> Account | None:
         key = shadowsocks_2022_key(account.password, KEY_BYTES[inbound.method])
         return _account(key, name=user.email, password=base64.b64encode(key).decode())
     if account.method and METHODS.get(account.method.lower()) != inbound.method:
-        raise Unusable(f"the method is {account.method!r}, but sing-box has one for an inbound: {inbound.method!r}")
+        raise Unusable(f"the Shadowsocks method is {account.method!r}, but that of the inbound is {inbound.method!r}")
     return _account(account.password.encode(), name=user.email, password=account.password)
 
 
@@ -108,20 +108,20 @@ def tuic(_: Inbound, user: User) -> Account | None:
     if not identity and not password:
         return None
     if not identity or not password:
-        raise Unusable("TUIC takes an id and a password: those of VLESS and of Trojan")
+        raise Unusable("TUIC needs both vless.id and trojan.password, and one is empty")
     text, raw = parse_uuid(identity)
     return _account(raw, name=user.email, uuid=text, password=password)
 
 
 def login(_: Inbound, user: User) -> Account | None:
-    """SOCKS, HTTP and Naive: a name and a password. The name is what tells users apart."""
+    """Build a SOCKS, HTTP or Naive entry: a name, which identifies the user, and a password."""
     password = user.proxies.trojan.password
     if not password:
         return None
     if ":" in user.email:
-        raise Unusable("the e-mail has a colon, which ends a name in HTTP's authentication")
+        raise Unusable("the e-mail contains a colon, which a user name in HTTP authentication cannot have")
     if max(len(user.email.encode()), len(password.encode())) > MAX_WORD:
-        raise Unusable(f"the e-mail or the password has more than {MAX_WORD} bytes")
+        raise Unusable(f"the e-mail or the password is longer than {MAX_WORD} bytes")
     return _account(key_of(user.email).encode(), username=user.email, password=password)
 
 
@@ -143,7 +143,7 @@ BUILDERS: Mapping[str, Callable[[Inbound, User], Account | None]] = {
 
 
 def inbound_of(tree: Mapping[str, Any], tag: str) -> Inbound | None:
-    """The inbound if its users can be supplied: None for another type, or a form of it that has no users."""
+    """Return the inbound if the node can supply its users; None for other types, or forms of a type without users."""
     kind = tree.get("type", "")
     if kind not in BUILDERS:
         return None
@@ -156,8 +156,11 @@ def inbound_of(tree: Mapping[str, Any], tag: str) -> Inbound | None:
     return Inbound(tag, kind, vision=vision, method=method)
 
 
-def nobody(inbound: Inbound) -> bytes:
-    """An entry that nobody knows: without any, some types let everybody in, and others do not start."""
+def random_entry(inbound: Inbound) -> bytes:
+    """Build an entry with random credentials.
+
+    Some types let all clients in while they have no user, and others do not start.
+    """
     user = User(email="nobody-" + secrets.token_hex(8))
     user.proxies.vless.id = user.proxies.vmess.id = str(uuid.uuid4())
     user.proxies.trojan.password = user.proxies.hysteria.auth = user.proxies.shadowsocks.password = secrets.token_hex()
@@ -167,26 +170,28 @@ def nobody(inbound: Inbound) -> bytes:
 
 
 def name_of(packed: bytes) -> str:
-    """The user's name in an entry."""
+    """Return the user's name in an entry."""
     name: str = json.loads(quoted_name(packed))
     return name
 
 
 def quoted_name(packed: bytes) -> bytes:
-    """The same as it stands there, in quotes: entries begin with it."""
+    """Return the name at the start of an entry as JSON, with its quotes."""
     match = _NAME.match(packed)
     assert match is not None
     return match[1]
 
 
 def alike(one: bytes | None, other: bytes | None) -> bool:
-    """Whether two entries of one user let them in by the same credential: the e-mail may be spelled in another case.
+    """Whether two entries of one user have the same credential; the spelling of the e-mail does not count."""
+    if one is None or other is None:
+        return one is other
+    return one == other or _unnamed(one) == _unnamed(other)
 
-    Where the e-mail is what they log in by, its spelling belongs to the credential.
-    """
-    if one is None or other is None or not one.startswith(_NAMED):
-        return one == other
-    return _unnamed(one) == _unnamed(other)
+
+def logs_in_otherwise(one: bytes, other: bytes) -> bool:
+    """Whether two entries of a user have different login names: the core compares them letter by letter."""
+    return one.startswith(_LOGIN) and quoted_name(one) != quoted_name(other)
 
 
 def _unnamed(packed: bytes) -> bytes:
@@ -196,23 +201,23 @@ def _unnamed(packed: bytes) -> bytes:
 
 
 def label(name: str) -> str:
-    """The name of a live user as the core has it: in its paths, log lines, counters and connections."""
+    """Return the name that the core has for a live user in its paths, log lines, counters and connections."""
     return name.replace("/", _SLASH)
 
 
 def unlabelled(text: str) -> str:
-    """What the core says of users, with their own names."""
+    """Replace labels in text of the core by the users' own names."""
     return text.replace(_SLASH, "/")
 
 
 def login_of(packed: bytes) -> tuple[str, str]:
-    """The label and the password of a live user."""
+    """Return the label and the password of a live user."""
     entry = json.loads(packed)
     return label(entry["name"]), entry["password"]
 
 
-def stranger(user: str, password: str) -> bytes:
-    """The entry of a live user whom the core has and the node does not know."""
+def unknown_entry(user: str, password: str) -> bytes:
+    """Build the entry of a live user whom the core lists and the node does not know."""
     return _account(b"", name=unlabelled(user), password=password).packed
 
 

@@ -1,6 +1,6 @@
-"""A controller's configuration as the node runs it: what the node adds, enforces and takes away. Pure.
+"""Turn a controller's configuration into the one that the node runs: what it adds, enforces and removes. Pure.
 
-It works on what `sing-box format` prints of the controller's text, where every key has its canonical name and stands
+The input is the output of `sing-box format` for the controller's text: every key has its canonical name and occurs
 once. Names of keys: `option/*.go` of sing-box 1.14.1.
 """
 
@@ -17,10 +17,20 @@ from typing import Any
 
 from drivers.credentials import require_usable
 from drivers.json_text import parse
-from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.sing_box import known, listening, shape
-from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
-from drivers.sing_box.taken import DIRECTORIES, TAGGED, take_over
+from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.sing_box import allowlist, listening, shape
+from drivers.sing_box.accounts import (
+    BUILDERS,
+    Inbound,
+    alike,
+    inbound_of,
+    label,
+    login_of,
+    name_of,
+    quoted_name,
+    random_entry,
+)
+from drivers.sing_box.overrides import DIRECTORIES, TAGGED, take_over
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.errors import InvalidConfig
@@ -29,27 +39,27 @@ from protos.service_pb2 import User
 Json = dict[str, Any]
 
 UNCERTAIN = (
-    "this sing-box was built without with_v2ray_api: traffic is summed from its stream of connections, which leaves "
-    "some out when many begin and end at once on a busy machine; another warning tells by how much, once it has"
+    "this sing-box was built without with_v2ray_api: the node sums traffic from the core's stream of connections, "
+    "which omits some when many begin and end at once on a busy machine; another warning then says how many bytes"
 )
 
-# The type whose users can be changed while the core runs, by ssm-api.
+# The inbound type whose users can be changed while the core runs, through ssm-api ("live users").
 LIVE = "shadowsocks"
-# What ssm-api has a counter for, for each user.
+# The counters that ssm-api has for each user.
 _COUNTED = [
     f"user_{what}"
     for what in ("uplink", "downlink", "uplink_packets", "downlink_packets", "tcp_sessions", "udp_sessions")
 ]
-# Types whose connections another inbound takes on (`detour`).
+# Inbound types that can pass their connections to another inbound (`detour`).
 _LEADING = ("shadowtls", "vmess")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the APIs of one run are: ports of 127.0.0.1.
+    """The addresses of the APIs of one core process: ports of 127.0.0.1.
 
-    The one of v2ray_api is there where the build has it, the one of ssm-api where inbounds have live users. `secret` is
-    the api service's, and the first part of ssm-api's paths.
+    `stats_port` is v2ray_api's, if the build has it; `users_port` is ssm-api's, if an inbound has live users. `secret`
+    is that of the api service, and the first part of ssm-api's paths.
     """
 
     port: int
@@ -59,7 +69,7 @@ class Endpoint:
 
     @classmethod
     def new(cls, free_ports: Callable[[int], Sequence[int]], counts: bool, live: bool) -> Endpoint:
-        """Raises `OSError` where there are no ports."""
+        """Choose ports and a secret. Raises `OSError` if no ports are free."""
         port, *more = free_ports(1 + counts + live)
         stats = more.pop(0) if counts else None
         return cls(port, secrets.token_urlsafe(32), stats, more[0] if live else None)
@@ -69,7 +79,7 @@ class Endpoint:
         return [port for port in (self.port, self.stats_port, self.users_port) if port is not None]
 
     def path(self, number: int) -> str:
-        """Where the users of an inbound are, by its number among those whose users are live."""
+        """Return the ssm-api path of an inbound's users, by the inbound's index in `Plan.live`."""
         return f"/{self.secret}/{number}"
 
 
@@ -87,12 +97,12 @@ class Plan:
 
     @property
     def live(self) -> Sequence[str]:
-        """The managed inbounds whose users the core changes while it runs."""
+        """The managed inbounds whose users can be changed while the core runs."""
         return [tag for tag, inbound in self.inbounds.items() if inbound.type == LIVE]
 
     @property
     def ports(self) -> list[range]:
-        """Where inbounds listen."""
+        """The ports on which inbounds listen."""
         ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
         return [range(port, port + 1) for port in ports if port]
 
@@ -109,12 +119,20 @@ class Plan:
         return listening.sessions(self.tree)
 
     @property
+    def multiplexed(self) -> frozenset[str]:
+        """The managed inbounds where clients keep TCP sessions that carry several streams, or none for a while."""
+        return listening.multiplexed(self.tree) & self.inbounds.keys()
+
+    @property
     def exclusive(self) -> Sequence[str]:
         return list(listening.exclusive(self.tree, DIRECTORIES))
 
     @property
-    def fronts(self) -> Mapping[str, Mapping[str, int]]:
-        """By the tag of an inbound the managed ones that lead to it, and their ports: it has their connections."""
+    def detours(self) -> Mapping[str, Mapping[str, int]]:
+        """By the tag of an inbound: the managed inbounds that detour to it, with their ports.
+
+        The core reports the connections of those as connections of the inbound behind them.
+        """
         found: dict[str, dict[str, int]] = {}
         for inbound in self.tree.get("inbounds", []):
             if inbound["tag"] in self.inbounds and inbound["type"] in _LEADING and inbound.get("detour"):
@@ -123,19 +141,19 @@ class Plan:
 
     @property
     def unseen(self) -> frozenset[str]:
-        """The managed inbounds whose users nobody knows in the one that they lead to."""
-        return frozenset(tag for behind, tags in self.fronts.items() if behind not in self.inbounds for tag in tags)
+        """The managed inbounds that detour to an unmanaged one, where users' connections cannot be distinguished."""
+        return frozenset(tag for behind, tags in self.detours.items() if behind not in self.inbounds for tag in tags)
 
     @property
-    def doors(self) -> Mapping[str, Sequence[range]]:
-        """Per managed inbound the ports that its users come to by TCP, those of inbounds that lead to it with them."""
+    def tcp_ports(self) -> Mapping[str, Sequence[range]]:
+        """By managed inbound: the TCP ports of its users, with those of inbounds that detour to it."""
         ports = {port["tag"]: port.get("listen_port", 0) for port in listening.tcp(self.tree)}
-        ways = {tag: [tag, *self.fronts.get(tag, ())] for tag in self.inbounds}
+        ways = {tag: [tag, *self.detours.get(tag, ())] for tag in self.inbounds}
         return {tag: [range(ports[one], ports[one] + 1) for one in some if one in ports] for tag, some in ways.items()}
 
     @property
-    def silent(self) -> dict[str, int]:
-        """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
+    def zero_counters(self) -> dict[str, int]:
+        """All counters of inbounds and outbounds, with 0: the core omits those that have carried nothing yet."""
         scopes = (Scope.INBOUND, Scope.OUTBOUND, Scope.OUTBOUND)
         return {
             counter_name(scope, handler["tag"], direction): 0
@@ -146,9 +164,12 @@ class Plan:
 
     @property
     def own_names(self) -> list[str]:
-        """The users that the configuration has in inbounds which are not managed."""
+        """The names of users in inbounds of the configuration that are not managed."""
         users = (user for inbound in self.tree.get("inbounds", []) for user in inbound.get("users", []))
         return [user.get("name") or user.get("username") or "" for user in users]
+
+    def same_credential(self, one: bytes, other: bytes) -> bool:
+        return alike(one, other)
 
     def account(self, tag: str, user: User) -> Account | None:
         inbound = self.inbounds[tag]
@@ -161,13 +182,13 @@ class Plan:
 def plan(
     formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool, allowed: Allowed = NOTHING_MORE
 ) -> Plan:
-    """The plan of what `sing-box format` printed; what the core keeps is below `directory`.
+    """Build the plan from the output of `sing-box format`. Raises `InvalidConfig`.
 
-    `counts` is whether it has counters, `allowed` what may stand there beyond what the node knows. Raises
-    `InvalidConfig`.
+    The core keeps its files below `directory`. `counts`: whether the build has counters (v2ray_api). `allowed`: what a
+    configuration may contain beyond what the node knows.
     """
     tree = _read(formatted)
-    known.judge(tree, allowed)
+    allowlist.judge(tree, allowed)
     _name(tree)
     warnings = list(take_over(tree, directory))
     if not counts:
@@ -177,7 +198,7 @@ def plan(
     for inbound in tree.get("inbounds", []):
         managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
         if "listen_port" in inbound:
-            # So that a next run of the core can have the port beside this one.
+            # So that the next core can listen on the port beside this one.
             inbound["reuse_addr"] = True
         if managed:
             inbounds[managed.tag] = managed
@@ -194,18 +215,18 @@ def _read(formatted: bytes) -> Json:
     try:
         tree = parse(formatted.decode())
         if b"\\u" in formatted:
-            # Half a character can be escaped, and written to nobody.
+            # An escaped lone surrogate parses, but cannot be encoded as UTF-8.
             json.dumps(tree, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+        raise InvalidConfig(f"the node cannot parse this configuration: {error}") from error
     shape.check(tree)
     read: Json = tree
     return read
 
 
 def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
-    """The whole configuration with these users. The live ones are read from the file `roll`."""
-    # Entries are JSON already, and there may be 100,000 of them: in the tree a word stands for them.
+    """Write the complete configuration with these users. The core reads live users from the file `roll`."""
+    # Entries are JSON already, and there may be 100,000: a placeholder stands for them in the tree.
     token = secrets.token_hex(16)
     places = {tag: f"{token}{number}" for number, tag in enumerate(plan.inbounds.keys() - set(plan.live))}
     tree = {
@@ -221,7 +242,8 @@ def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str 
     if api.stats_port is not None:
         tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
     entries = {
-        place.encode(): list(target[tag].values()) or [nobody(plan.inbounds[tag])] for tag, place in places.items()
+        place.encode(): list(target[tag].values()) or [random_entry(plan.inbounds[tag])]
+        for tag, place in places.items()
     }
     entries[token.encode()] = _names(plan, target)
     text = json.dumps(tree, ensure_ascii=False).encode()
@@ -229,21 +251,22 @@ def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str 
 
 
 def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
-    """The file of live users that the core reads when it starts: a cache of ssm-api.
+    """Write the file of live users that the core reads when it starts: a cache file of ssm-api.
 
-    Their counters stand there with 0. Otherwise the core enters each user at their first connection, and crashes if it
-    is just going through them to write them down, as it does every minute (`service/ssmapi/cache.go`).
+    It contains a counter of 0 for each user. Otherwise the core adds the counter at the user's first connection, and
+    crashes if it iterates over the counters at that moment to save them, which it does once a minute
+    (`service/ssmapi/cache.go`).
     """
     endpoints: dict[str, Json] = {}
     for number, tag in enumerate(plan.live):
         users = dict(map(login_of, target[tag].values()))
-        silent = dict.fromkeys(users, 0)
-        endpoints[api.path(number)] = {"users": users, **dict.fromkeys(_COUNTED, silent)}
+        zeros = dict.fromkeys(users, 0)
+        endpoints[api.path(number)] = {"users": users, **dict.fromkeys(_COUNTED, zeros)}
     return json.dumps({"endpoints": endpoints}).encode()
 
 
 def _names(plan: Plan, target: Mapping[str, Accounts]) -> list[bytes]:
-    """Every user's name, in quotes: v2ray_api counts whom it was told of."""
+    """Return every user's name as JSON: v2ray_api counts only users whom its configuration names."""
     live = set(plan.live)
     own = (json.dumps(name, ensure_ascii=False).encode() for name in plan.own_names)
     ours = (
@@ -257,7 +280,7 @@ def _names(plan: Plan, target: Mapping[str, Accounts]) -> list[bytes]:
 
 
 def _log(theirs: Mapping[str, Any]) -> Json:
-    """Lines come by stderr, with their time; which, the controller says."""
+    """Log to stderr with timestamps; the level is the controller's."""
     return {**{key: theirs[key] for key in ("level", "disabled") if key in theirs}, "timestamp": True}
 
 
@@ -272,7 +295,7 @@ def _services(plan: Plan, api: Endpoint, roll: str) -> Iterator[Json]:
 
 
 def _route(theirs: Mapping[str, Any], api: Endpoint) -> Json:
-    """No user gets at the APIs, by whatever name of this machine."""
+    """Prepend a rule that rejects connections of users to the APIs' ports, by any name or address of this machine."""
     rule = {"port": api.ports, "network": ["tcp"], "action": "reject"}
     return {**theirs, "rules": [rule, *theirs.get("rules", [])]}
 
@@ -291,7 +314,10 @@ def _stats(tree: Mapping[str, Any], api: Endpoint, token: str) -> Json:
 
 
 def _name(tree: Json) -> None:
-    """Give everything the tag that the core would give it, its number. Raises `InvalidConfig` for a double one."""
+    """Give everything without a tag the tag that the core would give it: its index.
+
+    Raises `InvalidConfig` if two inbounds have the same tag.
+    """
     for kind in TAGGED:
         for number, handler in enumerate(tree.get(kind, [])):
             handler["tag"] = handler.get("tag") or str(number)
@@ -301,6 +327,6 @@ def _name(tree: Json) -> None:
 
 
 def _check_ports(tree: Json) -> None:
-    """Raises `InvalidConfig` for a port that two have."""
+    """Raises `InvalidConfig` if two inbounds have the same address and port."""
     for one, other in listening.taken_twice(tree):
         raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")

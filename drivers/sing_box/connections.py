@@ -1,20 +1,22 @@
-"""The live connections of the users of one run of sing-box, for limits: whose they are, and ending some of them."""
+"""List the users' open connections of one sing-box process, and cut some of them; used by limits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import asking
 from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
+from drivers.sing_box.detours import Pair
 from drivers.sing_box.table import Line, Table
-from drivers.sockets import ending
+from drivers.sockets import reset
 from drivers.sockets.connections import Endpoint, at
 from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.rights import Unreachable
+from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow, flows
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Handle, Live
@@ -22,19 +24,23 @@ from node.logs import Logger
 from node.reactor import PooledReactor
 
 CONNECTIONS = "the core did not list its connections"
-# Connections above which the kernel is asked of them in the reactor's pool.
+# For more connections than this the kernel is asked in the reactor's thread pool.
 INLINE = 50
-# Bytes of an inode in a handle, in front of the line's.
+# Seconds within which the core closes a connection of a removed user; sockets that are still open then are sessions.
+CLOSING = 0.01
+# A handle is the inode of the socket in this many bytes, then the handle of the line.
 _INODE = 8
-_UNSEEN = "it leads to an inbound whose users are not the node's, and there the core does not say whose connections are"
+_UNSEEN = (
+    "it leads to an inbound whose users the node does not manage, where the core does not report whose connections are"
+)
 
 
-def nobody(key: str, address: bytes) -> None:
-    """Nobody wants to know."""
+def ignore(key: str, address: bytes) -> None:
+    """The default of `Connections.arrived`: ignore new connections."""
 
 
 class Connections:
-    """`accounts` are those who are in. Nothing is followed until somebody asks for something."""
+    """The open connections of one core, whose users are `accounts`. Nothing is followed before the first request."""
 
     log = Logger()
 
@@ -46,13 +52,18 @@ class Connections:
         self._process = process
         self.descriptors = Descriptors(process.pid or 0)
         self._accounts = accounts
-        self._table = Table(plan.tags)
-        self._ports = plan.doors
+        self._table = Table(plan.tags, plan.multiplexed)
+        self._ports = plan.tcp_ports
         self._all_ports = [some for ports in self._ports.values() for some in ports]
         self.unseen: Mapping[str, str] = dict.fromkeys(sorted(plan.unseen), _UNSEEN)
-        self._arrived: Arrived = nobody
-        self._heeded = False
+        self._arrived: Arrived = ignore
+        self._table_kept = False
         self._complaints = set[str]()
+        # Addresses and inbounds of sessions of removed users who connected all the same: these are cut in one batch.
+        self._unwanted: dict[Endpoint, str] = {}
+        if plan.multiplexed:
+            # The core lists streams, not sessions: of one that is idle only earlier events show whose it is.
+            self._keep_table()
 
     @property
     def arrived(self) -> Arrived:
@@ -61,16 +72,20 @@ class Connections:
     @arrived.setter
     def arrived(self, arrived: Arrived) -> None:
         self._arrived = arrived
-        if arrived is not nobody:
-            self._heed()
+        if arrived is not ignore:
+            self._keep_table()
 
     def may_carry(self, key: str) -> bool:
-        self._heed()
-        return self._table.has(key) or not self._api.heeds or any(key in self._accounts[tag] for tag in self.unseen)
+        self._keep_table()
+        return (
+            self._table.has(key)
+            or not self._api.table_is_complete
+            or any(key in self._accounts[tag] for tag in self.unseen)
+        )
 
     async def look(self, keys: Collection[str]) -> list[Live]:
-        self._heed()
-        if not self._api.heeds:
+        self._keep_table()
+        if not self._api.table_is_complete:
             with asking(CONNECTIONS):
                 await self._api.connections()
         lines = self._table.of(keys)
@@ -79,7 +94,7 @@ class Connections:
         return [_live(line, sockets.get(line.handle), now) for line in lines if line.ids]
 
     async def _flows(self, lines: Iterable[Line]) -> Mapping[Handle, Flow]:
-        """What the kernel knows of those that are a client's own socket."""
+        """Return the kernel's data of the lines that have a client socket of their own, by line handle."""
         sockets = {line.source: line for line in lines if self._is_socket(line)}
         found = {}
         for flow in await self._ask(sockets.keys()):
@@ -96,12 +111,16 @@ class Connections:
             return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), flows, *asked)
         except OSError as error:
             self._complain(
-                "how connections fare is known as the core tells it: the kernel does not list them: {}", error
+                "the kernel does not list connections: only the core reports their bytes and idle times: {}",
+                error,
             )
             return []
 
     async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """By which sockets these come, those that are a client's own still; one may carry nothing at the moment."""
+        """Map the inodes of client sockets to these handles: of connections whose client still has its own socket.
+
+        The socket may be idle at the moment.
+        """
         wanted = {inode: handle for handle in handles if (inode := _inode_of(handle))}
         places = {self._table.place_of(_line_of(handle))[1] for handle in wanted.values() if self._is_own(handle)}
         return {flow.inode: wanted[flow.inode] for flow in await self._ask(places) if flow.inode in wanted}
@@ -115,7 +134,7 @@ class Connections:
     async def end(self, connections: Iterable[Live]) -> int:
         found = {each.handle: line for each in connections if (line := self._table.get(_line_of(each.handle)))}
         found = {handle: line for handle, line in found.items() if line.ids}
-        # As it is now: the table forgets them while they end.
+        # Copied first: the table forgets connections while they end.
         wanted = {_inode_of(handle): line.source for handle, line in found.items() if self._is_socket(line)}
         ids = [frozenset(line.ids) for line in found.values()]
         ended = await self._api.end(id for some in ids for id in some)
@@ -123,44 +142,81 @@ class Connections:
         return sum(not ended.isdisjoint(some) for some in ids)
 
     def _is_socket(self, line: Line) -> bool:
-        """Whether the client's own socket can end: else one that it keeps open would bring the next connection."""
+        """Whether the line is a client's own TCP socket, which can be cut.
+
+        Closing only the connections in it would leave the socket open for the next one.
+        """
         return bool(self._ports[line.tag]) and self._table.is_alone(line)
 
+    async def sessions(self, pairs: Collection[Pair]) -> dict[Endpoint, str]:
+        """Map the source addresses of these users' sockets to the inbound. Raises `ApiFailed`."""
+        self._keep_table()
+        if not self._api.table_is_complete:
+            await self._api.connections()
+        return self._table.places(pairs)
+
+    async def end_sessions(self, places: Mapping[Endpoint, str]) -> None:
+        """Cut the sockets from these addresses: closing connections in a session leaves the session open for more."""
+        await self._reset({flow.inode for flow in await self._ask(places.keys()) if self._leads(flow, places)})
+
+    def _leads(self, flow: Flow, places: Mapping[Endpoint, str]) -> bool:
+        return at(flow.port, self._ports[places[flow.peer]])
+
     async def _cut(self, wanted: Mapping[int, Endpoint]) -> None:
-        """End these sockets, that is those of them that are there: another one may have the place by now."""
-        there = {flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys()
-        if not there:
+        """Cut these sockets by inode, if they still exist: another socket may have the same address by now."""
+        await self._reset({flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys())
+
+    async def _reset(self, inodes: Collection[int]) -> None:
+        if not inodes:
             return
+        reactor = self._reactor
         try:
-            await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), ending.reset, self.descriptors, there)
+            await deferToThreadPool(reactor, reactor.getThreadPool(), reset.reset, self.descriptors, inodes)
         except Unreachable as error:
-            self._complain("clients keep sessions whose connections were ended: {}", error)
+            self._complain(
+                "sessions of users cannot be cut, only the connections in them; clients may keep the sessions open: {}",
+                error,
+            )
 
     def _complain(self, text: str, error: Exception) -> None:
-        """Once: it would be the same each time."""
+        """Log each warning once: it would be the same each time."""
         if text not in self._complaints:
             self._complaints.add(text)
             self.log.warn("{text}", text=text.format(error))
 
-    def _heed(self) -> None:
-        if not self._heeded:
-            self._heeded = True
-            self._api.heed(self._table, self._hear)
+    def _keep_table(self) -> None:
+        if not self._table_kept:
+            self._table_kept = True
+            self._api.keep_table(self._table, self._on_new)
 
-    def _hear(self, lines: Iterable[Line]) -> None:
+    def _on_new(self, lines: Iterable[Line]) -> None:
         for line in lines:
-            # Not whom the node knows to be in: who is just being let in may be faster than the core says yes.
-            if not self._api.bars((line.tag, line.key)):
-                try:
-                    self._arrived(line.key, line.address)
-                except Exception:  # noqa: BLE001 - logged; the stream that told of it is needed for more
-                    self.log.failure("what is done about a new connection failed")
+            # A user who is just being added may connect before the core confirms it: so only barred users are cut.
+            if self._api.bars(line.pair):
+                self._end_soon(line)
+                continue
+            try:
+                self._arrived(line.key, line.address)
+            except Exception:  # noqa: BLE001 - logged; the stream is needed for more
+                self.log.failure("handling a new connection failed: the limits of its user may not apply to it")
+
+    def _end_soon(self, line: Line) -> None:
+        """Cut the socket of a removed user, if it is theirs alone, once the core has closed the connection in it."""
+        if self._is_socket(line):
+            if not self._unwanted:
+                self._reactor.callLater(CLOSING, self._end_unwanted)
+            self._unwanted[line.source] = line.tag
+
+    def _end_unwanted(self) -> None:
+        places, self._unwanted = self._unwanted, {}
+        ended = Deferred.fromCoroutine(self.end_sessions(places))
+        ended.addErrback(lambda failure: self.log.failure("sessions of removed users could not be cut", failure))
 
 
 def _live(line: Line, flow: Flow | None, now: float) -> Live:
-    """As the kernel knows the client's socket; without one, as the core tells of the bytes.
+    """Build the connection from the kernel's data of the client's socket, or else from the core's byte counts.
 
-    The handle has the socket in it: the next one from the same port, which clients may choose, is another connection.
+    The handle contains the inode: a later socket from the same port, which clients can choose, is another connection.
     """
     if flow is None:
         silent, handle = max(0.0, now - line.moved), bytes(_INODE) + line.handle
@@ -170,7 +226,7 @@ def _live(line: Line, flow: Flow | None, now: float) -> Live:
 
 
 def _inode_of(handle: Handle) -> int:
-    """0: it has no socket of its own, or none that is known."""
+    """Return the inode in a handle; 0 if the connection has no socket of its own, or none that is known."""
     return int.from_bytes(handle[:_INODE])
 
 

@@ -1,9 +1,9 @@
-"""The sing-box driver: a configuration is read by the core itself and taken over."""
+"""The sing-box driver: has the core parse a configuration, and makes a plan of the result."""
 
 from __future__ import annotations
 
 from drivers.process import readiness as starting
-from drivers.process.known import Allowed
+from drivers.process.allowlist import Allowed
 from drivers.process.planned import Core
 from drivers.sing_box import config, files
 from drivers.sing_box.executable import counts, installation

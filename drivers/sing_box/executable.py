@@ -1,4 +1,4 @@
-"""The sing-box on this machine."""
+"""Find the sing-box executable on this machine, and what it was built with."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def installation(host: Host) -> Installation:
 
 
 def counts(executable: Executable) -> bool:
-    """It was built with v2ray_api, whose counters are exact."""
+    """Whether the executable was built with v2ray_api, whose counters are exact."""
     tags = next((line.removeprefix("Tags: ") for line in executable.lines if line.startswith("Tags: ")), "")
     return "with_v2ray_api" in tags.split(",")

@@ -1,4 +1,4 @@
-"""Files of the machine that a configuration names: refused where the operator does not allow them. Pure, but for links.
+"""Find the files that a configuration names, and refuse those that the operator does not allow. Pure, but for links.
 
 Names of keys: `option/*.go` of sing-box 1.14.1.
 """
@@ -10,39 +10,43 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivers.process.confinement import Touched
-from drivers.process.named import Named, is_abstract, readable, texts
+from drivers.process.named_files import Named, is_abstract, readable, texts
 from drivers.process.paths import Paths
 from node.errors import InvalidConfig
 
 Json = dict[str, Any]
 
-# Keys of files end like this, …
+# Keys whose values are files end like this, …
 _FILE = re.compile(r"(.*_)?(path|files?|directory)")
-# … but for those that the node has set by itself, or that are no file of this machine.
+# … except for keys that the node itself has set, or whose values are not files of this machine.
 _NO_FILE = ("process_path", "tcp_multi_path", "data_directory", "state_directory", "path")
-# Options of a plugin, as the core reads them (`transport/sip003/args.go`): each, and its name and what it is set to.
+# The options of a plugin, as the core parses them (`transport/sip003/args.go`): one option, its name and value.
 _OPTION = re.compile(r"(?:\\.|[^\\;])++", re.DOTALL)
 _SET = re.compile(r"((?:\\.|[^\\=])++)=(.*)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-# Where `path` is one.
+# Places where the key `path` names a file.
 _LISTS = re.compile(r"route\.rule_set\[\d+\]\.path(\[\d+\])?")
 _HOSTS = re.compile(r"dns\.servers\[\d+\]\.path(\[\d+\])?")
 _SERVED = re.compile(r"\.masquerade\.directory$")
-# Ports of TCP: those that have names like these, those of ACME's challenges, and that of systemd-resolved's stand-in.
+# TCP ports: values of keys like these, those of ACME challenges, and that of the replacement for systemd-resolved.
 _PORT = re.compile(r"listen_port|alternative_(http|tls)_port")
 _CHALLENGES = (80, 443)
 _RESOLVED = 53
 
 
 def asked(tree: Json, paths: Paths, unconfined: str | None) -> Touched:
-    """What a configuration names. Raises `InvalidConfig` for a file that it must not name."""
+    """Return the files, ports and sockets that a configuration names. Raises `InvalidConfig` for a forbidden file."""
     plugged = list(_of_plugins(tree))
     for named in (*texts(tree), *plugged):
         if named.text and _is_file(named):
             if unconfined is not None and _SERVED.search(named.place):
-                raise InvalidConfig(f"{named.place}: a directory is not served to strangers here: {unconfined}")
+                raise InvalidConfig(
+                    f"{named.place}: a core that is not confined may not serve a directory: {unconfined}"
+                )
             if "$" in named.text:
-                raise InvalidConfig(f"{named.place}: {named.text!r} has a $, where the core could read another path")
+                raise InvalidConfig(
+                    f"{named.place}: {named.text!r} contains a $, which the core may expand to another path"
+                )
             paths.require(named.text, named.place)
     found = (range(port, port + 1) for port in sorted(set(_ports(tree))))
     files = readable(tree, paths) | {named.text for named in plugged}
@@ -50,7 +54,7 @@ def asked(tree: Json, paths: Paths, unconfined: str | None) -> Touched:
 
 
 def _of_plugins(tree: Json) -> Iterator[Named]:
-    """The certificates that options of the plugins of Shadowsocks name."""
+    """The certificates in the options of Shadowsocks plugins."""
     for named in texts(tree):
         if named.key == "plugin_opts":
             for found in filter(None, map(_SET.fullmatch, _OPTION.findall(named.text))):
@@ -63,12 +67,12 @@ def _is_file(named: Named) -> bool:
     if named.key in _NO_FILE:
         return bool(_LISTS.fullmatch(named.place) or _HOSTS.fullmatch(named.place))
     if named.key == "config_path" and named.place.startswith("services["):
-        return False  # derp's key, which the node keeps
+        return False  # derp's key: the node sets this path
     return _FILE.fullmatch(named.key) is not None
 
 
 def _ports(value: Any) -> Iterator[int]:
-    """Where it may listen, by whatever part of it."""
+    """The TCP ports that any part of the configuration may listen on."""
     rest = [value]
     while rest:
         some = rest.pop()

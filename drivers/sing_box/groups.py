@@ -1,4 +1,4 @@
-"""What sing-box tells of its groups of outbounds. Pure."""
+"""Read outbound latencies from the groups that sing-box reports. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measures(tree: dict[str, Any]) -> bool:
 
 
 def latencies(groups: Iterable[Group]) -> list[Latency]:
-    """Of each outbound that a group tests, once. One that failed its last test has no time: the core forgets it."""
+    """Return the latency of each outbound in a urltest group, once. After a failed test the core reports no time."""
     items = {item.tag: item for group in groups if group.type == URL_TEST for item in group.items}
     return [_latency(item) for item in items.values()]
 
@@ -31,7 +31,7 @@ def _latency(item: GroupItem) -> Latency:
     return Latency(
         name=item.tag,
         alive=bool(seen),
-        # 0 is for who does not answer: one that takes less than a millisecond takes one.
+        # 0 means no answer: less than a millisecond is reported as one.
         delay=max(item.url_test_delay, int(bool(seen))),
         link=item.tag,
         last_seen_time=seen,

@@ -1,4 +1,4 @@
-"""What a configuration of sing-box listens on, and what of it one process at a time can have. Pure."""
+"""Where the inbounds of a sing-box configuration listen, and which parts only one process can have. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from drivers.process.exclusive import interface, wireguard
 
 Json = dict[str, Any]
 
-# What of an inbound says on which socket it listens.
+# The options of an inbound that determine its socket.
 _SOCKET = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")
-# Types that take UDP alone, and have sessions there, …
+# Types that use UDP only, with sessions, …
 _QUIC = ("hysteria", "hysteria2", "tuic")
-# … those that take TCP and UDP if their `network` does not say otherwise.
+# … types that use TCP and UDP unless their `network` names one, …
 _BOTH = ("shadowsocks", "direct", "naive", "tproxy")
-# … and those whose datagrams stand for themselves.
+# … and types whose datagrams are independent of each other.
 _APART = ("shadowsocks", "direct")
+# Transports that carry many requests over one connection.
+_MANY = ("http", "grpc")
 
 
 def listens(tree: Json) -> Mapping[int, frozenset[str]]:
-    """By port how inbounds listen there."""
+    """Map each port to the socket options of the inbounds there."""
     found: dict[int, frozenset[str]] = {}
     for inbound in _bound(tree):
         here = json.dumps({key: inbound.get(key) for key in _SOCKET})
@@ -30,7 +32,7 @@ def listens(tree: Json) -> Mapping[int, frozenset[str]]:
 
 
 def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
-    """Inbounds at one address: the kernel would give what comes there to either of them."""
+    """Yield pairs of inbounds with the same address: the kernel would give connections to either of them."""
     taken: dict[tuple[str, int, str], Json] = {}
     for inbound in _bound(tree):
         for network in _networks(inbound):
@@ -40,30 +42,42 @@ def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
 
 
 def tcp(tree: Json) -> list[Json]:
-    """The inbounds that take TCP."""
+    """Return the inbounds that accept TCP."""
     return [inbound for inbound in _bound(tree) if "tcp" in _networks(inbound)]
 
 
 def shared(tree: Json) -> frozenset[str]:
-    """Inbounds where a connection may be of others than one user.
+    """Return the tags of inbounds where a connection may belong to several users, or to none.
 
-    It may carry many requests, a reverse proxy's those of many users; and who is nobody's user is led to a fallback.
+    A connection that carries many requests may be a reverse proxy's, with those of many users; and connections without
+    a credential go to a fallback.
     """
     return frozenset(inbound["tag"] for inbound in _bound(tree) if _is_shared(inbound))
 
 
 def _is_shared(inbound: Json) -> bool:
-    many = (inbound.get("transport") or {}).get("type") in ("http", "grpc")
+    many = (inbound.get("transport") or {}).get("type") in _MANY
     return many or bool(inbound.get("fallback") or inbound.get("fallback_for_alpn"))
 
 
+def multiplexed(tree: Json) -> frozenset[str]:
+    """Return the tags of TCP inbounds where clients keep connections open and open streams in them on demand."""
+    detours = {inbound["detour"]: inbound for inbound in tree.get("inbounds", []) if inbound.get("detour")}
+    return frozenset(one["tag"] for one in tcp(tree) if _keeps_open(one) or _keeps_open(detours.get(one["tag"], {})))
+
+
+def _keeps_open(inbound: Json) -> bool:
+    kept = inbound.get("type") in ("anytls", "naive") or (inbound.get("transport") or {}).get("type") in _MANY
+    return kept or bool((inbound.get("multiplex") or {}).get("enabled"))
+
+
 def datagrams(tree: Json) -> frozenset[int]:
-    """The ports where datagrams stand for themselves, if any come."""
+    """Return the UDP ports where each datagram is independent of the others."""
     return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] in _APART)
 
 
 def sessions(tree: Json) -> frozenset[int]:
-    """The ports where clients have sessions by UDP, if any come by that."""
+    """Return the UDP ports where clients have sessions."""
     some = (inbound for inbound in _bound(tree) if _is_quic(inbound) or inbound["type"] == "naive")
     return frozenset(inbound["listen_port"] for inbound in some)
 
@@ -85,22 +99,22 @@ def _is_quic(inbound: Json) -> bool:
 
 
 def exclusive(tree: Json, directories: Collection[str]) -> Iterator[str]:
-    """Network interfaces, keys of peers, ports of services, and `directories` that a core keeps things in, in words."""
+    """Yield, in words, what only one process can have: interfaces, peers' keys, services' ports, `directories`."""
     for endpoint in tree.get("endpoints", []):
         tag, kind = endpoint["tag"], endpoint.get("type")
-        yield wireguard(tag) if kind == "wireguard" else f"the {kind} endpoint {tag!r} can be live in one process only"
+        yield wireguard(tag) if kind == "wireguard" else f"only one process can run the {kind} endpoint {tag!r}"
     for inbound in tree.get("inbounds", []):
         if inbound["type"] == "tun":
             yield interface(inbound["tag"])
-    # Some listen without saying where: resolved has a port of its own.
+    # Some services listen on ports that are not in the configuration, such as resolved.
     for service in tree.get("services", []):
-        yield f"the service {service.get('type')} can be in one process at a time"
+        yield f"only one process can run the service {service.get('type')}"
     if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}, directories):
-        yield "certificates by ACME, or what else the core keeps on disk, one process at a time can have"
+        yield "only one process can use what the core keeps on disk: ACME certificates and other state"
 
 
 def _keeps(value: Any, directories: Collection[str]) -> bool:
-    """Whether something in it has a directory of its own."""
+    """Whether something in this value names one of the directories' keys."""
     if isinstance(value, dict):
         return any(key in directories for key in value) or any(_keeps(some, directories) for some in value.values())
     return isinstance(value, list) and any(_keeps(some, directories) for some in value)

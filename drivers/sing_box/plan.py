@@ -1,4 +1,4 @@
-"""A configuration of sing-box, ready to be run: built and checked by the core, launched with users."""
+"""A parsed sing-box configuration: have the core check it, launch it with users, or recover a running core."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from drivers.process.shared import watch
 from drivers.sing_box import config
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
+from drivers.sing_box.detours import Detours
 from drivers.sing_box.executable import counts
-from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
 from drivers.sockets.reuseport import is_of_knock
@@ -24,7 +24,7 @@ from node.contract.accounts import Accounts
 from node.errors import CoreFailed
 from protos.handover_pb2 import SingBoxRun
 
-# Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
+# The descriptor from which the core reads the file of live users, so that their keys are not in any directory.
 _ROLL = 3
 
 
@@ -36,7 +36,7 @@ class SingBoxPlan(Planned[config.Plan]):
         await look(core, "check", stdin=await self._rendered(_endpoint(core, self.made), target))
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
-        # As it is now: users change while the core comes up.
+        # A copy: users change while the core starts.
         started = {tag: dict(accounts) for tag, accounts in target.items()}
         executable = await self._executable()
         endpoint = _endpoint(executable, self.made)
@@ -47,7 +47,7 @@ class SingBoxPlan(Planned[config.Plan]):
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)
-        api = Api(self._host.reactor, endpoint, self.made.live, Fronts(self.made.fronts))
+        api = Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
         await self._ready(core, api, endpoint, seconds)
         return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
@@ -59,13 +59,13 @@ class SingBoxPlan(Planned[config.Plan]):
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         recover(self._host.reactor, core, found.process)
         watch(core, self._sharing)
-        api = Api(self._host.reactor, endpoint, self.made.live, Fronts(self.made.fronts))
+        api = Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
         api.go_on(found)
         files = Files.unpacked(found.files)
         run = SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, users, files)
         run.go_on(found)
         if not await run.answers(ANSWER):
-            raise CoreFailed("the core that was left does not answer")
+            raise CoreFailed("the core that the previous node left running does not answer")
         await api.begin()
         if found.process.adopted:
             await run.take_stock()
@@ -75,10 +75,10 @@ class SingBoxPlan(Planned[config.Plan]):
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
 
     async def _ready(self, core: CoreProcess, api: Api, endpoint: config.Endpoint, seconds: float) -> None:
-        """Wait until the core answers. Raises as `starting.ready`, and leaves no process."""
+        """Wait until the core answers. Raises as `starting.ready`; then the process has ended."""
 
         async def answers() -> bool:
-            # A call is dear for a question that is asked this often, and takes its time from the core.
+            # A gRPC call is expensive for a check that is made this often, and takes processor time from the core.
             return is_open(endpoint.port) and await api.ready(starting.CALL)
 
         try:
@@ -86,7 +86,7 @@ class SingBoxPlan(Planned[config.Plan]):
             await api.begin()
         except BaseException:
             try:
-                await core.stop()
+                await core.end()
             finally:
                 await api.close()
             raise
@@ -96,13 +96,14 @@ def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
     try:
         return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
     except OSError as error:
-        raise CoreFailed(f"the core cannot have a port for its API: {error}") from error
+        raise CoreFailed(f"there is no port for the core's API: {error}") from error
 
 
 def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
-    """Where the APIs are is in no log, nor that they are closed twice, nor connections of ours.
+    """Make a filter of the core's log lines.
 
-    Users have their own names there; where they connect to is told, however they call it.
+    It drops lines that show the addresses or the secret of the APIs, and those about the node's own connections, and
+    replaces labels by users' names. Lines about users' connections stay, whatever address they connect to.
     """
     where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
     telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")

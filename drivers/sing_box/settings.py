@@ -1,4 +1,4 @@
-"""What an operator says of sing-box."""
+"""The settings of the sing-box driver."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
-"""What the node relies on in a configuration of sing-box, where the core's own print of it always has it. Pure."""
+"""Check the types of values in a sing-box configuration that the node relies on. Pure.
+
+The output of `sing-box format` always has these types.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from drivers.process.known import shown
+from drivers.process.allowlist import shown
 from node.errors import InvalidConfig
 
-# A type, a list of one shape, or an object whose members, where they are there, have theirs.
+# A type, a list whose items all have one shape, or an object with the shapes of its optional members.
 Shape = type | tuple[type, ...] | list[Any] | Mapping[str, Any]
 
-# Levels of lists and objects; sing-box nests rules in rules.
+# The deepest allowed nesting of lists and objects; sing-box nests rules in rules.
 DEEPEST = 100
 _TYPED = {"type": str, "tag": str}
 _HANDLER = {**_TYPED, "transport": {"type": str}}
@@ -40,8 +43,8 @@ SHAPE: Shape = {
 
 
 def check(tree: Any) -> None:
-    """Raises `InvalidConfig` for what is not as the node relies on it, or nested deeper than DEEPEST."""
-    _check(tree, SHAPE, "it")
+    """Raises `InvalidConfig` for a value of the wrong type, or nesting deeper than DEEPEST."""
+    _check(tree, SHAPE, "")
     level: list[Any] = [tree]
     for _ in range(DEEPEST):
         level = [item for value in level for item in _within(value)]
@@ -70,4 +73,7 @@ def _check(value: Any, shape: Shape, where: str) -> None:
 
 def _is(value: Any, kinds: type | tuple[type, ...], where: str) -> None:
     if not isinstance(value, kinds) or (kinds is int and isinstance(value, bool)):
-        raise InvalidConfig(f"the node cannot read this configuration: {where} is {shown(str(value))}")
+        place = where.removeprefix(".") or "the configuration"
+        raise InvalidConfig(
+            f"the node cannot parse this configuration: {place} has the wrong type: {shown(str(value))}"
+        )

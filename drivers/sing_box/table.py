@@ -1,8 +1,8 @@
-"""Which connections are open, by user and by where they come from, out of the core's stream of connections. Pure.
+"""Track open connections by user and source address, from the core's stream of connections. Pure.
 
-The stream leaves events out when there are many or its reader is slow, and may say an end twice (see `tally`). What it
-left out is in the next list: of all that are open, which every stream begins with. A connection whose beginning was
-left out shows by its updates, and is known by the list that is asked for then.
+The stream omits events when there are many or its reader is slow, and may repeat an end (see `tally`). The next list
+of open connections makes up for omitted events: every stream begins with one. A connection whose beginning was omitted
+is noticed by its updates; then a list is requested.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from drivers.sing_box.fronts import pair_of, source_of
+from drivers.sing_box.detours import Pair, pair_of, source_of
 from drivers.sing_box.tally import CLOSED
 from drivers.sockets.connections import Endpoint
 from node.contract.connections import Address, Handle
@@ -19,16 +19,18 @@ from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
 
 K = TypeVar("K", bound=Hashable)
 
-# Ends that are remembered: what a list says that was made before one of them does not bring it back.
+# Ended connections to remember: a list that was made before an end does not bring the connection back.
 REMEMBERED = 10_000
+# Source addresses to remember from which a client may keep an idle session.
+SESSIONS = 50_000
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """What a user has open from one place by one inbound: a TCP connection of theirs, or a session over UDP.
+    """A user's open TCP connection or UDP session from one address and port through one inbound.
 
-    `ids` are the core's connections over it: several where the client puts them together. `up`, `down`: bytes of those
-    that there are and were since it is known. `moved`: when one was seen last.
+    `ids` are the core's connections in it: several where the client multiplexes. `up`, `down`: their bytes since the
+    line is known. `moved`: the time of the last new connection or bytes.
     """
 
     tag: str
@@ -44,12 +46,16 @@ class Line:
     def address(self) -> Address:
         return self.source[:-2]
 
+    @property
+    def pair(self) -> Pair:
+        return self.tag, self.key
+
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """One of the core's connections. No line: of nobody whom the node lets in, or from no address.
+    """One of the core's connections. It has no line if its user is not managed, or its source is not an address.
 
-    `number`: the how manieth it was to become known. `up`, `down`: its bytes that its line has.
+    `number`: the value of `Table.number` when it became known. `up`, `down`: its bytes that are added to its line.
     """
 
     line: Line | None
@@ -58,7 +64,7 @@ class _Flow:
     down: int = 0
 
     def carry(self, up: int, down: int, now: float) -> None:
-        """So much more."""
+        """Add bytes to the flow and its line."""
         if self.line is not None and (up > 0 or down > 0):
             self.up, self.down = self.up + up, self.down + down
             self.line.up, self.line.down = self.line.up + up, self.line.down + down
@@ -66,19 +72,23 @@ class _Flow:
 
 
 class Table:
-    """`tags` are the inbounds whose users count."""
+    """The open connections of managed inbounds `tags`; in those `multiplexed` clients keep sessions for streams."""
 
-    def __init__(self, tags: Collection[str]) -> None:
+    def __init__(self, tags: Collection[str], multiplexed: Collection[str] = ()) -> None:
         self._tags = tuple(tags)
+        self._multiplexed = frozenset(multiplexed)
+        # For multiplexed inbounds: the last user from each address, and the addresses where a user is the last.
+        self._last: dict[Endpoint, Pair] = {}
+        self._sessions: dict[Pair, set[Endpoint]] = {}
         self._places = {tag: number.to_bytes(2) for number, tag in enumerate(self._tags)}
         self._flows: dict[str, _Flow] = {}
         self._ended: dict[str, None] = {}
         self._lines: dict[Handle, Line] = {}
         self._by_key: dict[str, set[Handle]] = {}
         self._by_source: dict[Endpoint, set[Handle]] = {}
-        # How many connections there were to know so far.
+        # How many connections have become known so far.
         self.number = 0
-        # Whether a list is needed: nothing is known yet, or something was left out.
+        # Whether a list is needed: there was none yet, or the stream omitted something.
         self.lacks = True
 
     def __len__(self) -> int:
@@ -94,28 +104,44 @@ class Table:
         return self._lines.get(handle)
 
     def is_free(self, source: Endpoint) -> bool:
-        """Whether nobody has anything open from that place."""
+        """Whether no line comes from that address."""
         return source not in self._by_source
 
     def is_alone(self, line: Line) -> bool:
-        """Whether nobody else comes from that place: clients of a proxy do, and who makes up where they come from."""
+        """Whether no other line comes from its address.
+
+        Clients of one proxy share an address, and clients may forge one (X-Forwarded-For).
+        """
         return len(self._by_source[line.source]) == 1
 
+    def places(self, pairs: Collection[Pair]) -> dict[Endpoint, str]:
+        """Map the source addresses of these users, and of their possible idle sessions, to the inbound.
+
+        Addresses that they share with other users are left out.
+        """
+        lines = [line for line in self.of({key for _, key in pairs}) if line.pair in pairs]
+        found = {source: pair[0] for pair in pairs for source in self._sessions.get(pair, ())}
+        found |= {line.source: line.tag for line in lines}
+        return {source: tag for source, tag in found.items() if self._pairs_at(source) <= set(pairs)}
+
+    def _pairs_at(self, source: Endpoint) -> set[Pair]:
+        return {self._lines[handle].pair for handle in self._by_source.get(source, ())}
+
     def take(self, message: ConnectionEvents, now: float) -> list[Line]:
-        """What the stream that is followed says as it goes on. Returns what is new, a line for each connection."""
+        """Process events of the followed stream. Returns the line of each new connection."""
         return [line for event in message.events if (line := self._take(event, now)) is not None]
 
     def renew(self, message: ConnectionEvents, number: int, now: float) -> list[Line]:
-        """What a stream begins with: all that are open. `number` was so much when it was asked for."""
+        """Process a list of all open connections. `number`: the value of `Table.number` when it was requested."""
         listed = {event.id: event.connection for event in message.events}
         for id, flow in [*self._flows.items()]:
             if id not in listed and flow.number <= number:
-                self._drop(id)  # not for good: should it be in a later list, it is open
+                self._drop(id)  # not remembered as ended: a later list may still have it
         self.lacks = False
         return [line for id, connection in listed.items() if (line := self._see(id, connection, now)) is not None]
 
     def _see(self, id: str, connection: Connection, now: float) -> Line | None:
-        """As it is in a list, with its sums."""
+        """Process a connection of a list, which has its sums."""
         if connection.closed_at:
             self._end(id, connection, now)
         elif self._is_new(id):
@@ -131,7 +157,7 @@ class Table:
         elif connection is None:
             self.lacks |= self._is_new(event.id)
         elif self._is_new(event.id):
-            return self._begin(connection, 0, 0, now)  # what it has carried so far is in the first update, too
+            return self._begin(connection, 0, 0, now)  # its first update repeats the bytes so far
         return None
 
     def _is_new(self, id: str) -> bool:
@@ -145,7 +171,19 @@ class Table:
         if line is not None:
             line.ids.add(connection.id)
             line.moved = now
+            if line.tag in self._multiplexed:
+                self._remember(line)
         return line
+
+    def _remember(self, line: Line) -> None:
+        before = self._last.pop(line.source, line.pair)
+        if before != line.pair:
+            _discard(self._sessions, before, line.source)
+        self._last[line.source] = line.pair
+        self._sessions.setdefault(line.pair, set()).add(line.source)
+        if len(self._last) > SESSIONS:
+            oldest = next(iter(self._last))
+            _discard(self._sessions, self._last.pop(oldest), oldest)
 
     def _line(self, connection: Connection, now: float) -> Line | None:
         (tag, key), source = pair_of(connection), source_of(connection)
@@ -163,11 +201,11 @@ class Table:
         return self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
 
     def place_of(self, handle: Handle) -> tuple[str, Endpoint]:
-        """By which inbound and from where the line came that had this handle, which may be forgotten by now."""
+        """Return the inbound and source address in a handle, whose line may be gone by now."""
         return self._tags[int.from_bytes(handle[:2])], handle[3 : 3 + handle[2]]
 
     def _end(self, id: str, connection: Connection | None, now: float) -> None:
-        """It is over, whatever an older list says."""
+        """Note the end of a connection, so that an older list does not bring it back."""
         self._ended[id] = None
         if len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]

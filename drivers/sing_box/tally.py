@@ -1,8 +1,8 @@
-"""Bytes out of the core's stream of connections, for builds without counters. Pure.
+"""Sum traffic from the core's stream of connections, for builds without counters. Pure.
 
-The stream leaves events out when there are many or its reader is slow, and may say a close twice (sing-box's `daemon`
-package): so what counts is the largest sum that was seen of a connection, and its end is remembered for a while. What
-a stream left out is in the list that the next one begins with: all that are open, and the last 1,000 that ended.
+The stream omits events when there are many or its reader is slow, and may repeat a close (sing-box's `daemon`
+package). So the largest sum seen of a connection counts, and its end is remembered for a while. The list at the start
+of the next stream makes up for omitted events: all open connections, and the last 1,000 that ended.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from protos.handover_pb2 import Tally as Packed
 from protos.sing_box_pb2 import Connection, ConnectionEvents
 
 CLOSED = 2
-# Closed connections that are remembered: the core repeats the last 1,000 when a stream begins.
+# Closed connections to remember: the core repeats the last 1,000 at the start of a stream.
 REMEMBERED = 10_000
-# Connections that a stream remembers beyond those that are open, before it forgets whose ends were left out.
+# Connections that a stream remembers beyond twice the open ones, before it drops those that are not open.
 SPARE = 1_000
 
 
 @dataclass
 class _Known:
-    """What is known of one connection: the counters it belongs to, and its bytes."""
+    """One connection: the counters it belongs to, and its bytes."""
 
     names: tuple[tuple[Scope, str], ...]
     up: int = 0
@@ -32,38 +32,38 @@ class _Known:
 
 
 class Tally:
-    """Cumulative counters, by the names that cores have for them. Users of `live` inbounds are counted elsewhere."""
+    """Cumulative counters by the cores' names. Users of `live` inbounds are counted by ssm-api instead."""
 
     def __init__(self, live: Iterable[str] = ()) -> None:
         self._live = frozenset(live)
         self.counters: dict[str, int] = {}
-        # Bytes of all connections, and how many of these were seen to end.
+        # Bytes of all connections, and the number of connections that ended.
         self.carried = self.ended = 0
         self._open: dict[str, _Known] = {}
         self._closed: dict[str, _Known] = {}
 
     @property
     def open_ids(self) -> Set[str]:
-        """The connections that are open, as far as is known."""
+        """The known open connections."""
         return self._open.keys()
 
     @property
     def packed(self) -> Packed:
-        """All of it, for the next program of the node."""
+        """The whole state, for the next node process."""
         both = ([_packed(id, known) for id, known in part.items()] for part in (self._open, self._closed))
         return Packed(
             counters=self.counters, carried=self.carried, ended=self.ended, open=next(both), closed=next(both)
         )
 
     def unpack(self, packed: Packed) -> None:
-        """Go on where an earlier program of the node ended."""
+        """Restore the state of a previous node process."""
         self.counters = dict(packed.counters)
         self.carried, self.ended = packed.carried, packed.ended
         self._open = {each.id: _unpacked(each) for each in packed.open}
         self._closed = {each.id: _unpacked(each) for each in packed.closed}
 
     def see(self, id: str, connection: Connection | None, up: int, down: int, closed: bool) -> None:
-        """A connection has carried so much by now, or more."""
+        """Note that a connection has carried at least these bytes in all."""
         known = self._open.get(id) or self._closed.get(id)
         if known is None:
             if connection is None:
@@ -75,9 +75,9 @@ class Tally:
             self._close(id)
 
     def list(self, open_ids: Set[str]) -> None:
-        """These connections are open and no others: the ends of those were left out.
+        """Note that only these connections are open: the stream omitted the ends of others.
 
-        One that is wrongly taken for closed, because it began just now, is open again by the next list.
+        A connection that began just now may be closed by mistake; the next list opens it again.
         """
         for id in self._open.keys() - open_ids:
             self._close(id)
@@ -115,7 +115,7 @@ def _unpacked(counted: Counted) -> _Known:
 
 
 class Stream:
-    """One stream of events into a tally. An update says how much was added since the one before of the same stream."""
+    """One stream of events into a tally. Its updates have the bytes since the previous update of the same stream."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
@@ -130,12 +130,12 @@ class Stream:
             elif before is not None:
                 up, down = before[0] + event.uplink_delta, before[1] + event.downlink_delta
             else:
-                continue  # its beginning was left out; its end has the sum
+                continue  # its beginning was omitted; its end has the sum
             closed = event.type == CLOSED or bool(connection and connection.closed_at)
             if closed:
                 self._sums.pop(event.id, None)
             elif connection is not None and not message.reset:
-                # The core reads the sum that updates add to before the one it tells: what comes between is in both.
+                # The core reads the base of the updates before the sum in this event: bytes in between are in both.
                 self._sums[event.id] = 0, 0
             else:
                 self._sums[event.id] = up, down

@@ -1,1 +1,1 @@
-"""The sockets of another process, and what the kernel knows of them. Linux only, blocking."""
+"""Inspect and control the sockets of a child process. Linux only, blocking."""

@@ -1,6 +1,6 @@
-"""The TCP connections of a child process: who is at their other ends, and ending some of them. Linux only, blocking.
+"""List the peers of a child process's TCP connections, and close some of them. Linux only, blocking.
 
-A duplicate of the child's descriptor is the very socket.
+A duplicate of the child's descriptor refers to the same socket.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.sockets import reuseport
-from drivers.sockets.hiding import disconnect
-from drivers.sockets.rights import Unreachable, ends, take
+from drivers.sockets.pidfd import Unreachable, getfd, has_exited
+from drivers.sockets.udp_hide import disconnect
 
-# Address (4 or 16 bytes) and port (2) as they travel; an IPv4-mapped IPv6 address is its IPv4 address.
+# Address (4 or 16 bytes) and port (2 bytes) in network order; an IPv4-mapped IPv6 address as its IPv4 address.
 Endpoint = bytes
 # Ports of the child's own end.
 Ports = Sequence[range]
 
-# Where a process's descriptors are listed.
+# The descriptors of a process.
 _FILES = "/proc/{}/fd"
 _MAPPED = bytes(10) + b"\xff\xff"
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# What Python does not name of tcp_info: its state at 0, and how many milliseconds ago data was sent, and received.
+# The fields of tcp_info: the state, and how many milliseconds ago data was sent and received.
 _ESTABLISHED = 1
 _TCP_INFO = struct.Struct("=B43xI4xI48x")
-# Seconds without a byte after which nobody is at the other end of a connection: of one that is whole, and of one of
-# which one side has said its last word. Xray keeps both kinds for minutes (Shadowsocks-2022, XHTTP).
+# Seconds without a byte after which a connection counts as abandoned: an established one, and a half-closed one. Xray
+# keeps both kinds for minutes (Shadowsocks-2022, XHTTP).
 SILENT, HALF_SILENT = 300.0, 5.0
 
 
 @dataclass
 class Seen:
-    """What one look at a process found: whose connections were ended, and all peers it was connected to."""
+    """The result of one look at a process: peers whose connections were closed, and all peers."""
 
     ended: set[Endpoint] = field(default_factory=set)
     peers: set[Endpoint] = field(default_factory=set)
 
 
 def endpoint(address: str, port: int) -> Endpoint:
-    """Raises `OSError` for what is not an IP address, `OverflowError` for what is not a port."""
+    """Pack an endpoint. Raises `OSError` for an invalid address, `OverflowError` for an invalid port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return plain(socket.inet_pton(family, address)) + port.to_bytes(2)
 
 
 def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
-    """End the process's TCP connections to these peers where its own port is one of those beside them.
+    """Reset the process's TCP connections to these peers, at the local ports given for each.
 
     A process that is gone has no connections. Raises `Unreachable`.
     """
@@ -63,20 +63,24 @@ def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
     return seen
 
 
-def hang_up(pid: int, ports: Ports) -> None:
-    """End the process's TCP connections to these ports of its own, in good order. Raises `Unreachable`.
+def hang_up(pid: int, ports: Ports) -> set[int]:
+    """Shut down the process's TCP connections at these local ports. Returns their inodes. Raises `Unreachable`.
 
-    What was written to them is still sent, after the process's end too: who was served has what was counted.
+    The kernel still sends what the process has written, even after its end, so users get all that was counted. The
+    process can still read what has arrived.
     """
+    ended = set()
     for duplicate, _ in _connections(pid):
         with socket.socket(fileno=os.dup(duplicate)) as connection:
             if connection.type == socket.SOCK_STREAM and at(connection.getsockname()[1], ports):
-                with suppress(OSError):  # it ended by itself meanwhile
+                ended.add(os.fstat(duplicate).st_ino)
+                with suppress(OSError):  # closed meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
+    return ended
 
 
 def alive(pid: int, ports: Ports) -> int:
-    """How many TCP connections to these ports of its own the process has that somebody is at. Raises `Unreachable`."""
+    """Count the process's TCP connections at these local ports that are not abandoned. Raises `Unreachable`."""
     count = 0
     for duplicate, _ in _connections(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
@@ -91,14 +95,15 @@ def _is_alive(one: socket.socket) -> bool:
 
 
 def peers(pid: int) -> set[Endpoint]:
-    """Whom the process is connected to. Raises `Unreachable`."""
+    """All peers of the process's connections. Raises `Unreachable`."""
     return cut(pid, {}).peers
 
 
 def deafen(pid: int, ports: Ports, deaf: bool = True) -> None:
-    """Have the kernel drop new connections to these TCP ports, or no more: clients try again a second later.
+    """Have the kernel drop new connections to these local TCP ports, or accept them again (`deaf=False`).
 
-    With luck by then another process has the port. A closed listener would refuse them. Raises `Unreachable`.
+    Clients try again a second later, when another process may have the port; a closed listener would refuse them.
+    Raises `Unreachable`.
     """
     for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
@@ -107,25 +112,25 @@ def deafen(pid: int, ports: Ports, deaf: bool = True) -> None:
 
 
 def run_dry(pid: int, spared: Ports) -> None:
-    """Have the process read to the end on its TCP connections, but for those to these ports of its own.
+    """Have the process read an end of file on its TCP connections, except those at the local ports `spared`.
 
-    What it has read it still hands on, and counts; what it is writing is written. Raises `Unreachable`.
+    It still forwards and counts what it has read, and can still write. Raises `Unreachable`.
     """
     for duplicate, _ in _connections(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
             if one.type == socket.SOCK_STREAM and not at(one.getsockname()[1], spared):
-                with suppress(OSError):  # it ended by itself meanwhile
+                with suppress(OSError):  # closed meanwhile
                     one.shutdown(socket.SHUT_RD)
 
 
 def listens(one: socket.socket) -> bool:
-    """Whether it takes TCP connections by IP."""
+    """Whether a socket listens for TCP over IP."""
     internet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
     return internet and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
-    """A duplicate of each connected socket, open until the next is asked for, and its peer."""
+    """A duplicate of each connected socket, open until the next one, and its peer."""
     for duplicate in duplicates(pid):
         peer = _peer(duplicate)
         if peer is not None:
@@ -133,7 +138,7 @@ def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
 
 
 def duplicates(pid: int) -> Iterator[int]:
-    """A duplicate of each socket, open until the next is asked for. Raises `Unreachable`."""
+    """A duplicate of each socket of a process, open until the next one. Raises `Unreachable`."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -143,7 +148,7 @@ def duplicates(pid: int) -> Iterator[int]:
     try:
         yield from _duplicates(process, _FILES.format(pid))
     except OSError as error:
-        if not ends(process):
+        if not has_exited(process):
             raise Unreachable(error) from error
     finally:
         os.close(process)
@@ -165,11 +170,11 @@ def _duplicates(process: int, path: str) -> Iterator[int]:
 
 
 def _duplicate(process: int, names: int, name: str) -> int | None:
-    """Our descriptor for one of the process's; None if it is no socket, or closed by now."""
+    """Duplicate a descriptor of the process; None if it is not a socket, or closed by now."""
     try:
         if not os.readlink(name, dir_fd=names).startswith("socket:"):
             return None
-        return take(process, int(name))
+        return getfd(process, int(name))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -179,7 +184,7 @@ def _duplicate(process: int, names: int, name: str) -> int | None:
 
 
 def _peer(descriptor: int) -> Endpoint | None:
-    """Whom a socket is connected to by IP. Not by the socket module, which would make text of it."""
+    """The IP peer of a socket, if connected. Calls getpeername directly: the socket module would format it as text."""
     address = ctypes.create_string_buffer(128)
     size = ctypes.c_uint(128)
     if _LIBC.getpeername(descriptor, address, ctypes.byref(size)):
@@ -194,15 +199,15 @@ def _peer(descriptor: int) -> Endpoint | None:
 
 
 def plain(address: bytes) -> bytes:
-    """An address without the form that IPv4 has among IPv6's."""
+    """Reduce an IPv4-mapped IPv6 address to the IPv4 address."""
     return address.removeprefix(_MAPPED) if len(address) == 16 else address
 
 
 def _end(descriptor: int, ports: Ports) -> bool:
-    """Reset a connection under whoever holds it, if it is TCP and at one of these ports.
+    """Reset a connection of another process, if it is TCP and at one of these local ports. Returns whether it is.
 
-    Not shut down: where its end is awaited in each direction by itself, as by Shadowsocks-2022 in Xray, half of it
-    would live on.
+    A shutdown would not do: a process that awaits the end of each direction separately, as Xray does for
+    Shadowsocks-2022, would keep half of the connection.
     """
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.type != socket.SOCK_STREAM or not at(connection.getsockname()[1], ports):
@@ -210,12 +215,13 @@ def _end(descriptor: int, ports: Ports) -> bool:
         try:
             disconnect(descriptor)
         except OSError:
-            with suppress(OSError):  # it ended by itself meanwhile
+            with suppress(OSError):  # closed meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
         return True
 
 
 def at(port: int, ports: Ports) -> bool:
+    """Whether a port is in one of these ranges."""
     for some in ports:  # noqa: SIM110 - for thousands of connections at a time; `any` takes three times as long
         if port in some:
             return True

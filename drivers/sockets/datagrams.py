@@ -1,7 +1,7 @@
-"""Leads UDP to one of the processes that share an address, where each datagram stands for itself. Linux only, blocking.
+"""Steer UDP to one of the processes that share an address, for stateless datagrams. Linux only, blocking.
 
-Who has an index cannot be tried by a connection: it follows from the order in which sockets were bound, as long as the
-kernel lists no other one at the address.
+A socket's index in its group cannot be probed by a connection. It follows from the order in which sockets were bound,
+as long as the kernel lists no other socket at the address.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from drivers.sockets.group import Group, Member, Unsteerable
 from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import Address, pick
 from drivers.sockets.steering import Steering
-from drivers.sockets.unheard import Unheard
+from drivers.sockets.udp_probe import UdpProbe
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
-# Where nobody is (the port `discard`).
+# Where no program answers (the port `discard`).
 _NOBODY = {socket.AF_INET: ("127.0.0.1", 9), socket.AF_INET6: ("::1", 9)}
-# Where a table has the address of a socket, and its inode.
+# The columns of a table with a socket's address and its inode.
 _LOCAL, _INODE = 1, 9
 
 
 class Datagrams(Steering):
-    """Processes that take datagrams at the same addresses, and which of them is given new ones."""
+    """Processes that receive datagrams at the same addresses, and which of them gets new ones."""
 
     def silence(self, pid: int) -> None:
-        """Have the kernel refuse whatever comes to where this process is, as all there are about to end.
+        """Have the kernel refuse datagrams at this process's addresses, where all processes are about to exit.
 
-        A socket that is connected takes only what comes from the other end. It is in no group any more.
+        A connected socket takes only datagrams from its peer, and leaves its group.
         """
         for group, _ in list(self._of(pid)):
             for member in group.members:
-                with member.listener as one, suppress(OSError):  # an address from where there is no way to this one
+                with member.listener as one, suppress(OSError):  # no route from this address
                     one.connect(_NOBODY[one.family])
             del self._groups[group.address]
 
@@ -58,24 +58,24 @@ class _Group(Group):
 
     def find_order(self, led: int) -> None:
         self._expect_no_other()
-        unheard = Unheard([member.listener for member in self.members])
+        probe = UdpProbe([member.listener for member in self.members])
         try:
-            unheard.open()
-            self._find_order(led, unheard.goes_to, unheard.goes_to)
+            probe.open()
+            self._find_order(led, probe.goes_to, probe.goes_to)
         except OSError as error:
             raise Unsteerable(f"{self.address}: {error.strerror}") from error
         finally:
-            unheard.close()
+            probe.close()
 
     def _expect_no_other(self) -> None:
         if crowd(self.listener) != len(self.members):
-            raise Unsteerable(f"another process, too, takes datagrams on port {self.address.port}")
+            raise Unsteerable(f"another process also receives UDP on port {self.address.port}")
 
 
 def crowd(one: socket.socket) -> int:
-    """How many sockets there are at its address, whoever has them.
+    """Count the sockets of all processes at this socket's address.
 
-    The kernel's table is read in pieces, and tells of one twice when others come meanwhile.
+    The kernel's table is read in pieces, and lists a socket twice if others are bound meanwhile.
     """
     inode = str(os.fstat(one.fileno()).st_ino)
     rows = [row.split() for row in _TABLES[socket.AddressFamily(one.family)].read_text().splitlines()[1:]]

@@ -1,7 +1,6 @@
-"""The numbers by which a child process has its sockets, so that one of many is found at once. Linux only, blocking.
+"""Find a child process's sockets quickly, by a cache of their descriptor numbers. Linux only, blocking.
 
-A duplicate of such a socket is the very socket. None is ever kept: as long as somebody else has one the child's close
-tells its peer nothing.
+A duplicate refers to the same socket. None is ever kept: while one exists, the child's close does not reach its peer.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from drivers.sockets.rights import Unreachable, ends, take
+from drivers.sockets.pidfd import Unreachable, getfd, has_exited
 
 _FILES = "/proc/{}/fd"
 _SOCKET = "socket:["
 
 
 class Descriptors:
-    """Those of one process. Sockets are named by their inodes, which the kernel's lists of connections have."""
+    """The socket descriptors of one process, by the inodes that the kernel's lists of connections have."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        # By inode; the socket at a number may be another one by now.
+        # Descriptor numbers by inode; a number may have another socket by now.
         self._numbers: dict[int, int] = {}
 
     def taken(self, inodes: Collection[int]) -> Iterator[tuple[int, int]]:
-        """Each of these sockets with a duplicate of it, which is open until the next is asked for.
+        """Each of these sockets with a duplicate of it, which is open until the next one.
 
-        Those that are closed by now are left out. Raises `Unreachable`.
+        Closed sockets are left out. Raises `Unreachable`.
         """
         with self._process() as process:
             if not inodes or process is None:
@@ -54,13 +53,13 @@ class Descriptors:
         try:
             yield process
         except OSError as error:
-            if not ends(process):
+            if not has_exited(process):
                 raise Unreachable(error) from error
         finally:
             os.close(process)
 
     def _each(self, process: int, inodes: Collection[int], missed: list[int]) -> Iterator[tuple[int, int]]:
-        """Those whose number is of another socket by now go to `missed`."""
+        """As `taken`; inodes whose number has another socket by now go to `missed`."""
         for inode in inodes:
             number = self._numbers.get(inode)
             duplicate = None if number is None else _duplicate(process, number)
@@ -74,7 +73,7 @@ class Descriptors:
                     os.close(duplicate)
 
     def _look(self) -> None:
-        """Find all numbers anew: those of closed sockets are given to the next ones."""
+        """Read all numbers again: those of closed sockets are reused."""
         numbers: dict[int, int] = {}
         names = os.open(_FILES.format(self._pid), os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -85,14 +84,14 @@ class Descriptors:
                         numbers[int(target[len(_SOCKET) : -1])] = int(name)
         finally:
             os.close(names)
-        # At once, since several threads may look.
+        # In one assignment, since several threads may read it.
         self._numbers = numbers
 
 
 def _duplicate(process: int, number: int) -> int | None:
-    """Our descriptor for the process's; None if it has none of this number."""
+    """Duplicate a descriptor of the process; None if the number is not in use."""
     try:
-        return take(process, number)
+        return getfd(process, number)
     except OSError as error:
         if error.errno == errno.EBADF:
             return None

@@ -1,7 +1,7 @@
-"""The sockets that listen on one address, in the kernel's order, and to which of them new connections go. Linux only.
+"""A SO_REUSEPORT group: the listeners of one address in the kernel's order, and which gets new connections. Linux only.
 
-A duplicate of each listener is held here: nothing changes but by us, and a process that ends leaves a gap only where
-that moves nobody who is given connections.
+The node holds a duplicate of each listener: so the order changes only when the node closes one, and it does so only
+where that does not move the listener that gets connections.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drivers.sockets.reuseport import NOBODY, RESET, Address, deafen, is_at, knock, pick, pick_by_hash
+from drivers.sockets.reuseport import NO_INDEX, RESET, Address, deafen, is_at, knock, pick, pick_by_hash
 
 
 class Unsteerable(Exception):
-    """New connections cannot be led from one process to another. The text says why."""
+    """New connections cannot be steered from one process to another. The text says why."""
 
 
-# Finds out by a connection whether a listener has an index, where all others go to the second one.
+# Probes whether a listener has an index (the first number); all other connections go to the second index meanwhile.
 Way = Callable[[socket.socket, int, int], bool]
 
 
@@ -26,14 +26,14 @@ Way = Callable[[socket.socket, int, int], bool]
 class Member:
     pid: int
     listener: socket.socket
-    # A process that joined later has more.
+    # Higher for a process that joined later.
     order: int
     alive: bool = True
 
 
 @dataclass
 class Group:
-    """Who listens on one address, in the kernel's order."""
+    """The listeners on one address, in the kernel's order."""
 
     address: Address
     members: list[Member]
@@ -41,7 +41,7 @@ class Group:
 
     @property
     def listener(self) -> socket.socket:
-        """Any of them: what is set by one holds for all."""
+        """Any listener: programs set by one apply to the group."""
         return self.members[0].listener
 
     def find(self, pid: int) -> int | None:
@@ -49,9 +49,9 @@ class Group:
         return mine[0] if mine else None
 
     def expect(self, member: Member, index: int, others: int, way: Way = is_at) -> None:
-        """Make sure that it has this index."""
+        """Check that a member has this index. Raises `Unsteerable` if not."""
         if not self.has(member, index, others, way):
-            raise Unsteerable(f"another process, too, listens on port {self.address.port}")
+            raise Unsteerable(f"another process also listens on port {self.address.port}")
 
     def has(self, member: Member, index: int, others: int, way: Way = is_at) -> bool:
         try:
@@ -61,10 +61,10 @@ class Group:
             raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from error
 
     def begin(self) -> None:
-        """Make sure that the first one is alone, and keep those who come from being given connections."""
-        # Alone it is found at whichever index: at zero really, at the next one by hash.
+        """Check that the first listener is alone, and have it get all connections from now on."""
+        # A lone listener is found at any index: at 0 by the program, at 1 by hash.
         for index in range(2):
-            self.expect(self.members[0], index, NOBODY)
+            self.expect(self.members[0], index, NO_INDEX)
         pick(self.listener, 0)
 
     def admit(self, member: Member) -> None:
@@ -73,12 +73,12 @@ class Group:
         self.tidy()
 
     def find_order(self, led: int) -> None:
-        """Find out in which order the kernel has them, whom a node steered that is gone, and lead to this one.
+        """Probe the kernel's order of listeners that an earlier node process steered, and steer to the process `led`.
 
-        Or to the newest, if it is not there. Mostly the first guess is right, and new connections go on to whom they
-        went; else some may go elsewhere for a moment.
+        Or to the newest, if `led` is not there. Mostly the first guess is right and new connections go where they
+        went before; else some may go elsewhere for a moment.
         """
-        # Who is connected to meanwhile is not to wait.
+        # First by `knock`: `is_at` delays clients that connect meanwhile, and this listener may get all of them.
         self._find_order(led, knock, is_at)
 
     def _find_order(self, led: int, first: Way, way: Way) -> None:
@@ -86,7 +86,7 @@ class Group:
             self.begin()
             return
         found: dict[int, Member] = {}
-        # The newest is most often the last, too.
+        # The newest is usually the last.
         for member in sorted(self.members, key=lambda member: (member.pid != led, -member.order)):
             index = self._index_of(member, found, way if found else first)
             if not found:
@@ -98,16 +98,16 @@ class Group:
         for index in reversed(range(len(self.members))):
             if index not in found and self.has(member, index, self.current if found else index, way):
                 return index
-        raise Unsteerable(f"another process, too, listens on port {self.address.port}")
+        raise Unsteerable(f"another process also listens on port {self.address.port}")
 
     def steer(self, index: int) -> None:
         pick(self.listener, index)
         self.current = index
 
     def leave(self, index: int) -> int:
-        """Tell clients that were connected to it and not accepted, by a reset. Returns how many.
+        """Mark a listener's process as gone and reset the connections that it had not accepted. Returns how many.
 
-        Its place is kept until the next one has joined: that may listen already, and the kernel would move it there.
+        Its place is kept until the next process has joined: that may listen already, and would be moved there.
         """
         member = self.members[index]
         member.alive = False
@@ -121,16 +121,16 @@ class Group:
         return lost
 
     def tidy(self) -> None:
-        """Close listeners of processes that are gone, as far as nobody who is given connections has to move for it."""
+        """Close the listeners of gone processes, unless that would move the one that gets connections."""
         while dead := [index for index, member in enumerate(self.members) if not member.alive]:
             last = len(self.members) - 1
-            # With one other left, it is given all connections at whichever index.
+            # With just one other left, that gets all connections at any index.
             if self.current == last and self.members[last].alive and last > 1:
                 return
             self._close(dead[-1])
 
     def release(self, *, by_hash: bool = False) -> None:
-        """Let go of all of them. One who is alone then has index zero, and keeps it when another one comes."""
+        """Close all duplicates. A single live listener gets index 0 picked, and keeps it when another one joins."""
         alive = [member for member in self.members if member.alive]
         for member in self.members:
             if not member.alive:
@@ -143,7 +143,7 @@ class Group:
             member.listener.close()
 
     def _close(self, index: int) -> None:
-        """As the kernel does it: the last one moves into the gap."""
+        """Close a member; as in the kernel the last one moves into the gap."""
         last = self.members.pop()
         if index < len(self.members):
             last, self.members[index] = self.members[index], last
@@ -154,7 +154,7 @@ class Group:
 
 
 def _empty(listener: socket.socket) -> int:
-    """Reset all connections that a process which is gone has not accepted."""
+    """Accept and reset all waiting connections. Returns how many."""
     count = 0
     listener.setblocking(False)
     with suppress(OSError):  # none is left

@@ -1,4 +1,4 @@
-"""What a process listens on, and whether another one could take over from it. Linux only, blocking."""
+"""Survey the listeners of a process, and find obstacles to another process taking over. Linux only, blocking."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from drivers.sockets.connections import Ports, at, duplicates, listens
+from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address, address_of
-from drivers.sockets.rights import Unreachable
 
 _MPTCP = 262
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a process has open at some ports, and why another one could not take over from it, in words."""
+    """The sockets that a process has open at some ports, and the reasons why another could not take over."""
 
     tcp: frozenset[Address]
     udp: frozenset[Address]
-    # Unix sockets that it listens on, whatever for.
+    # All unix sockets that it listens on.
     paths: frozenset[str]
     obstacles: tuple[str, ...]
 
 
 def survey(pid: int, ports: Ports) -> Survey:
-    """What the process has open at these ports. One that is gone has nothing."""
+    """Survey the process at these ports. One that is gone has nothing."""
     seen, listeners = look(pid, ports, socket.SOCK_STREAM, socket.SOCK_DGRAM)
     for listener in listeners:
         listener.close()
@@ -36,7 +36,7 @@ def survey(pid: int, ports: Ports) -> Survey:
 
 
 def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, list[socket.socket]]:
-    """The same of TCP listeners or what takes datagrams, or both, and duplicates of them, which are the caller's."""
+    """As `survey`, for sockets of these kinds, with duplicates of them that the caller must close."""
     kept: list[socket.socket] = []
     tcp: list[Address] = []
     udp: list[Address] = []
@@ -45,7 +45,7 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
     try:
         for duplicate in duplicates(pid):
             one = socket.socket(fileno=os.dup(duplicate))
-            if one.type in kinds and (listens(one) or _takes_datagrams(one)) and at(one.getsockname()[1], ports):
+            if one.type in kinds and (listens(one) or takes_datagrams(one)) and at(one.getsockname()[1], ports):
                 (tcp if one.type == socket.SOCK_STREAM else udp).append(address_of(one))
                 obstacles += _obstacles(one)
                 kept.append(one)
@@ -61,12 +61,13 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
 
 
 def _path(one: socket.socket) -> str:
-    """Where a unix socket listens; a name that is in no file system begins with @, as people write it."""
+    """The path of a unix socket; an abstract name is written with @."""
     name = os.fsdecode(one.getsockname())
     return "@" + name.strip("\0") if name.startswith("\0") else name
 
 
-def _takes_datagrams(one: socket.socket) -> bool:
+def takes_datagrams(one: socket.socket) -> bool:
+    """Whether it is a UDP socket without a peer."""
     if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_DGRAM:
         return False
     with suppress(OSError):
@@ -76,10 +77,10 @@ def _takes_datagrams(one: socket.socket) -> bool:
 
 
 def _obstacles(one: socket.socket) -> Iterator[str]:
-    """What would keep another process of ours from joining this one's address."""
+    """The reasons why another process of ours could not join this socket's address."""
     if not one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
-        yield f"{address_of(one)} is not open to a second process (its socket lacks SO_REUSEPORT)"
+        yield f"{address_of(one)} cannot be shared with a second process (its socket lacks SO_REUSEPORT)"
     if one.proto == _MPTCP:
-        yield f"{address_of(one)} speaks Multipath TCP, which the kernel does not steer"
+        yield f"{address_of(one)} listens with Multipath TCP, which the kernel cannot steer"
     if os.fstat(one.fileno()).st_uid != os.geteuid():
-        yield f"{address_of(one)} belongs to another user"
+        yield f"{address_of(one)} belongs to another user of the machine"

@@ -1,6 +1,6 @@
-"""Holds TCP sockets of a child process to a speed. Linux only, blocking.
+"""Limit the speed of a child process's TCP sockets. Linux only, blocking.
 
-It takes no capability, and no queue discipline: TCP paces itself.
+It takes no capability and no queue discipline: TCP paces itself.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Callable, Mapping
 
 from drivers.sockets.descriptors import Descriptors
 
-# Of include/uapi/asm-generic/socket.h and linux/tcp.h.
+# From include/uapi/asm-generic/socket.h and linux/tcp.h.
 _SO_MAX_PACING_RATE, _SO_BUF_LOCK, _TCP_NOTSENT_LOWAT = 47, 72, 25
 _RATE = struct.Struct("@L")
 _ANY_RATE = 2 ** (8 * _RATE.size) - 1
-# Bytes that a process may write ahead of what is sent: else what it has written by then takes seconds to get out.
+# Bytes that a process may write ahead of the sent ones: else those written before the limit take seconds to leave.
 AHEAD = 131_072
-# Bytes that a client may have under way at most; the kernel goes up to that by itself again.
+# The receive buffer of a socket without a limit: the kernel tunes the window up to it.
 WIDE = 8 * 2**20
-# What is said of sockets that have ended.
+# Errors of sockets that have ended.
 _ENDED = (errno.ENOTCONN, errno.EINVAL)
 
-# What is done to a socket, by the value that it is to have; None takes away.
+# Sets a limit of a socket; None removes it.
 Setting = Callable[[socket.socket, int | None], None]
 
 
 def pace(one: socket.socket, rate: int | None) -> None:
-    """Have it send at most so many bytes a second. What a listener accepts from then on has the same."""
+    """Limit sending to so many bytes a second. Connections that a listener accepts later inherit it."""
     one.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, AHEAD if rate else 0)
     one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(min(rate or _ANY_RATE, _ANY_RATE)))
 
 
 def narrow(one: socket.socket, window: int | None) -> None:
-    """Have it take at most so many bytes at once."""
+    """Limit the receive buffer to so many bytes, and so the window of the client."""
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window or WIDE)
     if window is None:
         try:
@@ -45,9 +45,9 @@ def narrow(one: socket.socket, window: int | None) -> None:
 
 
 def set_all(descriptors: Descriptors, wanted: Mapping[int, int | None], setting: Setting) -> set[int]:
-    """Have sockets of a process, by inode, be so. Returns which are; others it has not, or no more.
+    """Apply a setting to sockets of a process, by inode. Returns those set; the others do not exist any more.
 
-    Raises `Unreachable`, and `OSError` if the kernel refuses it.
+    Raises `Unreachable`, and `OSError` if the kernel refuses the setting.
     """
     done = set()
     for inode, duplicate in descriptors.taken(wanted):
@@ -57,7 +57,7 @@ def set_all(descriptors: Descriptors, wanted: Mapping[int, int | None], setting:
 
 
 def _set(descriptor: int, value: int | None, setting: Setting) -> bool:
-    """Whether it is so now."""
+    """Apply a setting. Returns False if the socket has ended."""
     one = socket.socket(fileno=descriptor)
     try:
         setting(one, value)

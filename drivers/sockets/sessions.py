@@ -1,8 +1,8 @@
-"""Leads UDP from one process to another where clients have sessions with the one they met. Linux only, blocking.
+"""Move UDP clients with sessions from one process to the next. Linux only, blocking.
 
-A session is in one process, and no datagram says in which. So sessions are not handed over but ended: for a moment
-nobody is at the address, which the kernel tells every client that sends something (drivers.sockets.hiding), and clients
-begin anew, with the next process.
+A session belongs to one process, and a datagram does not show to which. So sessions are ended, not handed over: for a
+moment all sockets at the address are hidden (drivers.sockets.udp_hide), the kernel answers datagrams with ICMP port
+unreachable, and clients start new sessions, with the next process.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drivers.sockets import left
+from drivers.sockets import packing
 from drivers.sockets.connections import Ports
 from drivers.sockets.datagrams import crowd
 from drivers.sockets.group import Unsteerable
-from drivers.sockets.hiding import hide, interface_of, is_hidden, show
 from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
+from drivers.sockets.udp_hide import hide, interface_of, is_hidden, show
 from protos.handover_pb2 import Reach, Sharing, Spot
 
-# Seconds in which a client that is at work sends something.
+# Seconds without a socket at the address; an active client sends something in this time.
 DARK = 0.3
 
 
 @dataclass
 class Place:
-    """Who is at one address. `others` are duplicates of what those have there whom clients do not find: all hidden.
+    """One address: the process with the visible socket (`current`), and duplicates of the hidden ones of `others`.
 
-    None is kept of the one whom they find: when it dies they are to be told at once.
+    No duplicate of the visible socket is kept: when its process dies, clients get port unreachable at once.
     """
 
     address: Address
@@ -43,27 +43,27 @@ class Place:
     def admit(self, pid: int, one: socket.socket) -> None:
         self.others[pid] = one
         if crowd(one) > len(self.others) + (self.current is not None):
-            raise Unsteerable(f"another process, too, takes datagrams on port {self.address.port}")
+            raise Unsteerable(f"another process also receives UDP on port {self.address.port}")
         if self.current is None:
             self.hold(pid)
         else:
             hide(one)
 
     def hold(self, pid: int) -> None:
-        """This one is found, whoever else comes."""
+        """Keep this process's socket the visible one, even if others join the address."""
         try:
             _hold(self.others[pid], self.address)
         finally:
             self._settle(pid)
 
     def darken(self) -> None:
-        """Have clients find nobody."""
+        """Hide all sockets at the address."""
         self.current = None
         for one in self.others.values():
             hide(one)
 
     def lighten(self, pid: int) -> None:
-        """Have clients find this one."""
+        """Show this process's socket."""
         show(self.others[pid], self.address.interface)
         self._settle(pid)
 
@@ -83,16 +83,16 @@ class Place:
 
 
 class Sessions:
-    """Processes that are at the same addresses, and which of them clients find there. One call at a time."""
+    """Processes at the same UDP addresses, and which of them clients reach. One call at a time."""
 
     def __init__(self) -> None:
         self._places: dict[Address, Place] = {}
         self._ports: dict[int, Ports] = {}
 
     def join(self, pid: int, ports: Ports) -> None:
-        """Take up a process with its sockets at these ports. Clients find it only where nobody else is, until `lead`.
+        """Add a process with its sockets at these ports. Until `lead`, clients reach it only where no other is.
 
-        Raises `Unsteerable`; then it has to `leave`.
+        Raises `Unsteerable`; then the process has to `leave`.
         """
         self._ports[pid] = ports
         found = _look(pid, ports)
@@ -105,9 +105,9 @@ class Sessions:
                 one.close()
 
     def regain(self, places: Mapping[int, Ports], led: int) -> None:
-        """Take up processes that a node which is gone led to, and have clients find this one, or nobody.
+        """Add the processes of an earlier node process, and have clients reach `led`, or none.
 
-        Raises `Unsteerable`, and `OSError`; then all of it is to be closed.
+        Raises `Unsteerable` and `OSError`; then call `close`.
         """
         self._ports |= places
         for pid, ports in places.items():
@@ -122,15 +122,15 @@ class Sessions:
                     place.hold(pid)
 
     def hold(self, pid: int) -> None:
-        """Keep the next process from being found where clients find this one. Raises `Unsteerable`."""
+        """Keep clients with this process where they reach it, when the next one binds. Raises `Unsteerable`."""
         for place in self._taken(place for place in self._places.values() if place.current == pid):
             if pid in place.others:
                 place.hold(pid)
 
     def lead(self, pid: int) -> None:
-        """End all sessions, and have clients find this process, or nobody where it is not.
+        """End all sessions, and have clients reach this process, or none at addresses that it does not have.
 
-        Raises `Unsteerable`, and `OSError`.
+        Raises `Unsteerable` and `OSError`.
         """
         heirs = [(place, pid if pid in place else None) for place in self._places.values()]
         moving = self._taken(place for place, heir in heirs if place.current != heir)
@@ -145,12 +145,12 @@ class Sessions:
                 place.lighten(pid)
 
     def silence(self, pid: int) -> None:
-        """Have clients find nobody where this process is: all there are about to end. Raises as `lead`."""
+        """Hide all sockets at this process's addresses, where all are about to exit. Raises as `lead`."""
         for place in self._taken(place for place in self._places.values() if pid in place):
             place.darken()
 
     def leave(self, pid: int) -> None:
-        """A process has ended. Where clients found it they find nobody, until `lead`."""
+        """Remove a process that has exited. Clients who reached it reach none, until `lead`."""
         for place in self._places.values():
             if pid in place:
                 place.leave(pid)
@@ -158,32 +158,32 @@ class Sessions:
         self._ports.pop(pid, None)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all duplicates."""
         for place in self._places.values():
             place.close()
         self._places.clear()
         self._ports.clear()
 
     def pack(self, sharing: Sharing) -> None:
-        """Note all of it, for the next program of the node, which has the same descriptors."""
+        """Pack everything for the next node process, which inherits the descriptors."""
         for place in self._places.values():
-            others = [left.member(pid, one) for pid, one in place.others.items()]
-            sharing.sessions.append(Spot(address=left.packed(place.address), current=place.current, others=others))
+            others = [packing.member(pid, one) for pid, one in place.others.items()]
+            sharing.sessions.append(Spot(address=packing.packed(place.address), current=place.current, others=others))
         for pid, ports in self._ports.items():
             first, end = [some.start for some in ports], [some.stop for some in ports]
             sharing.reaches.append(Reach(pid=pid, first=first, end=end))
 
     def unpack(self, sharing: Sharing, sockets: Mapping[int, socket.socket]) -> None:
-        """Go on where an earlier program ended."""
+        """Restore what an earlier node process packed."""
         for spot in sharing.sessions:
             others = {other.pid: sockets[other.descriptor] for other in spot.others}
-            address, current = left.unpacked(spot.address), spot.current if spot.HasField("current") else None
+            address, current = packing.unpacked(spot.address), spot.current if spot.HasField("current") else None
             self._places[address] = Place(address, current, others)
         for reach in sharing.reaches:
             self._ports[reach.pid] = list(map(range, reach.first, reach.end))
 
     def _taken(self, places: Iterable[Place]) -> list[Place]:
-        """Take duplicates of those whom clients find at these places, unless they have died. Raises `Unsteerable`."""
+        """Add duplicates of the visible sockets at these places, if their process lives. Raises `Unsteerable`."""
         taken = {place.address: place for place in places}
         for pid in {place.current for place in taken.values() if place.current is not None}:
             for one in _look(pid, self._ports[pid]):
@@ -196,7 +196,7 @@ class Sessions:
 
 
 def _look(pid: int, ports: Ports) -> list[socket.socket]:
-    """Duplicates of what a process has at these ports, none if it has died. Raises `Unsteerable`."""
+    """Duplicates of a process's UDP sockets at these ports, none if it has exited. Raises `Unsteerable`."""
     seen, found = look(pid, ports, socket.SOCK_DGRAM)
     if seen.obstacles:
         for one in found:
@@ -206,10 +206,10 @@ def _look(pid: int, ports: Ports) -> list[socket.socket]:
 
 
 def _hold(one: socket.socket, address: Address) -> None:
-    """Have this one given everything, whoever else comes to its address. Raises `Unsteerable`.
+    """Have this socket get all datagrams even if others join its address. Raises `Unsteerable`.
 
-    One that was hidden is in no group, so that nothing can be set there. The next socket at its address makes a group
-    of both: here one of our own, for some microseconds, in which it may take a datagram or two.
+    A socket that was hidden is in no group, so no program can be attached. Another socket at its address makes a group
+    of both: here one of our own, for some microseconds in which it may take a datagram or two.
     """
     try:
         try:
@@ -220,7 +220,7 @@ def _hold(one: socket.socket, address: Address) -> None:
             with _twin(one, address):
                 pick(one, 0)
     except OSError as error:
-        raise Unsteerable(f"{address} cannot be held by the node itself: {error.strerror}") from error
+        raise Unsteerable(f"new clients at {address} cannot be kept with the current core: {error.strerror}") from error
 
 
 def _twin(one: socket.socket, address: Address) -> socket.socket:

@@ -1,6 +1,6 @@
-"""The runs of a core that share their listeners: who has joined, and whom new connections are led to.
+"""Share listeners between the runs of a core, and steer new connections to one of them.
 
-All that `Steering` does is done here, off the reactor's back and one thing at a time.
+Runs `Steering`, `Datagrams` and `Sessions` in the reactor's thread pool, one call at a time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from drivers.sockets import left
+from drivers.sockets import packing
 from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
 from drivers.sockets.listeners import Survey, survey
+from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
-from drivers.sockets.rights import Unreachable
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Steering
 from node.contract.driver import NotShared
@@ -32,12 +32,14 @@ from protos import handover_pb2
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Seconds between two looks at whether a process has accepted a connection.
+# Seconds between two checks of a process's waiting connections.
 POLL = 0.005
+# Seconds for a stopping core to accept its waiting connections.
+ACCEPTING = 0.5
 
 
 class Reach(NamedTuple):
-    """A process, where it listens, and where it takes datagrams, clients having sessions there or not."""
+    """A process, and the ports where it listens, takes stateless datagrams, and has sessions over UDP."""
 
     pid: int
     ports: Ports
@@ -46,7 +48,7 @@ class Reach(NamedTuple):
 
 
 class Sharing:
-    """Of one driver, for as long as it lives."""
+    """The sharing of listeners between all runs of one driver."""
 
     log = Logger()
 
@@ -54,31 +56,31 @@ class Sharing:
         self._reactor = reactor
         self._steering, self._datagrams, self._sessions = Steering(), Datagrams(), Sessions()
         self._lock = DeferredLock()
-        # By process number, in the order in which they joined; and those of them that are about to end.
+        # The pids of processes that share, in the order in which they joined; and those about to exit.
         self._members: dict[int, None] = {}
         self._ending: set[int] = set()
         self._led: int | None = None
-        # Another one is about to come: who is alone is held all the same, else the kernel would give it connections.
+        # Another process is about to join. Listeners stay held for one process, else the new one would get connections.
         self._awaits = False
-        # Those that are closed to new connections: who joins them is, too.
+        # Processes closed to new connections; those that join them are closed, too.
         self._closed: set[int] = set()
 
     def has(self, pid: int | None) -> bool:
-        """Whether its listeners are held: it must not close or open any."""
+        """Whether a process shares its listeners. It must not open or close any then."""
         return pid in self._members
 
     def drains(self, pid: int | None) -> bool:
-        """Whether it gets no new connections."""
+        """Whether a process shares its listeners and gets no new connections."""
         return self.has(pid) and pid != self._led
 
     async def survey(self, pid: int, ports: Ports) -> Survey:
-        """What it has open. Raises `NotShared`."""
+        """Survey the sockets of a process. Raises `NotShared`."""
         return await self._steered(survey, pid, ports)
 
     async def join(self, pid: int, ports: Ports, datagrams: Ports = (), sessions: Ports = ()) -> None:
-        """Share what it listens on, and takes datagrams on, where clients have sessions or not. Raises `NotShared`.
+        """Share the TCP and UDP sockets of a process. Raises `NotShared`.
 
-        Who is the first, or has joined already, awaits another.
+        The first one, or one that has joined already, awaits another.
         """
         first = not self._members
         self._awaits = first or pid in self._members
@@ -91,13 +93,13 @@ class Sharing:
         try:
             await self._steered(self._join, pid, ports, datagrams, sessions)
         except NotShared:
-            if first:  # nothing is held then; of a later one something may be, until it ends
+            if first:  # nothing is held then; of a later process something may be, until it exits
                 self._members.clear()
                 self._led = None
             raise
 
     async def prove(self, pid: int, seconds: float) -> None:
-        """Have it accept a connection on every address. Raises `CoreFailed`."""
+        """Check that a process accepts a connection on each of its addresses. Raises `CoreFailed`."""
         deadline = self._reactor.seconds() + seconds
         try:
             await self._steered(self._steering.knock, pid)
@@ -106,13 +108,13 @@ class Sharing:
         while deaf := sorted(address for address, count in (await self._waiting(pid)).items() if count):
             if self._reactor.seconds() > deadline:
                 where = ", ".join(map(str, deaf))
-                raise CoreFailed(f"the core accepts no connection within {seconds:g} s on {where}")
+                raise CoreFailed(f"the core did not accept a connection within {seconds:g} s on {where}")
             await deferLater(self._reactor, POLL)
 
     async def lead(self, pid: int) -> None:
-        """Give it all new connections; where it does not listen nobody is answered any more. Raises `NotShared`.
+        """Steer all new connections to a process; at addresses that it lacks they are dropped. Raises `NotShared`.
 
-        Sessions by UDP end, and begin anew with it.
+        UDP sessions end, and clients start new ones with it.
         """
         if not self.has(pid):
             return
@@ -124,14 +126,21 @@ class Sharing:
             raise
 
     async def quieten(self, pid: int) -> None:
-        """It is about to end: if it has been given new connections, nobody's are accepted any more."""
+        """A process is about to exit: stop new connections if it gets them.
+
+        Returns when it has accepted those that wait, or after `ACCEPTING` seconds: a later accept would go unnoticed.
+        """
         self._ending.add(pid)
         self._closed.discard(pid)
-        if pid == self._led:
-            await self._do(self._quieten, pid)
+        if pid != self._led:
+            return
+        await self._do(self._quieten, pid)
+        deadline = self._reactor.seconds() + ACCEPTING
+        while any((await self._waiting(pid)).values()) and self._reactor.seconds() < deadline:
+            await deferLater(self._reactor, POLL)
 
     async def close_door(self, pid: int, ports: Ports, closed: bool = True) -> None:
-        """Have no new TCP connections accepted there, or again; who comes to lead later is closed likewise.
+        """Drop new TCP connections at these ports, or stop that. A process steered to later is closed likewise.
 
         Raises `Unreachable`.
         """
@@ -146,8 +155,8 @@ class Sharing:
             await self._do(self._deafen, self._led, False)
 
     async def connected(self, pid: int, ports: Ports) -> int:
-        """How many connections it has, with those that it has not accepted yet."""
-        # In this order, lest one slips through between two looks.
+        """Count a process's live connections, with those that it has not accepted yet."""
+        # In this order, so that a connection accepted in between is not missed.
         waiting = sum((await self._waiting(pid)).values())
         try:
             return waiting + await self._do(alive, pid, ports)
@@ -155,7 +164,7 @@ class Sharing:
             raise CoreFailed(str(error)) from error
 
     async def leave(self) -> handover_pb2.Sharing:
-        """What the next program of the node needs to go on. Who is alone is held no longer; not while another comes."""
+        """Pack the state for the next node process. A process that is alone is released, even if it awaits another."""
         if len(self._members) == 1:
             self._awaits = False
             self._members.clear()
@@ -164,8 +173,8 @@ class Sharing:
         return await self._do(self._packed)
 
     def go_on(self, sharing: handover_pb2.Sharing) -> None:
-        """Go on where an earlier program ended; before anything is asked. Raises `OSError`."""
-        sockets = left.sockets(left.descriptors(sharing))
+        """Restore what an earlier node process packed, before any other call. Raises `OSError`."""
+        sockets = packing.sockets(packing.descriptors(sharing))
         self._members = dict.fromkeys(sharing.members)
         self._led = sharing.led if sharing.HasField("led") else None
         self._closed = set(sharing.closed)
@@ -174,9 +183,9 @@ class Sharing:
         self._sessions.unpack(sharing, sockets)
 
     async def regain(self, reaches: Collection[Reach]) -> None:
-        """Go on where a node ended that was killed, with these processes, oldest first: the last one is led to.
+        """Take over these processes of a killed node, oldest first, and steer to the last one.
 
-        Nothing is known of how they were led but what the kernel tells. Raises `NotShared`.
+        How they were steered is probed in the kernel. Raises `NotShared`.
         """
         self._members = {reach.pid: None for reach in reaches}
         (*_, self._led) = self._members
@@ -189,12 +198,12 @@ class Sharing:
             raise
 
     def remain(self, pids: Collection[int]) -> None:
-        """Of those that were left these live; the others have ended."""
+        """Keep these of the restored processes; the others have exited."""
         for pid in [pid for pid in self._members if pid not in pids]:
             self.gone(pid)
 
     def gone(self, pid: int) -> None:
-        """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
+        """A process of the driver has exited. One that had not joined is the awaited one."""
         joined = self.has(pid)
         self._members.pop(pid, None)
         self._closed.discard(pid)
@@ -248,7 +257,7 @@ class Sharing:
         self._datagrams.leave(pid)
         self._sessions.leave(pid)
         if lost:
-            self.log.warn("the core ended with {count} connections that it had not accepted", count=lost)
+            self.log.warn("the core exited before it accepted {count} connections; they were reset", count=lost)
         if heir is not None:
             self._lead(heir)
         if alone:
@@ -267,7 +276,7 @@ class Sharing:
         self._sessions.lead(pid)
 
     def _is_closed(self) -> bool:
-        """Any of those who share."""
+        """Whether any process that shares is closed."""
         return any(pid in self._closed for pid in list(self._members))
 
     def _deafen(self, pid: int, deaf: bool) -> None:
@@ -277,7 +286,8 @@ class Sharing:
         return self._do(lambda: dict(self._steering.waiting(pid)))
 
     def _complain(self, failure: Failure) -> None:
-        self.log.failure("a core that ended has not left those with which it shared its listeners", failure)
+        text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
+        self.log.failure(text, failure)
 
     async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
@@ -286,10 +296,10 @@ class Sharing:
             raise NotShared(str(error)) from error
 
     def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:
-        """One thing at a time, to its end, whether somebody still waits for it or not."""
-        told: Deferred[T] = Deferred()
-        self._lock.run(self._aside, partial(work, *arguments, **named)).chainDeferred(told)
-        return told
+        """Run work in the pool, one call at a time, to its end even if the caller is cancelled."""
+        result: Deferred[T] = Deferred()
+        self._lock.run(self._aside, partial(work, *arguments, **named)).chainDeferred(result)
+        return result
 
     def _aside(self, work: Callable[[], T]) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)

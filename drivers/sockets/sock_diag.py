@@ -1,6 +1,6 @@
-"""Who is connected to ports of this machine, asked of the kernel in one go (sock_diag(7)).
+"""List the TCP connections and listeners of this machine with one request to the kernel (sock_diag(7)).
 
-No capability is needed for asking; a network namespace is its own machine.
+It needs no capability, and sees only its own network namespace.
 """
 
 from __future__ import annotations
@@ -13,52 +13,52 @@ from typing import NamedTuple
 
 from drivers.sockets.connections import Endpoint, Ports, at, plain
 
-# include/uapi/linux/{netlink,inet_diag}.h. The kernel goes through its whole table of connections for each request; the
-# older one of two kinds asks for both families at once.
+# include/uapi/linux/{netlink,inet_diag}.h. The kernel scans its whole table of connections for each request; this older
+# kind of request covers both address families at once.
 _NETLINK_SOCK_DIAG = 4
 _TCP_CONNECTIONS = 18
 _DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
-# Established, and those of which one side has said its last word.
+# ESTABLISHED, FIN_WAIT1, FIN_WAIT2 and CLOSE_WAIT.
 _STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _LISTENING = 1 << 10
 _HEADER = struct.Struct("=IHHII")
-# What to tell besides (a bit each); what must be equal: nothing; then the states.
+# The request: which attributes to add (a bit each), no socket id to match, the states.
 _ASK = struct.Struct("=3xB48xI4x")
 _INFO, _ASK_INFO = 2, 1 << 1
-# Size and kind of what follows.
+# The size and kind of an attribute.
 _ATTRIBUTE = struct.Struct("=HH")
 _BYTECODE = 1
-# A message's size and kind. Of a connection it has the family at 16, the own port at 20, theirs at 22, their address at
-# 40, and at 60 the number that the kernel gives a socket once and to no other (its cookie).
+# A message's size and kind. Offsets in it: the family at 16, the local port at 20, the peer's port at 22, the peer's
+# address at 40, at 60 the cookie, a number that the kernel gives to one socket only.
 _KIND = struct.Struct("=IH")
 _SIZE_OF = struct.Struct("=I")
 _COOKIE = struct.Struct("=Q")
-# At 84 the number by which files name the socket, 0 where no process has it; from 88 on there are attributes, tcp_info
-# (linux/tcp.h) among them: at 44 how many milliseconds ago data was sent, at 52 and 56 data and an acknowledgement
-# received; at 120 bytes that the peer has acknowledged, at 128 those that it has sent, at 144 those that are not sent
-# yet, at 148 the shortest round trip in microseconds.
+# At 84 the inode of the socket, 0 if no process has it; from 88 on attributes, such as tcp_info (linux/tcp.h). In that,
+# at 44: how many milliseconds ago data was sent; at 52 and 56: data and an acknowledgement received; at 120: the bytes
+# that the peer has acknowledged; at 128: those received; at 144: those not sent yet; at 148: the shortest round trip in
+# microseconds.
 _UNKNOWN = 0xFFFFFFFF
 _INODE, _ATTRIBUTES = struct.Struct("=I"), 88
 _MOVED = struct.Struct("=44xI4xII60xQQ8xII")
-# At 72, of one that listens: connections that wait to be accepted.
+# At 72 the bytes that the process has not read; of a listener, the connections that wait to be accepted.
 _WAITING = struct.Struct("=I")
 _SIZE = 256 * 1024
 
-# The kernel's filter is a program: what is asked, and how far to go on if it is so, and if it is not. What comes to
-# the program's very end passes, what goes beyond it does not (inet_diag_bc_run in net/ipv4/inet_diag.c).
+# The kernel's filter is a program of steps: a test, and how far to jump if it holds, and if not. A socket passes if the
+# program ends at its exact end, and fails if it jumps beyond (inet_diag_bc_run in net/ipv4/inet_diag.c).
 _STEP = struct.Struct("=BBH")
 _GO, _OWN_PORT_FROM, _OWN_PORT_UP_TO, _PEER_PORT_FROM, _PEER_PORT_UP_TO = 1, 2, 3, 4, 5
 _OWN, _PEER = (_OWN_PORT_FROM, _OWN_PORT_UP_TO), (_PEER_PORT_FROM, _PEER_PORT_UP_TO)
-# Bytes of the program for one range, and the same from its second question on.
+# Bytes of the program for one range, and from its second test on.
 _RANGE, _REST = 20, 12
-# Ranges that a program has room for, and peers up to which the kernel picks them out.
+# The most ranges in a program, and the most peers that the kernel filters by port.
 MOST = 3000
 PICKED = 200
 
 
 class Connection(NamedTuple):
-    """A TCP connection: whose it is, to which port, by which socket."""
+    """A TCP connection: its peer, the local port, the socket's cookie."""
 
     peer: Endpoint
     port: int
@@ -66,11 +66,10 @@ class Connection(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The same with what moved. `inode` is how files name its socket; `silent` and `round_trip` are seconds.
+    """A TCP connection with its traffic, in bytes. `inode`: of its socket. `silent` and `round_trip` are seconds.
 
-    Silent is a connection by which the peer has sent nothing, and acknowledged nothing that was sent to it. So one that
-    only downloads is not silent; one whose peer is gone is, though the kernel sends again and again; and so is one that
-    answers nothing but keep-alive probes.
+    A connection is silent while its peer sends no data and acknowledges none. So one that only downloads is not silent;
+    one whose peer is gone is, despite retransmissions, and so is one that answers only keep-alive probes.
     """
 
     peer: Endpoint
@@ -81,17 +80,18 @@ class Flow(NamedTuple):
     received: int
     waiting: int
     round_trip: float
+    cookie: int = 0
 
 
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these ports of this machine; as `connections`."""
+    """The peers of all TCP connections to these local ports. Raises as `connections`."""
     return {connection.peer for connection in connections(ports)}
 
 
 def connections(ports: Ports) -> list[Connection]:
-    """All TCP connections to these ports of this machine; for thousands of ranges, to all between them.
+    """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them.
 
-    Raises `OSError` if the kernel does not say.
+    Raises `OSError` if the kernel does not list them.
     """
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
@@ -99,9 +99,9 @@ def connections(ports: Ports) -> list[Connection]:
 
 
 def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
-    """The connections of these peers to these ports that processes have. Raises `OSError` if the kernel does not say.
+    """The connections of these peers to these local ports. Raises `OSError` if the kernel does not list them.
 
-    Without those that their process has closed: the kernel goes on for a minute or two where the peer does not answer.
+    Without those that their process has closed, which the kernel keeps for minutes if the peer does not answer.
     """
     if len(peers) <= PICKED:
         picked = {int.from_bytes(peer[-2:]) for peer in peers}
@@ -111,10 +111,22 @@ def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
     return [flow for flow in _flows(program, peers) if at(flow.port, ports)] if peers else []
 
 
-def listening(ports: Container[int]) -> dict[int, int]:
-    """Those of these ports at which TCP connections are taken on this machine, and how many wait to be accepted.
+def unread(ports: Ports, inodes: Container[int]) -> int:
+    """Count the bytes at these sockets, with these local ports, that their process has not read.
 
-    Raises `OSError` if the kernel does not say.
+    Raises `OSError` if the kernel does not list them.
+    """
+    found = 0
+    for data, position in _messages(_program(ports if len(ports) <= MOST else [range(1, 65536)]), _STATES):
+        if _INODE.unpack_from(data, position + 84)[0] in inodes:
+            found += _WAITING.unpack_from(data, position + 72)[0]
+    return found
+
+
+def listening(ports: Container[int]) -> dict[int, int]:
+    """Those of these ports with a TCP listener, and how many connections wait to be accepted there.
+
+    Raises `OSError` if the kernel does not list them.
     """
     found: dict[int, int] = {}
     for data, position in _messages(_program([range(1, 65536)]), _LISTENING):
@@ -125,9 +137,9 @@ def listening(ports: Container[int]) -> dict[int, int]:
 
 
 def listeners(ports: Ports) -> dict[int, list[int]]:
-    """By port the inodes of the sockets that take TCP connections there on this machine, whoever has them.
+    """By port: the inodes of its TCP listeners, of any process.
 
-    Raises `OSError` if the kernel does not say.
+    Raises `OSError` if the kernel does not list them.
     """
     found: dict[int, list[int]] = {}
     program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
@@ -139,7 +151,7 @@ def listeners(ports: Ports) -> dict[int, list[int]]:
 
 
 def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
-    """Lets those pass whose own port is one of these, or the peer's."""
+    """A filter that passes sockets by local port, or by the peer's (`of`)."""
     begin, end = of
     left, program = _RANGE * len(ports) + _STEP.size, b""
     for some in ports:
@@ -178,11 +190,12 @@ def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
             received,
             waiting,
             trip / 1e6 if trip < _UNKNOWN else 0.0,
+            _COOKIE.unpack_from(data, position + 60)[0],
         )
 
 
 def _info(data: bytes, position: int) -> int | None:
-    """Where the tcp_info of a message begins; None where the kernel's is too short."""
+    """The offset of the tcp_info in a message; None if it is missing or too short."""
     (size,) = _SIZE_OF.unpack_from(data, position)
     at, end = position + _ATTRIBUTES, position + size
     while at < end:
@@ -194,7 +207,7 @@ def _info(data: bytes, position: int) -> int | None:
 
 
 def _messages(program: bytes, states: int, besides: int = 0) -> Iterator[tuple[bytes, int]]:
-    """What the kernel says of each socket in these states that the program lets pass: data, and where it begins."""
+    """Request sockets in these states that pass the program. Yields for each the data, and its message's offset."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         body = _ASK.pack(besides, states) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _TCP_CONNECTIONS, _REQUEST_DUMP, 1, 0) + body)

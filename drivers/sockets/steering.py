@@ -1,8 +1,8 @@
-"""Leads the new TCP connections of the addresses that several processes listen on to one of them. Linux only, blocking.
+"""Steer the new TCP connections of addresses that several processes listen on to one of them. Linux only, blocking.
 
-Connections that a process has stay with it, and no process is told. The kernel knows who listens by their order
-(drivers.sockets.reuseport), which changes as they come and go. So a duplicate of each listener is held here: nothing
-changes but by us, and a process that ends leaves a gap only where that moves nobody who is given connections.
+Existing connections stay, and the processes notice nothing. The kernel picks listeners by their order in a group
+(drivers.sockets.reuseport), which changes when one is closed. So the node holds a duplicate of each listener: the order
+changes only when the node closes one, which it does only where that does not move the listener that gets connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from drivers.sockets import left
+from drivers.sockets import packing
 from drivers.sockets.connections import Ports
 from drivers.sockets.group import Group, Member, Unsteerable
 from drivers.sockets.listeners import Survey, look
@@ -21,20 +21,20 @@ from protos import handover_pb2
 
 @dataclass
 class Steering:
-    """Processes that listen on the same addresses, and which of them is given new connections.
+    """Processes that listen on the same addresses, and which of them gets new connections. One call at a time.
 
-    From its `join` to its `leave` a process must not open or close a listener itself. One call at a time.
+    From its `join` to its `leave` a process must not open or close a listener itself.
     """
 
     _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
 
     def join(self, pid: int, ports: Ports) -> Survey:
-        """Take up a process with its listeners at these ports, when all of them are open.
+        """Add a process with its listeners at these ports, once all are open.
 
-        The first one is given all connections, who joins later none until `steer`, and none of them hears of this.
-        So have the one join that runs before the next one is started. Raises `Unsteerable`: if it is the first one,
-        nothing has happened; another one is to be ended, and then it has to `leave`.
+        The first process gets all connections, later ones none until `steer`. So the running process must join before
+        the next one is started. Raises `Unsteerable`: for the first process nothing has changed then; a later one must
+        be ended, and has to `leave`.
         """
         first = not self._groups
         seen, listeners = self._look(pid, ports)
@@ -54,9 +54,9 @@ class Steering:
         return seen
 
     def regain(self, places: Mapping[int, Ports], led: int) -> None:
-        """Take up processes, oldest first, that a node which is gone steered, and lead to this one of them.
+        """Add the processes that an earlier node process steered, oldest first, and steer to `led`.
 
-        Raises `Unsteerable`; then all of it is to be closed.
+        Raises `Unsteerable`; then call `close`.
         """
         for pid, ports in places.items():
             seen, listeners = self._look(pid, ports)
@@ -71,7 +71,7 @@ class Steering:
             group.find_order(led)
 
     def steer(self, pid: int) -> None:
-        """Have this process given all new connections of the addresses on which it listens."""
+        """Steer all new connections of the addresses on which this process listens to it. Raises `Unsteerable`."""
         for group, index in self._of(pid):
             try:
                 group.steer(index)
@@ -79,32 +79,32 @@ class Steering:
                 raise Unsteerable(f"{group.address}: {error.strerror}") from error
 
     def knock(self, pid: int) -> None:
-        """Connect to each of the process's listeners once, whoever is given the others. Raises `Unsteerable`.
+        """Connect once to each of the process's listeners; steering stays as it is. Raises `Unsteerable`.
 
-        It has accepted the connections when nothing is `waiting` for it. It may write a line about each.
+        The process has accepted the connections when none is `waiting`. It may log a line about each.
         """
         for group, index in self._of(pid):
             group.expect(group.members[index], index, group.current, knock)
 
     def waiting(self, pid: int) -> Mapping[Address, int]:
-        """How many connections are established that the process has not accepted, on each address."""
+        """By address: how many established connections the process has not accepted."""
         return {group.address: waiting(group.members[index].listener) for group, index in self._of(pid)}
 
     def missing(self, pid: int) -> frozenset[Address]:
-        """Addresses on which others listen and this process does not: what goes there cannot be led to it."""
+        """The addresses on which others listen and this process does not."""
         return frozenset(self._groups) - {group.address for group, _ in self._of(pid)}
 
     def deafen(self, addresses: Collection[Address], deaf: bool = True) -> None:
-        """Have the kernel drop who knocks at these addresses, or no more. Connections that are there go on."""
+        """Drop new connections at these addresses, or stop that. Existing connections continue."""
         for address in addresses:
             for member in self._groups[address].members:
                 if member.alive:
                     deafen(member.listener, deaf)
 
     def leave(self, pid: int) -> int:
-        """A process has ended: what it was given goes to the newest of the others.
+        """Remove a process that has exited; new connections go to the newest of the others.
 
-        Returns how many connections it left that it had not accepted; they are reset.
+        Returns how many connections it had not accepted; they are reset.
         """
         lost = 0
         for group, index in list(self._of(pid)):
@@ -114,24 +114,25 @@ class Steering:
         return lost
 
     def close(self) -> None:
-        """Let go of everything. One process that is left gets all connections, of more of them the kernel picks."""
+        """Close all duplicates. A single process gets all connections; among several the kernel picks."""
         for group in self._groups.values():
             group.release()
         self._groups.clear()
 
     def detach(self) -> None:
-        """Have new connections spread over all who listen, as if nobody had steered, and let go of everything."""
+        """Stop steering, so that new connections are spread over all listeners, and close all duplicates."""
         for group in self._groups.values():
             group.release(by_hash=True)
         self._groups.clear()
 
     def packed(self) -> list[handover_pb2.Group]:
-        """All of it, for the next program of the node, which has the same descriptors."""
+        """Pack everything for the next node process, which inherits the descriptors."""
         return [
             handover_pb2.Group(
-                address=left.packed(group.address),
+                address=packing.packed(group.address),
                 members=[
-                    left.member(member.pid, member.listener, member.order, not member.alive) for member in group.members
+                    packing.member(member.pid, member.listener, member.order, not member.alive)
+                    for member in group.members
                 ],
                 current=group.current,
             )
@@ -139,13 +140,13 @@ class Steering:
         ]
 
     def unpack(self, groups: Iterable[handover_pb2.Group], sockets: Mapping[int, socket.socket]) -> None:
-        """Go on where an earlier program ended."""
+        """Restore what an earlier node process packed."""
         for each in groups:
             members = [
                 Member(member.pid, sockets[member.descriptor], member.order, not member.ended)
                 for member in each.members
             ]
-            address = left.unpacked(each.address)
+            address = packing.unpacked(each.address)
             group = self._groups[address] = self._new_group(address, members)
             group.current = each.current
             self._joined = max(self._joined, *(member.order for member in members))

@@ -1,7 +1,7 @@
-"""From a user to the account that an inbound of Xray takes. Pure; the only place where accounts are built.
+"""Build the account of a user for an Xray inbound. Pure; the only place that builds accounts.
 
-Rules and type names: Xray-core 26.3.27 (`proxy/*/account.go`, `common/uuid/uuid.go`); what an empty or odd credential
-does there was tried on the core.
+Rules and type names: Xray-core 26.3.27 (`proxy/*/account.go`, `common/uuid/uuid.go`); the effect of empty and odd
+credentials was tried on the core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from node.contract.accounts import Account, Unusable
 from protos import service_pb2, xray_pb2
 
 VISION = "xtls-rprx-vision"
-# proxy/shadowsocks/config.proto, CipherType; names as infra/conf/shadowsocks.go knows them.
+# CipherType in proxy/shadowsocks/config.proto, by the names in infra/conf/shadowsocks.go.
 CIPHERS = {
     "aes-128-gcm": 5,
     "aead_aes_128_gcm": 5,
@@ -36,10 +36,10 @@ DEFAULT_CIPHER = "chacha20-ietf-poly1305"
 
 @dataclass(frozen=True)
 class Inbound:
-    """What an account depends on beside the user.
+    """The properties of a managed inbound that accounts depend on.
 
-    `vision` is whether the inbound can carry Vision, `flow` what its settings prescribe for users without a flow,
-    `method` the method of a Shadowsocks inbound, where it is known, `key` the public one of a WireGuard inbound.
+    `vision`: the inbound can carry Vision. `flow`: the default for users without one. `method`: of a Shadowsocks
+    inbound, if known. `key`: the public key of a WireGuard inbound.
     """
 
     tag: str
@@ -68,7 +68,7 @@ def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
 
 
 def as_given(user: xray_pb2.User) -> xray_pb2.User:
-    """A user as the core was given them, of what it lists: it says more of a VMess account than it was told."""
+    """Reduce a user that the core lists to what it was given: it adds fields to a VMess account."""
     if user.account.type == "xray.proxy.vmess.Account":
         user.account.value = xray_pb2.VmessAccount(
             id=xray_pb2.VmessAccount.FromString(user.account.value).id
@@ -141,20 +141,27 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
 
 
 def pack(email: str, type_name: str, account: bytes) -> bytes:
-    """A serialised protocol.User: what a configuration and AlterInbound take alike."""
+    """A serialised protocol.User, for a configuration or an AlterInbound call."""
     name = email.encode()
     return b"".join((b"\x12", SIZE[len(name)], name, _frame(type_name, len(account)), account))
 
 
 def email_of(packed: bytes) -> str:
-    """The name in a serialised protocol.User. Ours begin with it, the core's own may begin with their level."""
+    """The e-mail in a serialised protocol.User: first in those of `pack`; the core's may begin with a level."""
     if packed[:1] == b"\x12" and packed[1] < 0x80:
         return packed[2 : 2 + packed[1]].decode()
     return xray_pb2.User.FromString(packed).email
 
 
+def unnamed(packed: bytes) -> bytes:
+    """A serialised protocol.User without its e-mail."""
+    user = xray_pb2.User.FromString(packed)
+    user.ClearField("email")
+    return user.SerializeToString(deterministic=True)
+
+
 @lru_cache(maxsize=1024)
 def _frame(type_name: str, size: int) -> bytes:
-    """What stands in a protocol.User between the name and an account of this size."""
+    """The bytes between the e-mail and an account of this size in a protocol.User."""
     typed = field(b"\x0a", type_name.encode()) + b"\x12" + SIZE[size]
     return b"\x1a" + SIZE[len(typed) + size] + typed

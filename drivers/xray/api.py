@@ -1,7 +1,7 @@
-"""Xray's own gRPC API over its unix socket.
+"""Xray's gRPC API over its unix socket.
 
-A malformed call kills the whole core (no recover handler): requests are built here only, from accounts that were built
-for the very inbound they go to.
+A malformed call kills the whole core (no recover handler): only this module builds requests, and only from accounts
+that were built for the inbound they go to.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from protos import xray_pb2
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
 OBSERVATORY = "/xray.core.app.observatory.command.ObservatoryService/"
-# More in flight gain nothing, measured.
+# Calls in flight; more gain nothing (measured).
 IN_FLIGHT = 64
-# Counters of a reply are gone through in parts of this many, between which other calls go on.
+# Counters of a reply handled at a time; in between the reactor serves others.
 SLICE = 2000
 # Seconds.
 USER_DEADLINE = 5.0
 BULK_DEADLINE = 10.0
-# The core's own limit for a request is 4 MiB and cannot be set.
+# The core limits a request to 4 MiB, which cannot be changed.
 MAX_REQUEST = 4 * 1024 * 1024 - 64 * 1024
 
-# The two operations of an AlterInbound, as the types of TypedMessages.
+# The two AlterInbound operations, as types of a TypedMessage.
 _ADD = field(b"\x0a", b"xray.app.proxyman.command.AddUserOperation")
 _REMOVE = field(b"\x0a", b"xray.app.proxyman.command.RemoveUserOperation")
 
 
 class Operation(NamedTuple):
-    """One AlterInbound: `packed` is a serialised protocol.User to add, or None to remove `email`."""
+    """One AlterInbound call: `packed` is a serialised protocol.User to add, or None to remove `email`."""
 
     tag: str
     email: str
@@ -47,21 +47,21 @@ class Operation(NamedTuple):
 
 
 class Api:
-    """A channel to one run of the core."""
+    """The API of one run of the core."""
 
     def __init__(self, reactor: Reactor, socket: str) -> None:
         self._reactor = reactor
         self._channel = Channel(reactor, socket)
 
     def router(self, rules: Iterable[xray_pb2.RoutingRule]) -> Router:
-        """Its routing, where it was started with these rules."""
+        """The routing API of a core that was started with these rules."""
         return Router(self._channel, rules)
 
     async def close(self) -> None:
         self._channel.close()
 
     async def ready(self, seconds: float) -> bool:
-        """Ask whether the core answers. Once it does all inbounds are bound."""
+        """Whether the core answers within so many seconds. Once it does, all inbounds are bound."""
         try:
             await self.sys_stats(seconds)
         except ApiFailed:
@@ -75,11 +75,11 @@ class Api:
         return reply
 
     async def counters(self) -> dict[str, int]:
-        """All counters by name. Never with reset: a lost reply would lose what it carried."""
+        """All counters by name. Never with reset: the counts in a lost reply would be lost."""
         request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
         reply: xray_pb2.QueryStatsResponse
         reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
-        # One at a time: a slice of them is so many objects for the garbage collector, 80 ms at 50,000 users.
+        # By an iterator: a slice of the field makes objects that cost the garbage collector 80 ms at 50,000 users.
         stats, counters = iter(reply.stat), dict[str, int]()
         while part := {stat.name: stat.value for stat in islice(stats, SLICE)}:
             counters |= part
@@ -87,7 +87,7 @@ class Api:
         return counters
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
-        """Those of these names that the core has. It cannot be asked of longer ones than a request may be."""
+        """The counters of these names that the core has. Names too long for a request are left out."""
         found = await together(self._counter(name) for name in names if len(name.encode()) < MAX_REQUEST)
         return {stat.name: stat.value for stat in found if stat is not None}
 
@@ -103,7 +103,7 @@ class Api:
         return reply.stat
 
     async def online_ips(self, email: str) -> dict[str, int]:
-        """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""
+        """A user's addresses and when each was last seen (Unix seconds); empty for a user who is offline or unknown."""
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
         try:
             reply = await self._call(STATS + "GetStatsOnlineIpList", request, xray_pb2.GetStatsOnlineIpListResponse)
@@ -114,14 +114,14 @@ class Api:
         return dict(reply.ips)
 
     async def all_online(self) -> list[str]:
-        """The e-mails of the users who are online. Raises `ApiFailed`."""
+        """The e-mails of all users online. Raises `ApiFailed`."""
         reply: xray_pb2.GetAllOnlineUsersResponse
         path = STATS + "GetAllOnlineUsers"
         reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
         return [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
 
     async def online_count(self, email: str) -> int:
-        """How many addresses a user is connected from, for cores that do not list them (before 25.3.6)."""
+        """From how many addresses a user is connected; also for cores that cannot list them (before 25.3.6)."""
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
         try:
             reply = await self._call(STATS + "GetStatsOnline", request, xray_pb2.GetStatsResponse)
@@ -132,7 +132,7 @@ class Api:
         return int(reply.stat.value)
 
     async def outbounds(self) -> list[xray_pb2.OutboundStatus]:
-        """What the observatory has measured so far. Raises `ApiFailed`."""
+        """The observatory's measurements so far. Raises `ApiFailed`."""
         path = OBSERVATORY + "GetOutboundStatus"
         reply: xray_pb2.GetOutboundStatusResponse
         reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.GetOutboundStatusResponse)
@@ -151,10 +151,11 @@ class Api:
         reply = await self._call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)
         return list(reply.users)
 
-    async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Run these in parallel: for each None, or why the core refused it. What is in force already is fine.
+    async def alter(self, operations: Sequence[Operation], in_flight: int = IN_FLIGHT) -> list[str | None]:
+        """Run operations, `in_flight` in parallel. Returns for each None, or the reason of its failure.
 
-        A core that does not answer one of them is not asked the others: thousands would wait for hours.
+        Adding a user who is there replaces them, removing an absent one succeeds. After a call without an answer the
+        rest are not tried: thousands of timeouts would take hours.
         """
         results: list[str | None] = [None] * len(operations)
         left, silence = iter(enumerate(operations)), ""
@@ -167,27 +168,27 @@ class Api:
                 except ApiFailed as error:
                     results[place] = silence = str(error)
 
-        await together(work() for _ in range(min(IN_FLIGHT, len(operations))))
+        await together(work() for _ in range(min(in_flight, len(operations))))
         return results
 
     async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
-        """Take an inbound out, if it is there, and put it back with other users. Raises `ApiFailed`."""
+        """Remove an inbound, if it is there, and add it again as given. Raises `ApiFailed`."""
         await self.remove_inbound(handler.tag)
         add = xray_pb2.AddInboundRequest(inbound=handler)
         await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
 
     async def remove_inbound(self, tag: str) -> None:
-        """Take an inbound out, if it is there: it accepts nobody any more. Raises `ApiFailed`."""
+        """Remove an inbound, if it is there: it stops accepting connections. Raises `ApiFailed`."""
         remove = xray_pb2.RemoveInboundRequest(tag=tag)
         try:
             await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
         except ApiFailed as error:
-            # Its answer for a tag that is not there (app/proxyman/inbound).
+            # The core's answer for an unknown tag (app/proxyman/inbound).
             if "not enough information for making a decision" not in str(error):
                 raise
 
     async def _alter(self, operation: Operation) -> str | None:
-        """None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
+        """Run one operation. Returns None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
         except ApiFailed as error:
@@ -202,7 +203,7 @@ class Api:
         return None
 
     async def _alter_again(self, operation: Operation) -> str | None:
-        """The core has somebody of that name whom we did not know of: ours takes their place."""
+        """Replace a user of the same e-mail whom the core has and the node did not know of."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation._replace(packed=None)), xray_pb2.Nothing)
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
@@ -217,7 +218,7 @@ class Api:
 
 
 def _request(operation: Operation) -> bytes:
-    """An AlterInboundRequest."""
+    """Encode an AlterInboundRequest."""
     if operation.packed is None:
         kind, value = _REMOVE, operation.email.encode()
     else:

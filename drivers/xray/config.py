@@ -1,7 +1,7 @@
-"""What the node adds to a controller's configuration and what it takes over. Pure: core.Config in, core.Config out.
+"""Take over a controller's configuration and add the node's API and users. Pure: core.Config in, core.Config out.
 
-The controller's text was converted by the core itself (`xray convert pb`), so all names here are canonical and nothing
-that is not named here is touched: unknown fields stay as they came. Type names and numbers: Xray-core 26.3.27.
+The core itself converts the controller's text (`xray convert pb`), so all names here are canonical. Fields that are
+unknown here stay unchanged. Type names and numbers: Xray-core 26.3.27.
 """
 
 from __future__ import annotations
@@ -12,14 +12,36 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES, require_usable
-from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, guard, known, latency, rules, selectors, streams, taken, traps, unix, wireguard
+from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.xray import (
+    allowlist,
+    compat,
+    exclusive,
+    latency,
+    long_names,
+    overrides,
+    rules,
+    selectors,
+    streams,
+    unix,
+    wireguard,
+)
 from drivers.xray.access import Shown
-from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
+from drivers.xray.accounts import BUILDERS, Inbound, unnamed
+from drivers.xray.ingress import (
+    HandshakePorts,
+    Ingress,
+    all_ports,
+    handshake_ports,
+    ingress_of,
+    is_over_udp,
+    is_transparent,
+    listens,
+)
 from drivers.xray.reloading import have_reloaded
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
+from drivers.xray.user_changes import NEEDS_PAUSE
 from drivers.xray.wire import field
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
@@ -32,7 +54,7 @@ BLACKHOLE = "xray.proxy.blackhole.Config"
 DOKODEMO = "xray.proxy.dokodemo.Config"
 SHADOWSOCKS_2022 = "xray.proxy.shadowsocks_2022.MultiUserServerConfig"
 SHADOWSOCKS_2022_SINGLE = "xray.proxy.shadowsocks_2022.ServerConfig"
-# The inbounds whose users the node can build and enforce, by the type of their settings.
+# The protocols of inbounds that the node can manage, by the type of their settings.
 PROTOCOLS = {
     "xray.proxy.vless.inbound.Config": "vless",
     "xray.proxy.vmess.inbound.Config": "vmess",
@@ -41,7 +63,7 @@ PROTOCOLS = {
     "xray.proxy.hysteria.ServerConfig": "hysteria",
     SHADOWSOCKS_2022: "shadowsocks_2022",
 }
-# Types that have users of a kind that this core cannot change while it runs, or not tell apart.
+# Types of inbounds with users that the core cannot change while it runs, or cannot tell apart.
 UNSUPPORTED = {
     wireguard.SETTINGS: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
     SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
@@ -57,23 +79,23 @@ OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
 Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
-# Where settings have their users, if not in the first field.
+# The tags of the field with users in inbound settings, where it is not the first.
 _USERS = {"shadowsocks_2022": b"\x1a", "wireguard": b"\x2a"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration without users and without the node's API, and what is known of its managed inbounds.
+    """A configuration without users and without the node's API, and the properties of its managed inbounds.
 
-    `doors` is where their users come in, `shown` what the controller asked to see of the core's lines. `routing` is
-    what was changed of the rules, and in `base` already, `first` the settings of the router that go before all others.
+    `ingress`: where the users of managed inbounds connect. `shown`: which of the core's lines the controller asked for.
+    `routing`: changes of the rules, already in `base`. `first`: router settings that go before all others.
     """
 
     base: Config
     inbounds: Mapping[str, Inbound]
     warnings: tuple[str, ...]
     uncounted: frozenset[Scope]
-    doors: Mapping[str, Door]
+    ingress: Mapping[str, Ingress]
     shown: Shown
     routing: Routing = Routing()  # noqa: RUF009  it is frozen, too
     first: bytes = b""
@@ -84,34 +106,44 @@ class Plan:
 
     @property
     def ports(self) -> tuple[range, ...]:
-        """Where inbounds listen."""
-        return entrances(self.base.inbound)
+        """The ports on which inbounds listen."""
+        return all_ports(self.base.inbound)
 
     @property
     def listens(self) -> Mapping[int, frozenset[bytes]]:
-        """By port at which addresses they do, and with which options."""
+        """By port: the addresses on which inbounds listen, and the options of their sockets."""
         return listens(self.base.inbound)
 
     @property
     def datagrams(self) -> frozenset[int]:
-        """The ports where datagrams stand for themselves, if any come."""
+        """The ports where each UDP datagram stands for itself."""
         some = [handler for handler in self.base.inbound if handler.proxy_settings.type in (*SHADOWSOCKS, DOKODEMO)]
         return frozenset(listens(each for each in some if not (is_over_udp(each) or is_transparent(each))))
 
     @property
     def sessions(self) -> frozenset[int]:
-        """The ports where clients have sessions by UDP."""
+        """The ports where clients have sessions over UDP."""
         return frozenset(listens(filter(is_over_udp, self.base.inbound)))
 
     @property
+    def pausable(self) -> Mapping[str, HandshakePorts]:
+        """By tag: where the handshakes begin that must not overlap a removal, if the node can pause them."""
+        tags = {tag for tag, inbound in self.inbounds.items() if inbound.protocol == NEEDS_PAUSE}
+        found = {handler.tag: handshake_ports(handler) for handler in self.base.inbound if handler.tag in tags}
+        return {tag: one for tag, one in found.items() if one is not None}
+
+    @property
     def measures(self) -> bool:
-        """Whether the core measures outbounds."""
+        """Whether the configuration has an observatory, which measures outbounds."""
         return latency.measures(self.base)
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What of it only one process at a time can have, or another one would have too late, in words."""
+        """Reasons, for an operator, against a second process with this configuration beside the first."""
         return list(exclusive.exclusive(self.base, self.inbounds))
+
+    def same_credential(self, one: bytes, other: bytes) -> bool:
+        return unnamed(one) == unnamed(other)
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]
@@ -121,7 +153,7 @@ class Plan:
         return account
 
     def handler(self, tag: str, accounts: Accounts) -> InboundHandlerConfig:
-        """A managed inbound with these users."""
+        """The message of a managed inbound with these users."""
         handler = InboundHandlerConfig()
         handler.CopyFrom(next(inbound for inbound in self.base.inbound if inbound.tag == tag))
         handler.proxy_settings.value += users_field(self.inbounds[tag].protocol, accounts.values())
@@ -130,7 +162,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where one run of the core has its API, and names that only it knows. `direct`: the core can listen itself."""
+    """The API of one run: its unix socket, and a token in its tags. `direct`: the core listens on the socket itself."""
 
     socket: str
     token: str
@@ -154,28 +186,29 @@ def plan(
 ) -> Plan:
     """Take over a configuration that was converted from `text`.
 
-    Raises `InvalidConfig` for what would kill the core, and for what is neither known nor allowed.
+    Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
     """
     try:
         base = Config.FromString(converted)
-        known.judge(base, text, version, allowed)
+        allowlist.judge(base, text, version, allowed)
         for address, where in unix.sockets(base):
             allowed.judge_socket(address, where)
         return _planned(base, text, exclude, version)
     except DecodeError as error:
-        # Another version of the core may have another meaning of what the node reads.
-        raise InvalidConfig("the node cannot read what this core makes of the configuration") from error
+        # Another version of the core may give these fields another meaning.
+        reason = "the node cannot parse this configuration as the core converted it: is this core's version supported?"
+        raise InvalidConfig(reason) from error
 
 
 def rerouted(
     plan: Plan, routing: Routing, converted: bytes, text: str, version: Version, allowed: Allowed = NOTHING_MORE
 ) -> Plan:
-    """The plan, as it was prepared, with these changes of its rules; `converted` is what the core made of `text`.
+    """The plan as it was prepared with these changes of its rules; `converted` is the core's form of `text`.
 
-    Raises as `rules.added` and `rules.changed`, and `InvalidConfig` for what is neither known nor allowed.
+    Raises as `rules.added` and `rules.changed`, and `InvalidConfig` for settings neither known nor allowed.
     """
     base = Config.FromString(converted)
-    known.judge(base, text, version, allowed)
+    allowlist.judge(base, text, version, allowed)
     for address, where in unix.sockets(base):
         allowed.judge_socket(address, where)
     found = rules.added(base, routing)
@@ -188,36 +221,36 @@ def rerouted(
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
-    warnings = list(traps.traps(base, text, version))
+    warnings = list(compat.warnings(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
-        streams.take_over_receiver(handler)
+        streams.override_receiver(handler)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
         elif handler.proxy_settings.type in (*PROTOCOLS, SHADOWSOCKS_2022_SINGLE):
-            warnings.extend(filter(None, [traps.unread(handler, hint, version)]))
+            warnings.extend(filter(None, [compat.unread_users(handler, hint, version)]))
     for outbound in base.outbound:
-        streams.take_over_sender(outbound)
+        streams.override_sender(outbound)
     if not base.outbound:
-        # The first outbound is the default one. Without any it would be the API's.
+        # The first outbound is the default one; without any, that would be the API's.
         base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=BLACKHOLE)))
     uncounted = _uncounted(inbounds.values(), version)
     if uncounted:
-        warnings.append("inbounds are not counted: beside a Hysteria inbound this Xray would count its users as 0")
-    shown = taken.take_over(base, count_inbounds=not uncounted)
+        warnings.append("inbound traffic is not counted: with a Hysteria inbound this Xray would count its users as 0")
+    shown = overrides.override(base, count_inbounds=not uncounted)
     selectors.bind(base)
     _name_outbounds(base)
     rules.name_rules(base)
     have_reloaded(base, text, version)
-    first = guard.protect(base, version)
+    first = long_names.protect(base, version)
     if first:
-        warnings.append(guard.WARNING.format(".".join(map(str, version))))
-    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown, first=first)
+        warnings.append(long_names.WARNING.format(".".join(map(str, version))))
+    return Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
 
 
 def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
-    """The serialised configuration of one run: the plan, its users, the API."""
+    """The serialised configuration of one run: the plan with its users and the node's API."""
     config = Config()
     config.CopyFrom(plan.base)
     for handler in config.inbound:
@@ -230,7 +263,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
 
 
 def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
-    """Users as they stand in an inbound's settings: appended there they are its users (repeated fields add up)."""
+    """Encode users to append to an inbound's settings; repeated fields add up."""
     tag = _USERS.get(protocol, b"\x0a")
     return b"".join([field(tag, account) for account in accounts])
 
@@ -241,12 +274,12 @@ def _refuse_deadly(handler: InboundHandlerConfig) -> None:
         if _UNIX in settings.networks and not settings.port:
             raise InvalidConfig(
                 f"inbound {handler.tag!r}: a dokodemo-door on a unix socket needs a port in its settings; "
-                "without one the first connection would end the core"
+                "without one the first connection would crash the core"
             )
 
 
 def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], version: Version) -> Inbound | None:
-    """Strip an inbound's own users and say how to build the supplied ones; None leaves it as it is."""
+    """Strip an inbound's own users. Returns its properties for accounts; None if it is left as configured."""
     settings = handler.proxy_settings
     if handler.tag:
         _promote_to_multi_user(settings)
@@ -273,7 +306,7 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], ver
 
 
 def _promote_to_multi_user(settings: TypedMessage) -> None:
-    """Without clients the core's parser makes the single-user server, which lets in whoever knows the server's key."""
+    """Undo what the core's parser does without clients: a single-user server, open to all who know the server's key."""
     if settings.type != SHADOWSOCKS_2022_SINGLE:
         return
     single = xray_pb2.Shadowsocks2022ServerConfig.FromString(settings.value)
@@ -290,7 +323,7 @@ def _manage_shadowsocks_2022(handler: InboundHandlerConfig) -> Inbound:
 
 
 def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
-    """A Shadowsocks inbound without clients is converted to one nameless user who has its method."""
+    """The method of a Shadowsocks inbound without clients, which is converted to one nameless user with it."""
     if protocol != "shadowsocks" or not users.users:
         return ""
     cipher = xray_pb2.ShadowsocksAccount.FromString(users.users[0].account.value).cipher_type
@@ -298,13 +331,13 @@ def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
 
 
 def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope]:
-    """Where inbounds are counted, 26.3.27 does not find Hysteria's user behind the counter (Xray-core issue 5868)."""
+    """26.3.27 does not count Hysteria's users where inbounds are counted (Xray-core issue 5868)."""
     hysteria = any(inbound.protocol == "hysteria" for inbound in inbounds)
     return frozenset({Scope.INBOUND} if hysteria and version <= HYSTERIA_MISCOUNTED else ())
 
 
 def _name_outbounds(base: Config) -> None:
-    """Give each outbound a tag: without one the core's access lines do not say by which inbound a user came."""
+    """Give each outbound a tag: without one access lines do not name the inbound."""
     for number, outbound in enumerate(base.outbound):
         outbound.tag = outbound.tag or f"{OURS}out-{number}"
 
@@ -317,13 +350,13 @@ def _add_api(config: Config, api: Endpoint) -> None:
         commander.listen = f"{api.socket},0600"
     else:
         _add_api_inbound(config, api)
-    config.app.append(TypedMessage(type=taken.COMMANDER, value=commander.SerializeToString()))
+    config.app.append(TypedMessage(type=overrides.COMMANDER, value=commander.SerializeToString()))
 
 
 def _add_api_inbound(config: Config, api: Endpoint) -> None:
-    """The API of a core that cannot listen on a unix socket itself: an inbound that can, and the first routing rule.
+    """Add the API for a core whose `api.listen` takes no unix socket: an inbound on one, and the first routing rule.
 
-    Without a port the first connection would end the core.
+    Without a port in the inbound the first connection would crash the core.
     """
     receiver = xray_pb2.ReceiverConfig(listen=xray_pb2.IPOrDomain(domain=f"{api.socket},0600"))
     loopback = xray_pb2.IPOrDomain(ip=bytes([127, 0, 0, 1]))
@@ -340,6 +373,6 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
 
 
 def _put_first(config: Config, settings: bytes) -> None:
-    """Have these settings of the router before its own: concatenated messages are merged."""
-    router = next(app for app in config.app if app.type == taken.ROUTER)
+    """Put these settings before the router's own: concatenated messages are merged."""
+    router = next(app for app in config.app if app.type == overrides.ROUTER)
     router.value = settings + router.value

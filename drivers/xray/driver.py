@@ -1,11 +1,11 @@
-"""The Xray driver: a configuration is converted by the core itself and taken over."""
+"""The Xray driver: prepares a configuration, which the core itself converts, for a run."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from drivers.process import readiness as starting
-from drivers.process.known import Allowed
+from drivers.process.allowlist import Allowed
 from drivers.process.planned import Core
 from drivers.xray import config, files
 from drivers.xray.executable import installation

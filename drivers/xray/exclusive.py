@@ -1,22 +1,22 @@
-"""What of a configuration only one process at a time can have, or another one would have too late. Pure."""
+"""Find what keeps a second process from running the same configuration beside the first. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
 from drivers.process.exclusive import interface, wireguard
-from drivers.xray.doors import is_http_3
+from drivers.xray.ingress import is_http_3
 from drivers.xray.selectors import portals
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig
 
-# By the type of their settings.
+# How to describe a handler that only one process can have, by the type of its settings.
 _KINDS = {"xray.proxy.tun.Config": interface, "xray.proxy.wireguard.DeviceConfig": wireguard}
 _VLESS = "xray.proxy.vless.inbound.Config"
 
 
 def exclusive(base: Config, managed: Collection[str] = ()) -> Iterator[str]:
-    """What that is, each in a line. The users of managed inbounds are none of it, nor is the key that they come to."""
+    """The reasons, one line each. The users and WireGuard keys of `managed` inbounds are none."""
     others = [inbound for inbound in base.inbound if inbound.tag not in managed]
     handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*others, *base.outbound]
     for handler in handlers:
@@ -24,21 +24,21 @@ def exclusive(base: Config, managed: Collection[str] = ()) -> Iterator[str]:
         if kind is not None:
             yield kind(handler.tag)
     for tag in bridged(base):
-        yield f"the bridges of the reverse proxy {tag!r} stay with the process that they are connected to"
+        yield f"bridges of the reverse proxy {tag!r} stay connected to the old process"
     for handler in filter(is_http_3, base.inbound):
-        # Xray's client does not hear that nobody is at the port, but it does hear the core's own farewell.
-        yield f"clients of {handler.tag!r} (XHTTP by HTTP/3) would find another core after half a minute"
+        # Xray's client does not notice an unreachable port, only the core's own goodbye.
+        yield f"clients of {handler.tag!r} (XHTTP over HTTP/3) would reach a new core only after half a minute"
 
 
 def bridged(base: Config) -> Iterator[str]:
-    """The tags of reverse proxies: outbounds that no configuration lists."""
+    """The tags of reverse proxies, which act as outbounds but are not listed as such."""
     yield from portals(base)
     for inbound in base.inbound:
         yield from _portals(inbound)
 
 
 def _portals(inbound: InboundHandlerConfig) -> Iterator[str]:
-    """The portals that users of VLESS are, by the tags of their reverse proxies."""
+    """The tags of reverse proxies that VLESS users have."""
     if inbound.proxy_settings.type == _VLESS:
         for user in xray_pb2.UsersConfig.FromString(inbound.proxy_settings.value).users:
             account = xray_pb2.VlessAccount.FromString(user.account.value)

@@ -1,4 +1,4 @@
-"""The Xray on this machine, the environment that it runs in, and the files that it reads."""
+"""The installed Xray: its environment and the files that it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from node.contract.driver import Host
 from node.errors import CoreFailed
 
 _ASSETS = "XRAY_LOCATION_ASSET"
-# What is in the archive, beside the executable and the lists.
+# The files of the release archive, besides the executable and the geo files.
 _DOCUMENTS = ("LICENSE", "README.md")
 
 
@@ -20,13 +20,13 @@ def installation(host: Host) -> Installation:
 
 
 def _lists(host: Host, executable: Path) -> list[Path]:
-    """The operator's directory, and the lists beside the executable; all that is there where nothing else is.
+    """The paths that the core may read geo files from: XRAY_ASSETS_PATH, the executable's directory, chosen lists.
 
-    And wherever lists are that are chosen, now or next.
+    The executable's directory as a whole only if nothing but an installation is there, else each of its lists.
     """
     configured, chosen = host.settings.get("XRAY_ASSETS_PATH"), host.choices.lists
     places = [executable.parent, *([Path(configured)] if configured else [])]
-    # They may be links to where a package has them.
+    # A package may have installed them as links.
     found = [path.resolve() for place in places for path in place.glob("*.dat")]
     directories = [Path(configured).resolve()] if configured else []
     directories += [chosen.parent] if chosen else []
@@ -34,7 +34,7 @@ def _lists(host: Host, executable: Path) -> list[Path]:
 
 
 def _is_an_installation(executable: Path) -> bool:
-    """Whether beside it there is nothing but what comes with it, so that all that will be there may be read."""
+    """Whether the executable's directory has only the files of a release, so that all of it may be readable."""
     try:
         beside = list(executable.parent.iterdir())
     except OSError:
@@ -43,7 +43,7 @@ def _is_an_installation(executable: Path) -> bool:
 
 
 def files(executable: Executable, reloaded: bool) -> Files:
-    """What a core reads when it starts, and not again; `reloaded`: it reads its lists again where it can."""
+    """The files that a core reads only when it starts; `reloaded`: it reads its geo files again while it runs."""
     lists = Path(executable.spawner.environment[_ASSETS]).glob("*.dat")
     return executable.reading(path for path in lists if not (reloaded and executable.reads_another(path)))
 
@@ -55,6 +55,6 @@ def _environment(host: Host, executable: Path) -> dict[str, str]:
             Path(configured) if configured else None, executable, host.directory / "assets", host.choices.lists
         )
     except OSError as error:
-        raise CoreFailed(f"the core cannot have its lists of addresses: {error}") from error
+        raise CoreFailed(f"geoip.dat and geosite.dat cannot be prepared for the core: {error}") from error
     splice = {} if host.settings.get("XRAY_SPLICE") == "on" else {"XRAY_BUF_SPLICE": "disable"}
     return {**ENVIRONMENT, _ASSETS: str(directory), **splice}

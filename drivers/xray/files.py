@@ -1,8 +1,8 @@
-"""Files of the machine that a configuration names: refused where the operator does not allow them.
+"""Refuse configurations that name files which the operator does not allow.
 
-They are looked for twice: in the controller's text, before the core's converter reads them, and in what comes out of
-it, where each has one name whatever the text looks like. Names: `infra/conf/transport_internet.go`, `transport/
-internet/{tls,hysteria}/config.proto` of Xray-core 26.3.27.
+Files are looked for twice: in the controller's text, before the core's converter reads them, and in its output, where
+names are canonical whatever the text looks like. Names: `infra/conf/transport_internet.go`,
+`transport/internet/{tls,hysteria}/config.proto` of Xray-core 26.3.27.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from drivers.json_text import parse
 from drivers.process.confinement import Touched
-from drivers.process.named import is_abstract, readable, texts
+from drivers.process.named_files import is_abstract, readable, texts
 from drivers.process.paths import Paths
 from drivers.xray.streams import HYSTERIA, SPLIT_HTTP, TLS
 from node.errors import InvalidConfig
@@ -22,12 +22,12 @@ from protos import xray_pb2
 from protos.xray_pb2 import Config, ReceiverConfig, SenderConfig, StreamConfig
 
 _KEYS = ("certificatefile", "keyfile")
-# A list of addresses from another file than geoip.dat and geosite.dat, which is in the directory of the lists.
+# An `ext:FILE:LIST` entry: a list from another file in the directory of the geo files.
 _LIST = re.compile(r"!?ext(?:-\w+)?:([^:]+):", re.IGNORECASE)
 
 
 class File(NamedTuple):
-    """A file that a configuration names; `is_served`: to whoever asks the core for it."""
+    """A file that a configuration names. `is_served`: the core serves it to any client."""
 
     place: str
     path: str
@@ -35,31 +35,31 @@ class File(NamedTuple):
 
 
 def asked(text: str, paths: Paths) -> Touched:
-    """What a controller's text names. Raises `InvalidConfig` for a file that it must not name."""
+    """What the converter may touch for a controller's text. Raises `InvalidConfig` for a file that is not allowed."""
     try:
         tree = parse(text)
     except ValueError:
-        return Touched()  # the converter can touch nothing then
+        return Touched()  # the converter may touch nothing
     for named in texts(tree):
         if named.key.lower() in _KEYS and named.text:
             paths.require(named.text, named.place)
         for listed in filter(None, map(_LIST.match, named.text.split(","))):
             _check_list(listed[1], named.place)
-    # A mode may follow.
+    # A mode may follow the path of a socket.
     sockets = frozenset(named.text.split(",")[0] for named in texts(tree) if _is_socket(named.key, named.text))
     return Touched(readable(tree, paths), sockets, abstract=is_abstract(tree))
 
 
 def check(base: Config, paths: Paths, unconfined: str | None) -> None:
-    """Raises `InvalidConfig` for a file that a converted configuration must not name."""
+    """Check a converted configuration. Raises `InvalidConfig` for a file that is not allowed."""
     for file in named(base):
         if file.is_served and unconfined is not None:
-            raise InvalidConfig(f"{file.place}: a directory is not served to strangers here: {unconfined}")
+            raise InvalidConfig(f"{file.place}: a core that is not confined may not serve a directory: {unconfined}")
         paths.require(file.path, file.place)
 
 
 def named(base: Config) -> Iterator[File]:
-    """Every file that is read while the core runs."""
+    """Every file that the core reads while it runs."""
     for inbound in base.inbound:
         stream = ReceiverConfig.FromString(inbound.receiver_settings.value).stream_settings
         yield from _of_stream(stream, f"inbound {inbound.tag!r}")
@@ -87,7 +87,7 @@ def _of_stream(stream: StreamConfig, place: str) -> Iterator[File]:
 def _check_list(name: str, place: str) -> None:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
-        raise InvalidConfig(f"{place}: {name!r} is not in the directory of the lists (XRAY_ASSETS_PATH)")
+        raise InvalidConfig(f"{place}: {name!r} is not in the directory of the geo files (XRAY_ASSETS_PATH)")
 
 
 def _is_socket(key: str, text: str) -> bool:

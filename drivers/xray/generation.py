@@ -1,4 +1,4 @@
-"""One run of Xray: its process, its API, and the users that it confirmed."""
+"""A generation: one run of Xray, with its process, its API and the users that it confirmed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from drivers.sockets.sharing import Sharing
 from drivers.xray import route, rules, wireguard
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
+from drivers.xray.compat import UntrustedProxy
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
-from drivers.xray.doors import unseen
+from drivers.xray.handshakes import Busy, Handshakes
+from drivers.xray.ingress import unseen
 from drivers.xray.latency import NOT_MEASURED, latencies
+from drivers.xray.ownership.unlogged import by_address
 from drivers.xray.selectors import OURS
-from drivers.xray.strays import by_address
-from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address, Arrived, Live
@@ -44,10 +45,10 @@ from protos.service_pb2 import (
 )
 from protos.xray_pb2 import OutboundHandlerConfig
 
-_NOT_LISTED = "this core does not list its rules: Xray does from 26.1.23 on"
-_NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
+_NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
+_NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 
-# Users whose addresses are asked for at once.
+# Users whose addresses are requested in parallel.
 SLICE = 64
 
 
@@ -65,28 +66,30 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         connections: Connections,
         started: dict[str, Accounts],
         files: Files,
-        disbelief: Disbelief,
+        untrusted_proxy: UntrustedProxy,
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
-        self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.doors)
-        # A connection that carried two users is nobody's.
-        self._unsure = self.unseen.keys() | {tag for tag, door in plan.doors.items() if door.shared}
+        self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.ingress)
+        # Inbounds where connections may have no owner, since they cannot be attributed or carry several users.
+        self._unsure = self.unseen.keys() | {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
-        self._disbelief = disbelief
+        self._untrusted_proxy = untrusted_proxy
         self._connections = connections
         self.accounts = started
         self._router = api.router(rules.rules_of(plan.base))
-        self._users = Users(host, plan, api, connections, started, self)
-        # An inbound that is swapped closes its listener, which must not be held by then.
+        self._handshakes = Handshakes(host.reactor, plan.pausable)
+        self._handshakes.begin(process.pid or 0, connections.knows)
+        self._users = Users(host, plan, api, connections, self._handshakes, started, self)
+        # Held while inbounds are swapped, which closes listeners, or while listeners are shared with another core.
         self._listeners = DeferredLock()
         connections.begin(process.pid, self._users.is_in, self._online)
         self._paced = Paced(
             *(host.reactor, connections.descriptors),
-            doors={tag: door.ports for tag, door in plan.doors.items() if door.ports},
-            shared={tag for tag, door in plan.doors.items() if door.shared or door.leads_on},
+            ports={tag: entry.ports for tag, entry in plan.ingress.items() if entry.ports},
+            shared={tag for tag, entry in plan.ingress.items() if entry.shared or entry.forwards},
             inodes=connections.inodes,
         )
         process.when_exited().addCallback(lambda _: connections.stop())
@@ -126,7 +129,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
     @property
     def warnings(self) -> Sequence[str]:
         tunnels = [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
-        return [*self._files.warnings, *self._disbelief.warnings, *wireguard.crowded(self.accounts, tunnels)]
+        return [*self._files.warnings, *self._untrusted_proxy.warnings, *wireguard.crowded(self.accounts, tunnels)]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):
@@ -136,7 +139,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         return counters
 
     async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """All, where a user is wanted who is not in any more: only the core knows by which spelling it counts them."""
+        """Read these counters; all, if a user was removed: only the core knows how it spells their name."""
         wanted = set[str]()
         for scope, name in names:
             spellings = self._counted_as(scope, name)
@@ -153,7 +156,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         return {}
 
     async def _online(self) -> Mapping[Address, Collection[str]]:
-        """Who is online, by address. Raises `ApiFailed`."""
+        """The keys of the users online, by address. Raises `ApiFailed`."""
         emails = await self._api.all_online()
         found: list[tuple[Address, str]] = []
         for begin in range(0, len(emails), SLICE):
@@ -188,7 +191,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         except ApiFailed as error:
             if error.silent:
                 raise CoreFailed(f"{ROUTING}: {error}") from error
-            raise InvalidConfig(f"the core refuses it: {error}") from error
+            raise InvalidConfig(f"the core refuses these rules: {error}") from error
 
     async def rules(self) -> Sequence[RoutingRule]:
         with asking(ROUTING, _NOT_LISTED):
@@ -199,16 +202,16 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         if tag not in rules.balancers_of(self.plan.base):
             raise UnknownName(f"there is no balancer {shown(tag)}")
         with asking(ROUTING):
-            told = await self._router.balancer(tag)
-        return BalancerInfoResponse(override_target=told.override.target, principle_target=told.principle_target.tag)
+            reply = await self._router.balancer(tag)
+        return BalancerInfoResponse(override_target=reply.override.target, principle_target=reply.principle_target.tag)
 
     async def test_route(self, request: TestRouteRequest) -> RouteResult:
         asked = route.asked(request)
         with asking(ROUTING):
-            told = await self._router.test(asked)
-        if told is None:
+            reply = await self._router.test(asked)
+        if reply is None:
             return route.by_default(asked.routing_context, self.plan.base.outbound[0].tag)
-        return route.answered(told)
+        return route.answered(reply)
 
     async def audit(self) -> int:
         with asking(USERS):
@@ -219,7 +222,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             try:
                 return await self._users.apply(changes)
             finally:
-                # An inbound that was swapped has another listener.
+                # A swapped inbound has a new listener.
                 await self.keep_closed()
                 await self._paced.listeners_changed()
 
@@ -244,7 +247,10 @@ class XrayGeneration(SharedRun[Api], PacedRun):
 
     @property
     def handle(self) -> Left | None:
-        """Whom it lets in it tells itself; not of a tunnel, which has no names."""
+        """What the next node process needs if this one is killed; it lists the users itself.
+
+        None with WireGuard inbounds, whose users cannot be recovered from the core's list.
+        """
         process = lives_on(self._process)
         if process is None or any(inbound.protocol == "wireguard" for inbound in self.plan.inbounds.values()):
             return None
@@ -258,7 +264,12 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         return Left(process.pid, (), run.SerializeToString())
 
     async def take_stock(self) -> None:
-        """Have `accounts` be what the core has. Raises `CoreFailed`."""
+        """Read users and connections from a core about which little is known. Raises `CoreFailed`."""
+        try:
+            await self._handshakes.resume()
+        except Busy as error:
+            text = "Shadowsocks-2022 inbounds may drop new connections, as the previous node left them: {fault}"
+            self.log.warn(text, fault=error)
         with asking(USERS):
             await self._users.take_stock()
             await self._connections.take_stock(await self._online())
@@ -270,14 +281,15 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         if not await self.quieten():
             async with self._listeners:
                 await self._remove_inbounds()
-        await self._connections.hang_up(self.plan.ports)
+        await self._connections.close_all(self.plan.ports)
 
     async def _remove_inbounds(self) -> None:
         for handler in self.plan.base.inbound:
             try:
                 await self._api.remove_inbound(handler.tag)
             except ApiFailed as error:
-                self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=error)
+                text = "inbound {tag!r} of a core that stops could not be closed; it still accepts connections: {fault}"
+                self.log.warn(text, tag=handler.tag, fault=error)
 
     async def stop(self) -> None:
         self._connections.stop()
@@ -292,7 +304,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
 
 
 def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
-    """The counters of the node's own inbound and outbound, which are nobody's traffic, and of those that it named."""
+    """The counters of the node's own API inbound and outbound, and of outbounds that the node named."""
     ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
     ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)

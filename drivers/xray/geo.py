@@ -1,6 +1,6 @@
-"""The directory in which Xray looks for geoip.dat and geosite.dat, and a small geoip.dat where there is none.
+"""Prepare the directory of geo files (geoip.dat, geosite.dat), with a small geoip.dat if there is none.
 
-Deployed panels route `geoip:private` by default, and a missing file refuses the whole configuration.
+Deployed panels route `geoip:private` by default, and the core refuses a configuration if the file is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
 
-# The private list of the official geoip.dat.
+# The list `private` of the official geoip.dat.
 PRIVATE = """
     0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 192.0.2.0/24
     192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3
@@ -21,17 +21,17 @@ PRIVATE = """
 
 
 def private_geoip() -> bytes:
-    """A geoip.dat that knows `private` and nothing else."""
+    """A geoip.dat with the list `private` only."""
     networks = map(ipaddress.ip_network, PRIVATE.split())
     cidrs = [Cidr(ip=network.network_address.packed, prefix=network.prefixlen) for network in networks]
     return GeoIpList(entry=[GeoIp(country_code="PRIVATE", cidr=cidrs)]).SerializeToString()
 
 
 def assets(configured: Path | None, executable: Path, private: Path, chosen: Path | None = None) -> Path:
-    """The directory to use: the operator's, the executable's, or `private` with what either has and our geoip.dat.
+    """The directory to use: the `configured` one, the executable's, or `private` with links to the files of both.
 
-    Lists that were `chosen` go before those, and are always in `private`: the others stay beside them. Raises `OSError`
-    where that cannot be made.
+    `chosen` files go before those and are always linked from `private`, beside the others. A geoip.dat is written to
+    `private` if none is found. Raises `OSError`.
     """
     places = chosen, configured, executable.parent
     candidates = [directory for directory in places if directory and any(_lists(directory))]
@@ -46,7 +46,7 @@ def assets(configured: Path | None, executable: Path, private: Path, chosen: Pat
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Have a file with this content: half of it, of a disk that is full, would be used as if it were all."""
+    """Write a file atomically: the core would take half of it, from a full disk, for the whole."""
     if path.is_file() and path.read_bytes() == content:
         return
     beside = path.with_suffix(".new")
@@ -66,7 +66,7 @@ def _lists(directory: Path) -> Iterator[Path]:
 
 
 def _link(wanted: dict[str, Path], directory: Path) -> None:
-    """Have links to these files, and no others."""
+    """Link these files into a directory, and remove other links."""
     for path in directory.iterdir():
         if path.is_symlink() and wanted.get(path.name) != path.readlink():
             path.unlink()

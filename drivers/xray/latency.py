@@ -1,4 +1,4 @@
-"""What Xray's observatories have measured. Pure."""
+"""Latencies of outbounds, as measured by Xray's observatories. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
     "names outbounds"
 )
-# What deployed controllers are told of where it is from.
+# The source that deployed controllers expect.
 _SOURCE = "xray-observatory"
 
 
 def measures(base: Config) -> bool:
-    """Whether a configuration has an observatory; without one the core does not start with the service for it."""
+    """Whether a configuration has an observatory; without one the core does not start with the API service for it."""
     return any(app.type in OBSERVATORIES for app in base.app)
 
 
 def latencies(statuses: Iterable[OutboundStatus]) -> list[Latency]:
-    """The numbers are the core's: some observatories give an outbound that does not answer a delay of 99999999."""
+    """Convert the core's figures (ms); some observatories give an outbound that does not answer a delay of 99999999."""
     return [
         Latency(
             name=status.outbound_tag,
             alive=status.alive,
-            # 0 is for who does not answer: one that takes less than a millisecond takes one.
+            # 0 means no answer, so less than a millisecond counts as one.
             delay=max(status.delay, int(status.alive)),
             link=status.outbound_tag,
             last_seen_time=status.last_seen_time,

@@ -1,4 +1,4 @@
-"""A configuration of Xray, ready to be run: built and checked by the core, launched with users."""
+"""A prepared configuration of Xray: check it with the core, launch it with users, recover a run of it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from drivers.process import readiness as starting
+from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files
-from drivers.process.known import Allowed
 from drivers.process.planned import Planned
 from drivers.process.recovered import ANSWER, recover
 from drivers.process.shared import watch
 from drivers.xray import config, files, reloading, rules
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
+from drivers.xray.compat import UntrustedProxy
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
 from drivers.xray.generation import XrayGeneration
-from drivers.xray.traps import Disbelief
 from drivers.xray.verdict import CONVERT, cause, is_refusal, look
 from node.contract.accounts import Accounts
 from node.contract.routing import Routing
@@ -40,46 +40,46 @@ class XrayPlan(Planned[config.Plan]):
         await look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
-        # As it is now: users change while the core comes up.
+        # A copy: users change while the core starts.
         started = {tag: dict(accounts) for tag, accounts in target.items()}
         xray = await self._executable()
-        endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
+        endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.ingress)
         message = await self._rendered(endpoint, started)
         read = read_by(xray, reloading.are_reloaded(self.made.base))
-        core, disbelief = self._process(endpoint, connections)
+        core, untrusted_proxy = self._process(endpoint, connections)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         api = Api(self._host.reactor, endpoint.socket)
         watch(core, self._sharing)
         await self._ready(core, api, Path(endpoint.socket), seconds)
         run = XrayGeneration(
-            self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
+            self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, untrusted_proxy
         )
         await self._led(run)
         return run
 
-    def _process(self, endpoint: config.Endpoint, connections: Connections) -> tuple[CoreProcess, Disbelief]:
-        """A process that is not there yet, and what is made of what it says."""
-        disbelief = Disbelief()
-        sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
+    def _process(self, endpoint: config.Endpoint, connections: Connections) -> tuple[CoreProcess, UntrustedProxy]:
+        """A process that is not started yet, with the filter of its lines."""
+        untrusted_proxy = UntrustedProxy()
+        sifter = _sifter(endpoint, connections, self.made.shown, untrusted_proxy)
         core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
-        return core, disbelief
+        return core, untrusted_proxy
 
     async def recover(self, left: bytes) -> XrayGeneration:
         found = XrayRun.FromString(left)
         endpoint = config.Endpoint(found.socket, found.token, found.direct)
-        connections = Connections(self._host.reactor, self.made.doors)
+        connections = Connections(self._host.reactor, self.made.ingress)
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
-        core, disbelief = self._process(endpoint, connections)
+        core, untrusted_proxy = self._process(endpoint, connections)
         recover(self._host.reactor, core, found.process)
         watch(core, self._sharing)
         api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
         run = XrayGeneration(
-            self._host, self._sharing, self.made, core, api, endpoint, connections, accounts, files, disbelief
+            self._host, self._sharing, self.made, core, api, endpoint, connections, accounts, files, untrusted_proxy
         )
         connections.go_on(found)
         if not await run.answers(ANSWER):
-            raise CoreFailed("the core that was left does not answer")
+            raise CoreFailed("the core that the previous node left running does not answer")
         if found.process.adopted:
             await run.take_stock()
         return run
@@ -110,10 +110,11 @@ class XrayPlan(Planned[config.Plan]):
         return XrayPlan(self._host, self._installation, self._sharing, made, self._touched, self._chosen)
 
     async def _led(self, run: XrayGeneration) -> None:
-        """Have balancers lead where they are to. A configuration cannot say that."""
+        """Override balancers by the API, since a configuration cannot. Kills the run if that fails."""
         try:
             await run.reroute(self)
         except BaseException:
+            run.kill()
             await run.stop()
             raise
 
@@ -125,7 +126,7 @@ class XrayPlan(Planned[config.Plan]):
         return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
 
     async def _ready(self, core: CoreProcess, api: Api, socket: Path, seconds: float) -> None:
-        """Wait until the core answers. Raises `CoreFailed` with its last lines, and leaves no process."""
+        """Wait until the core answers. Raises `CoreFailed` with its last lines, after ending the process."""
 
         async def answers() -> bool:
             return socket.exists() and await api.ready(starting.CALL)
@@ -138,18 +139,18 @@ class XrayPlan(Planned[config.Plan]):
 
 
 def _sifter(
-    api: config.Endpoint, connections: Connections, shown: Shown, disbelief: Disbelief
+    api: config.Endpoint, connections: Connections, shown: Shown, untrusted_proxy: UntrustedProxy
 ) -> Callable[[list[str]], list[str]]:
-    """What of the core's lines goes into the log: none about the node's own API connections, and what was asked for."""
+    """Filter the core's lines for the log: without those of the node's API connections, as the controller asked."""
 
     def sift(lines: list[str]) -> list[str]:
         kept = []
         for line in lines:
             if api.token in line:
                 continue
-            # Also of a line that is not shown: it may be the access line of a name that has the core's words in it.
+            # Before `repeats`: an access line whose target has the core's warning in it must count, too.
             connections.take(line)
-            if disbelief.again(line):
+            if untrusted_proxy.repeats(line):
                 continue
             if (text := shown.line(line)) is not None:
                 kept.append(text)
@@ -159,6 +160,6 @@ def _sifter(
 
 
 def _remove_socket(socket: Path) -> None:
-    """Xray removes it on a clean exit only."""
+    """Remove the API socket and its lock; Xray does so only on a clean exit."""
     for path in (socket, socket.with_name(socket.name + ".lock")):
         path.unlink(missing_ok=True)

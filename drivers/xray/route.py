@@ -1,4 +1,4 @@
-"""Asking the core which way a connection would take: the interface's words, and the core's. Pure."""
+"""Convert route tests between the interface and the core's API. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_PORTS = 65535
 
 
 def asked(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:
-    """Raises `InvalidRequest` for what is no connection."""
+    """The core's request. Raises `InvalidRequest` for invalid networks, ports and addresses."""
     network = _NETWORKS.get(request.network.lower())
     if network is None:
-        raise InvalidRequest(f"there is no network {shown(request.network)}: it is tcp, udp or unix")
+        raise InvalidRequest(f"unknown network {shown(request.network)}: use tcp, udp or unix")
     if request.target_port > _MOST_PORTS:
-        raise InvalidRequest(f"there is no port {request.target_port}")
+        raise InvalidRequest(f"port {request.target_port} is out of range: at most {_MOST_PORTS}")
     context = xray_pb2.RoutingContext(
         inbound_tag=request.inbound_tag,
         network=network,
@@ -48,7 +48,7 @@ def answered(reply: xray_pb2.RoutingContext) -> RouteResult:
 
 
 def by_default(context: xray_pb2.RoutingContext, first: str) -> RouteResult:
-    """Where no rule fits the first outbound has it."""
+    """The result where no rule matches: the first outbound."""
     return RouteResult(
         outbound_tag=_shown(first),
         inbound_tag=context.inbound_tag,
@@ -61,9 +61,9 @@ def _packed(address: str) -> list[bytes]:
     try:
         return [ip_address(address).packed] if address else []
     except ValueError as error:
-        raise InvalidRequest(f"{shown(address)} is no IP address") from error
+        raise InvalidRequest(f"{shown(address)} is not an IP address") from error
 
 
 def _shown(outbound: str) -> str:
-    """One that the node named has no name."""
+    """An outbound's tag; empty if the node chose it."""
     return "" if outbound.startswith(OURS) else outbound

@@ -1,4 +1,4 @@
-"""The routing of one run of Xray, by its API."""
+"""Change and query the routing of one run of Xray through its API."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
 from drivers.channel import ApiFailed, Channel
+from drivers.xray.overrides import ROUTER
 from drivers.xray.rules import is_own, steps
-from drivers.xray.taken import ROUTER
 from protos import xray_pb2
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
 
 _SERVICE = "/xray.app.router.command.RoutingService/"
 # Seconds.
 _DEADLINE = 5.0
-# What the core says where no rule fits.
+# The core's error where no rule matches.
 _NO_RULE = "not enough information for making a decision"
 
 
 class Router:
-    """Knows the rules that the core confirmed. Never replaces all at once: meanwhile there would be none."""
+    """The rules that the core confirmed. It never replaces all at once: meanwhile there would be none."""
 
     def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
         self._channel = channel
         self._tags = [rule.rule_tag for rule in rules]
         self._targets: dict[str, str] = {}
-        # What the core did not answer about, of rules and of balancers: it may have done that, or do it yet.
+        # Rules and balancers with an unanswered change: the core may have applied it, or still may.
         self._doubtful: set[str] = set()
         self._unsure: set[str] = set()
         self._lock = DeferredLock()
 
     async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
-        """Have these rules, and balancers with these targets. Raises `ApiFailed`; what was done until then stays."""
+        """Apply these rules and balancer targets. Raises `ApiFailed`; changes made until then stay."""
         async with self._lock:
             for tag in self._doubtful.difference(self._tags):
                 await self._remove(tag)
@@ -47,7 +47,7 @@ class Router:
             await self._lead(targets)
 
     async def rules(self) -> list[xray_pb2.ListedRule]:
-        """All but the node's own. Raises `ApiFailed`."""
+        """The core's rules without the node's own. Raises `ApiFailed`."""
         reply = await self._call("ListRule", Nothing(), xray_pb2.ListRuleResponse)
         return [rule for rule in reply.rules if not is_own(rule.rule_tag)]
 
@@ -59,7 +59,7 @@ class Router:
         return reply.balancer
 
     async def test(self, request: xray_pb2.TestRouteRequest) -> RoutingContext | None:
-        """What becomes of a connection; None where no rule fits. Raises `ApiFailed`."""
+        """The route of a connection; None if no rule matches. Raises `ApiFailed`."""
         try:
             reply: RoutingContext = await self._call("TestRoute", request, RoutingContext)
         except ApiFailed as error:
@@ -75,7 +75,7 @@ class Router:
         self._tags.append(rule.rule_tag)
 
     async def _remove(self, tag: str) -> None:
-        """One that is not there is fine."""
+        """Remove a rule; the core accepts an unknown tag."""
         await self._change("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), self._doubtful, tag)
 
     async def _lead(self, targets: Mapping[str, str]) -> None:
@@ -87,7 +87,7 @@ class Router:
                 self._targets[balancer] = target
 
     async def _change(self, name: str, request: Message, in_doubt: set[str], what: str) -> None:
-        """What the core does not answer about stays in doubt: it may do it after whatever it is asked next."""
+        """Call the core; without an answer the item stays in doubt, as the core may still apply the change later."""
         known = what not in in_doubt
         in_doubt.add(what)
         try:

@@ -1,7 +1,7 @@
-"""The routing rules of a configuration, and what is changed of them while it runs. Pure.
+"""The routing rules of a configuration, and their changes while it runs. Pure.
 
-The core appends rules and removes them by their tags, so each has one. Those that a configuration or a controller did
-not name, and all that are added, have the node's own tags; what controllers call them stands behind the colon.
+The core appends rules and removes them by tag, so each gets one. Rules without a tag, and all added ones, get a tag of
+the node's; the name that controllers use follows its colon.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from drivers.json_text import parse
 from drivers.xray.exclusive import bridged
+from drivers.xray.overrides import ROUTER
 from drivers.xray.selectors import OURS
-from drivers.xray.taken import ROUTER
 from node.contract.routing import Routing
 from node.errors import InvalidConfig, InvalidRequest, UnknownName, shown
 from protos.xray_pb2 import Config, RouterConfig, RoutingRule
@@ -24,17 +24,17 @@ _RULE = f"{OURS}rule-"
 
 
 class Steps(NamedTuple):
-    """What to append, in this order, and then what to remove, in this order."""
+    """Rules to append, in order, and then tags to remove, in order."""
 
     appended: list[RoutingRule]
     removed: list[str]
 
 
 def steps(have: Sequence[str], wanted: Sequence[RoutingRule]) -> Steps:
-    """How the rules of these tags become those that are wanted.
+    """The steps from the rules with the tags `have` to those `wanted`.
 
-    New ones come before old ones go, and these from the last to the first: at every moment a connection is led as it
-    was before, or as it is to be.
+    Appends come first, then removals from the last to the first: at any moment a connection is routed by the old rules
+    or the new ones.
     """
     there, staying = set(have), {rule.rule_tag for rule in wanted}
     appended = [rule for rule in wanted if rule.rule_tag not in there]
@@ -42,12 +42,12 @@ def steps(have: Sequence[str], wanted: Sequence[RoutingRule]) -> Steps:
 
 
 def text_of(routing: Routing) -> str:
-    """A configuration of the added rules alone. Raises `InvalidRequest` for what is no JSON of a rule."""
+    """A configuration with only the added rules. Raises `InvalidRequest` for a rule that is not a JSON object."""
     return json.dumps({"routing": {"rules": [_read(rule.text) for rule in routing.added]}})
 
 
 def own_tag(token: str) -> str:
-    """The tag of the rule that leads to the core's API, which controllers never see."""
+    """The tag of the rule for the core's API, which controllers never see."""
     return f"{_RULE}{token}"
 
 
@@ -56,12 +56,12 @@ def is_own(tag: str) -> bool:
 
 
 def public(tag: str) -> str:
-    """What controllers call a rule; empty for one that has no name."""
+    """The name that controllers use for a rule; empty if it has none."""
     return tag.partition(":")[2] if tag.startswith(_RULE) else tag
 
 
 def name_rules(base: Config) -> None:
-    """Give each rule a tag. Raises `InvalidConfig` for one that begins as the node's own do."""
+    """Give each rule a tag. Raises `InvalidConfig` for a tag with the node's prefix."""
     router = router_of(base)
     for number, rule in enumerate(router.rule):
         _refuse_ours(rule)
@@ -78,7 +78,7 @@ def router_of(base: Config) -> RouterConfig:
 
 
 def outbounds_of(base: Config) -> list[str]:
-    """The tags that rules and balancers may lead to."""
+    """The outbound tags that rules and balancers may use."""
     tags = (*(outbound.tag for outbound in base.outbound), *bridged(base))
     return [tag for tag in dict.fromkeys(tags) if tag and not tag.startswith(OURS)]
 
@@ -88,14 +88,14 @@ def balancers_of(base: Config) -> list[str]:
 
 
 def added(converted: Config, routing: Routing) -> list[RoutingRule]:
-    """The added rules, as the core read them, each with the tag that the core is to know it by.
+    """The added rules as the core converted them, each with its final tag.
 
-    Raises `InvalidRequest` if it made anything else of them.
+    Raises `InvalidRequest` if the conversion has anything else than one rule for each.
     """
     router = router_of(converted)
     beside = converted.inbound or converted.outbound or router.balancing_rule
     if beside or len(router.rule) != len(routing.added):
-        raise InvalidRequest("it is not one rule")
+        raise InvalidRequest("it must be one routing rule and nothing else")
     for rule, known in zip(router.rule, routing.added, strict=True):
         _refuse_ours(rule)
         rule.rule_tag = f"{_RULE}{known.token}:{rule.rule_tag}"
@@ -105,7 +105,7 @@ def added(converted: Config, routing: Routing) -> list[RoutingRule]:
 def changed(base: Config, routing: Routing, rules: Sequence[RoutingRule]) -> Config:
     """The configuration with these changes; `rules` are the added ones.
 
-    Raises `UnknownName` for a balancer that it does not have, or an outbound, `InvalidRequest` for a tag that is taken.
+    Raises `UnknownName` for an unknown balancer or outbound, `InvalidRequest` for a tag that is in use.
     """
     config, router = Config(), router_of(base)
     config.CopyFrom(base)
@@ -119,12 +119,12 @@ def changed(base: Config, routing: Routing, rules: Sequence[RoutingRule]) -> Con
 
 
 def tags_of(base: Config) -> frozenset[str]:
-    """What controllers call the rules that have a name."""
+    """The names that controllers use for rules."""
     return frozenset(filter(None, (public(rule.rule_tag) for rule in router_of(base).rule)))
 
 
 def _read(text: str) -> Any:
-    """Read here, so that a rule cannot go on as something else behind its end."""
+    """Parse a rule here, so that its text cannot close the rule and add other settings."""
     if len(text) > MOST:
         raise InvalidRequest(f"the rule is longer than {MOST:,} characters")
     try:
@@ -138,7 +138,7 @@ def _read(text: str) -> Any:
 
 def _require_named(base: Config, routing: Routing, rules: Sequence[RoutingRule]) -> None:
     outbounds, balancers = set(outbounds_of(base)), set(balancers_of(base))
-    # Whoever is led to what is not there gets no answer, and nobody is told.
+    # The core accepts unknown tags silently, and connections to them get no answer.
     for tag in (*(rule.tag for rule in rules if not rule.balancing_tag), *routing.targets.values()):
         if tag not in outbounds:
             raise UnknownName(f"there is no outbound {shown(tag)}")
@@ -152,14 +152,14 @@ def _require_distinct(kept: Sequence[RoutingRule], rules: Sequence[RoutingRule])
     for rule in rules:
         tag = public(rule.rule_tag)
         if tag and tag in taken:
-            raise InvalidRequest(f"there is a rule {shown(tag)} already")
+            raise InvalidRequest(f"there is already a rule with the tag {shown(tag)}")
         taken.add(tag)
 
 
 def _refuse_ours(rule: RoutingRule) -> None:
     if rule.rule_tag.startswith(OURS):
-        what = f"the rule's tag {shown(rule.rule_tag)} is too much like"
-        raise InvalidConfig(f"{what} the node's own, which begin with {OURS!r}")
+        what = f"the rule's tag {shown(rule.rule_tag)} is reserved"
+        raise InvalidConfig(f"{what}: tags that begin with {OURS!r} are the node's own")
 
 
 def _put(base: Config, router: RouterConfig) -> None:

@@ -1,6 +1,6 @@
-"""What selectors of a configuration reach: outbounds by the beginning of their tags, but never the node's own. Pure.
+"""Keep the selectors of a configuration, which match outbounds by tag prefix, from matching the node's own. Pure.
 
-The core does not tell the outbound of its API from others (`app/proxyman/outbound/outbound.go`, Select).
+The core's Select does not tell the outbound of its API from others (`app/proxyman/outbound/outbound.go`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from node.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config
 
-# How the tags of what the node adds begin, and no others do.
+# The prefix of tags that the node adds, and of no others.
 OURS = "~txnode-"
 _BEGINNINGS = frozenset(OURS[:length] for length in range(len(OURS) + 1))
-# Tags that the selectors of a configuration, all together, may be written out to.
+# The most tags that all selectors of a configuration together may expand to.
 MOST = 1_000_000
 _ROUTER = "xray.app.router.Config"
 _REVERSE = "xray.app.reverse.Config"
@@ -22,14 +22,14 @@ OBSERVATORIES = ("xray.core.app.observatory.Config", "xray.core.app.observatory.
 
 
 def bind(base: Config) -> None:
-    """Have each selector that could reach what the node adds name the configuration's own outbounds instead.
+    """Expand each selector that could match the node's tags to the outbounds of the configuration that it matches.
 
-    Raises `InvalidConfig` for tags by which these could not be told from the node's.
+    Raises `InvalidConfig` for tags that a selector could not tell from the node's.
     """
     outbounds = [tag for tag in dict.fromkeys(_outbounds(base)) if tag]
     for tag in (*outbounds, *(inbound.tag for inbound in base.inbound if inbound.tag)):
         if _could_be_ours(tag):
-            raise InvalidConfig(f"the tag {tag!r} is too much like the node's own, which begin with {OURS!r}")
+            raise InvalidConfig(f"the tag {tag!r} is too similar to the node's own, which begin with {OURS!r}")
     reached = {beginning: [tag for tag in outbounds if tag.startswith(beginning)] for beginning in _BEGINNINGS}
     room = MOST
     for app in base.app:
@@ -45,7 +45,7 @@ def bind(base: Config) -> None:
 
 
 def _outbounds(base: Config) -> Iterator[str]:
-    """The tags of all outbounds; portals are some, too."""
+    """The tags of all outbounds, with the portals of reverse proxies."""
     for outbound in base.outbound:
         yield outbound.tag
     yield from portals(base)
@@ -60,16 +60,16 @@ def portals(base: Config) -> Iterator[str]:
 
 
 def _write_out(selectors: MutableSequence[str], reached: Mapping[str, list[str]], room: int) -> int:
-    """Returns how much room is left."""
+    """Expand the selectors in place. Returns how many more tags are allowed."""
     wide = [reached[beginning] for beginning in _BEGINNINGS.intersection(selectors)]
     room -= sum(map(len, wide))
     if room < 0:
-        raise InvalidConfig(f"the selectors of the configuration name more than {MOST:,} outbounds")
+        raise InvalidConfig(f"the selectors of balancers and observatories match more than {MOST:,} outbounds in all")
     narrow = (selector for selector in selectors if not _could_be_ours(selector))
     selectors[:] = dict.fromkeys((*narrow, *(tag for tags in wide for tag in tags)))
     return room
 
 
 def _could_be_ours(beginning: str) -> bool:
-    """Whether tags of the node's own begin so, or it begins as they do."""
+    """Whether it is a prefix of the node's tags, or begins with theirs."""
     return beginning in _BEGINNINGS or beginning.startswith(OURS)

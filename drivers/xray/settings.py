@@ -1,4 +1,4 @@
-"""What an operator says of Xray."""
+"""The settings of the Xray driver."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from node.contract.settings import Setting
 SETTINGS = (
     executable_setting(XRAY),
     download_setting(XRAY),
-    Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
+    Setting(
+        "XRAY_ASSETS_PATH",
+        "directory of geoip.dat and geosite.dat (default: the directory of the executable)",
+        details="Set it if you keep these files elsewhere. Files that an update installed take precedence: see "
+        "[updates.md](updates.md#geo-files).",
+    ),
     Setting(
         "XRAY_SPLICE",
-        "on: the kernel splices Vision connections, which are counted only at their end",
+        "on or off: the kernel splices Vision connections, whose bytes are then counted only when they end",
         "off",
         choices=("on", "off"),
+        details="Turn it on to save processor time if late counts do not matter: see [Splicing](#splicing).",
     ),
 )

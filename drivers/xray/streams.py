@@ -1,4 +1,4 @@
-"""The transport side of inbounds and outbounds: what could write files is taken over, and whether Vision fits. Pure.
+"""Transports of inbounds and outbounds: switch off what writes files, and check whether Vision fits. Pure.
 
 Type names and numbers: `transport/internet/*/config.proto` of Xray-core 26.3.27.
 """
@@ -18,19 +18,19 @@ HYSTERIA = "xray.transport.internet.hysteria.Config"
 HTTP_HEADER = "xray.transport.internet.headers.http.Config"
 
 
-def take_over_receiver(handler: InboundHandlerConfig) -> None:
-    """Key logs and debug prints of an inbound's transport are off."""
+def override_receiver(handler: InboundHandlerConfig) -> None:
+    """Switch off key logs and debug prints in an inbound's transport."""
     receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
     if receiver.HasField("stream_settings"):
-        _take_over(receiver.stream_settings)
+        _override(receiver.stream_settings)
         handler.receiver_settings.value = receiver.SerializeToString()
 
 
-def take_over_sender(handler: OutboundHandlerConfig) -> None:
-    """The same for an outbound."""
+def override_sender(handler: OutboundHandlerConfig) -> None:
+    """Switch off key logs and debug prints in an outbound's transport."""
     sender = xray_pb2.SenderConfig.FromString(handler.sender_settings.value)
     if sender.HasField("stream_settings"):
-        _take_over(sender.stream_settings)
+        _override(sender.stream_settings)
         handler.sender_settings.value = sender.SerializeToString()
 
 
@@ -47,7 +47,7 @@ def of_sender(handler: OutboundHandlerConfig) -> Iterator[StreamConfig]:
 
 
 def _with_downloads(stream: StreamConfig) -> Iterator[StreamConfig]:
-    """A transport, and those that XHTTP has for the way back."""
+    """A transport, and the separate download transports of XHTTP."""
     yield stream
     for transport in stream.transport_settings:
         if transport.settings.type == SPLIT_HTTP:
@@ -57,7 +57,7 @@ def _with_downloads(stream: StreamConfig) -> Iterator[StreamConfig]:
 
 
 def strip_shared_password(handler: InboundHandlerConfig) -> None:
-    """Hysteria's transport can have a password; where there are no users the core would let everybody in by it."""
+    """Remove the password of Hysteria's transport, by which the core admits clients while there are no users."""
     receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
     for transport in receiver.stream_settings.transport_settings:
         if transport.settings.type == HYSTERIA:
@@ -68,9 +68,9 @@ def strip_shared_password(handler: InboundHandlerConfig) -> None:
 
 
 def carries_vision(handler: InboundHandlerConfig) -> bool:
-    """Vision needs raw TCP without a header under TLS or REALITY, or VLESS's own encryption over anything.
+    """Whether an inbound can carry Vision: raw TCP without a header under TLS or REALITY, or VLESS's own encryption.
 
-    A user who has it where it does not fit could not connect at all (proxy/vless/inbound/inbound.go).
+    With Vision on any other inbound a user could not connect at all (proxy/vless/inbound/inbound.go).
     """
     settings = xray_pb2.VlessInboundConfig.FromString(handler.proxy_settings.value)
     if settings.decryption not in ("", "none"):
@@ -86,15 +86,15 @@ def _has_http_header(transport: xray_pb2.TransportConfig) -> bool:
     return xray_pb2.TcpConfig.FromString(transport.settings.value).header_settings.type == HTTP_HEADER
 
 
-def _take_over(stream: StreamConfig) -> None:
+def _override(stream: StreamConfig) -> None:
     for security in stream.security_settings:
-        _take_over_security(security)
+        _override_security(security)
     for transport in stream.transport_settings:
         if transport.settings.type == SPLIT_HTTP:
-            _take_over_download(transport.settings)
+            _override_download(transport.settings)
 
 
-def _take_over_security(security: TypedMessage) -> None:
+def _override_security(security: TypedMessage) -> None:
     if security.type == TLS:
         tls = xray_pb2.TlsConfig.FromString(security.value)
         tls.ClearField("master_key_log")
@@ -102,14 +102,14 @@ def _take_over_security(security: TypedMessage) -> None:
     elif security.type == REALITY:
         reality = xray_pb2.RealityConfig.FromString(security.value)
         reality.ClearField("master_key_log")
-        # It prints straight to stdout, past the logger.
+        # `show` prints straight to stdout, past the logger.
         reality.ClearField("show")
         security.value = reality.SerializeToString()
 
 
-def _take_over_download(settings: TypedMessage) -> None:
-    """XHTTP can have a transport of its own for the way back."""
+def _override_download(settings: TypedMessage) -> None:
+    """Switch them off in XHTTP's separate download transport."""
     split = xray_pb2.SplitHttpConfig.FromString(settings.value)
     if split.HasField("download_settings"):
-        _take_over(split.download_settings)
+        _override(split.download_settings)
         settings.value = split.SerializeToString()

@@ -1,7 +1,7 @@
-"""Reading, never editing, the controller's JSON: the few things that Xray's own conversion leaves out. Pure.
+"""Read, and never edit, the controller's JSON: the few facts that Xray's own conversion loses. Pure.
 
-Xray takes keys in any case and comments (`//`, `#`, `/* */`), so both are taken here. What cannot be read is left
-alone: the core has the last word on whether a text is valid.
+As Xray does, this accepts keys in any case and comments (`//`, `#`, `/* */`). A text that cannot be parsed here is no
+error: the core decides whether it is valid.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from drivers.json_text import bare, parse
 
-# Of numbers, which may have any length, nothing is read here.
+# Numbers may be of any length; none is needed here, so they stay text.
 _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 class Hints(NamedTuple):
-    """What an inbound's settings say for users who say nothing themselves, and whether its own are `users` alone."""
+    """Defaults for users in an inbound's settings. `renamed`: its own users are in `users`, not in `clients`."""
 
     flow: str = ""
     method: str = ""
@@ -26,9 +26,9 @@ class Hints(NamedTuple):
 
 
 def top(text: str) -> frozenset[str] | None:
-    """The keys of the configuration, in lower case, as the core reads them: it stops after the first value.
+    """The top-level keys in lower case; as the core does, this reads the first JSON value only.
 
-    None where the node cannot read it.
+    None if the text cannot be parsed.
     """
     try:
         value = _first(text)
@@ -45,7 +45,7 @@ def _first(text: str) -> Any:
 
 
 def hints(text: str, inbounds: int) -> list[Hints]:
-    """For each of the `inbounds` inbounds, in order, its hints; empty ones where the text cannot be read."""
+    """The hints of each inbound, in order; empty ones if the text cannot be parsed or has not as many inbounds."""
     try:
         found = list(_hints(parse(text)))
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def hints(text: str, inbounds: int) -> list[Hints]:
 
 
 def private_targets(text: str) -> frozenset[str]:
-    """The outbounds to which routing rules lead private addresses by name."""
+    """The tags of outbounds to which routing rules send private addresses."""
     try:
         rules = _get(_get(parse(text), "routing"), "rules")
     except (ValueError, RecursionError):
@@ -76,7 +76,7 @@ def _is_private(text: str) -> bool:
 
 
 def _strings(value: Any) -> list[str]:
-    """A list as the core reads it: one text may have several, between commas."""
+    """A list of texts as the core reads it: also one text, split at commas."""
     texts = value if isinstance(value, list) else [value]
     return [part.strip() for text in texts if isinstance(text, str) for part in text.split(",")]
 
@@ -91,7 +91,7 @@ def _hints(config: Any) -> Iterator[Hints]:
 
 
 def _get(value: Any, name: str) -> Any:
-    """A member by its name in any case, as Go's decoder finds it."""
+    """An object's member by name in any case, as in Go's decoder; `name` is in lower case."""
     if not isinstance(value, dict):
         return None
     return next((member for key, member in value.items() if key.lower() == name), None)

@@ -1,6 +1,6 @@
-"""Which unix sockets a configuration of Xray has, or connects to. Pure.
+"""Find the unix sockets that a configuration listens on or connects to. Pure.
 
-All places where the core takes one: a listener, a fallback, what REALITY passes strangers to, a rule's webhook.
+The core takes one as a listener, a fallback, REALITY's target, or a rule's webhook.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drivers.xray import streams
-from drivers.xray.known import place
+from drivers.xray.allowlist import place
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
 _FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
 _ROUTER = "xray.app.router.Config"
-# How an address begins that is a socket's, where there is no other sign.
+# How the address of a unix socket begins, where nothing else marks it.
 _UNIX = ("/", "@")
 
 
 def sockets(base: Config) -> Iterator[tuple[str, str]]:
-    """The path or the abstract name of each, and where it stands."""
+    """The path or abstract name of each socket, and its place in the configuration."""
     for inbound in base.inbound:
         for address, what in _of(inbound):
             yield address, f"{place('inbound', inbound)}, {what}"
@@ -33,7 +33,7 @@ def sockets(base: Config) -> Iterator[tuple[str, str]]:
 def _of(inbound: InboundHandlerConfig) -> Iterator[tuple[str, str]]:
     listen = xray_pb2.ReceiverConfig.FromString(inbound.receiver_settings.value).listen.domain
     if listen.startswith(_UNIX):
-        # Behind the comma is its mode; with several of them all are the path's.
+        # A mode follows one comma; with several commas all belong to the path.
         path, *mode = listen.split(",")
         yield path if len(mode) == 1 else listen, "listen"
     if inbound.proxy_settings.type in _FALLBACKS:

@@ -1,36 +1,47 @@
-"""The users of one run of Xray: those that it confirmed, and how changed ones get in and out."""
+"""The users of one run of Xray: apply changes, record what the core confirmed, audit it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
-from drivers.xray.api import MAX_REQUEST, Api, Operation
+from drivers.xray.api import IN_FLIGHT, MAX_REQUEST, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
-from drivers.xray.suspects import Pair
-from drivers.xray.ways import Swap, Work, choose, swap_of
+from drivers.xray.handshakes import Busy, Handshakes
+from drivers.xray.ownership.old_credentials import Pair
+from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Applied, Host
 from node.logs import Logger
 
-# Bytes around an account in its inbound, at most.
+# The most bytes of framing around an account in its inbound.
 FRAME = 5
+# Calls in flight for removals that the core runs one at a time, 0.1 s each with 50,000 users: each has a deadline.
+CAREFUL = 4
 
 
 class Listeners(Protocol):
-    """What the run has of listeners: whether others share them, and whether no new connections come to it."""
+    """The state of a run's listeners: shared with other runs, or draining (without new connections)."""
 
     @property
     def shared(self) -> bool: ...
 
     @property
     def drains(self) -> bool: ...
+
+
+class Method(NamedTuple):
+    """How changes are applied: inbounds to swap, and inbounds whose changes wait for a new run."""
+
+    swapped: frozenset[str]
+    stuck: frozenset[str] = frozenset()
 
 
 class Users:
@@ -44,6 +55,7 @@ class Users:
         plan: Plan,
         api: Api,
         connections: Connections,
+        handshakes: Handshakes,
         accounts: dict[str, Accounts],
         listeners: Listeners,
     ) -> None:
@@ -51,60 +63,71 @@ class Users:
         self._plan = plan
         self._api = api
         self._connections = connections
+        self._handshakes = handshakes
         self._listeners = listeners
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
         self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
-        # Users who are being let in: the core may have them before we hear of it.
+        # Users being added: the core may have them before its reply arrives.
         self._entering: set[Pair] = set()
-        # Inbounds with calls that failed: they may have been done, or be done late.
+        # Inbounds with failed calls, which the core may have applied or may apply late.
         self._doubtful: set[str] = set()
-        # Tunnels in which something failed once: others may still have what a user gets.
-        self._wary: set[str] = set()
-        # Inbounds that were taken out and not put back: only a new run has them again.
+        # WireGuard inbounds with a failed call: another user may still have a new user's key or address.
+        self._uncertain: set[str] = set()
+        # Inbounds that were removed and could not be added again: only a new run has them.
         self._lost: set[str] = set()
 
     def is_in(self, pair: Pair) -> bool:
-        """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
+        """Whether the core has this user, or may have soon, in this inbound; in any if the tag is empty."""
         tag, key = pair
         tags = (tag,) if tag else tuple(self.accounts)
         return any(key in self.accounts[tag] or (tag, key) in self._entering for tag in tags)
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
-        """All removals, then all additions; inbounds where that is dear or unsafe are swapped whole.
+        """Apply all removals, then all additions; swap inbounds where single calls cost too much or are unsafe.
 
-        Connections that came by an account which is removed or replaced are ended.
+        If only a new run can bring the additions in, they are left for it, and the removals are applied all the same.
+        Connections of removed and replaced accounts are cut.
         """
-        swapped = self._swapped(changes)
-        if swapped is None or any(change.tag in self._lost for change in changes):
-            return Applied([], list(changes))
-        refused = await self._apply_live([change for change in changes if change.tag not in swapped])
+        # A lost inbound has no users.
+        lost = frozenset(self._lost)
+        some = [change for change in changes if change.tag not in lost]
+        method = self._method(some)
+        without = lost if method else frozenset(self.accounts)
+        if method is None:
+            some = [change._replace(packed=None) for change in some if self._is_removed(change)]
+            method = self._removal_method(some)
+        refused = await self._apply_live([change for change in some if change.tag not in method.swapped | method.stuck])
         left: list[Change] = []
-        for tag, some in grouped(change for change in changes if change.tag in swapped).items():
-            more, stuck = await self._swap(tag, some)
+        for tag, each in grouped(change for change in some if change.tag in method.swapped).items():
+            more, not_back = await self._swap(tag, each)
             refused += more
-            left += stuck
-        return Applied(refused, left)
+            left += not_back
+        return Applied(refused, left + [change for change in changes if self._is_left(change, without, method.stuck)])
+
+    def _is_left(self, change: Change, without: Set[str], stuck: Set[str]) -> bool:
+        """Whether a change waits for a new run: `without` are inbounds without additions, `stuck` without removals."""
+        return change.tag in without if change.packed is not None else change.tag in stuck and self._has(change)
 
     async def audit(self) -> int:
-        """Have `accounts` tell the truth; in how many users they did not. Raises `ApiFailed`."""
+        """Compare `accounts` with the core and correct them. Returns how many users differed. Raises `ApiFailed`."""
         return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
 
     async def take_stock(self) -> None:
-        """Have `accounts` be what the core has, of which nothing is known. Raises `ApiFailed`."""
+        """Fill the empty `accounts` from the core. Raises `ApiFailed`."""
         for tag, accounts in self.accounts.items():
             for user in await self._api.list_users(tag):
                 accounts[key_of(user.email)] = as_given(user).SerializeToString()
 
     async def _audit(self, tag: str, accounts: Accounts) -> int:
-        """Count first, and list only where the count differs, or may be the same by chance."""
+        """Compare the number of users; list them only if it differs, or may be equal by chance."""
         before = dict(accounts)
         if await self._api.count_users(tag) == len(accounts) and tag not in self._doubtful:
             return 0
         users = await self._api.list_users(tag)
         if self.accounts[tag] is not accounts or accounts != before:
-            return 0  # users changed meanwhile, or all of them with a swap: the next look tells
+            return 0  # users changed meanwhile, or were swapped: the next audit decides
         self._doubtful.discard(tag)
         tunnel = self._is_tunnel(tag)
         real = wireguard.listed(accounts, users) if tunnel else {key_of(user.email): user for user in users}
@@ -117,90 +140,125 @@ class Users:
         for key in strangers:
             accounts[key] = real[key].SerializeToString()
         if strangers and tunnel:
-            self._wary.add(tag)
+            self._uncertain.add(tag)
         return len(missing) + len(strangers) + len(others)
 
-    # Which way
+    # How to apply changes
 
-    def _swapped(self, changes: Iterable[Change]) -> frozenset[str] | None:
-        """The inbounds to be swapped for these changes; None if they take a new run."""
+    def _method(self, changes: Iterable[Change]) -> Method | None:
+        """How to apply these changes; None if they need a new run."""
+        batches, by_tag = self._batches(changes)
+        swapped = choose(batches, self._users_of_new_run(by_tag), lambda tag: self._fits(tag, by_tag[tag]))
+        return None if swapped is None else Method(swapped)
+
+    def _removal_method(self, removals: Iterable[Change]) -> Method:
+        """How to apply these removals, at any cost; stuck are inbounds where a new run is much faster."""
+        batches, by_tag = self._batches(removals)
+
+        def fits(tag: str) -> bool:
+            return self._fits(tag, by_tag[tag])
+
+        left = stuck(batches, self._users_of_new_run(by_tag), fits)
+        swapped = choose({tag: batch for tag, batch in batches.items() if tag not in left}, math.inf, fits)
+        assert swapped is not None
+        return Method(swapped, left)
+
+    def _batches(self, changes: Iterable[Change]) -> tuple[dict[str, Batch], dict[str, list[Change]]]:
         by_tag = grouped(changes)
-        works = {tag: self._work(tag, some) for tag, some in by_tag.items()}
-        everybody = sum(map(len, self.accounts.values())) + sum(map(len, by_tag.values()))
-        return choose(works, everybody, lambda tag: self._fits(tag, by_tag[tag]))
+        return {tag: self._batch(tag, some) for tag, some in by_tag.items()}, by_tag
 
-    def _work(self, tag: str, changes: Sequence[Change]) -> Work:
+    def _users_of_new_run(self, by_tag: Mapping[str, Sequence[Change]]) -> float:
+        """How many accounts a new run would have; infinite for a draining run, which no new run replaces."""
+        if self._listeners.drains:
+            return math.inf
+        return sum(map(len, self.accounts.values())) + sum(map(len, by_tag.values()))
+
+    def _batch(self, tag: str, changes: Sequence[Change]) -> Batch:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
         swap = Swap.DEAF if self._listeners.shared else self._swaps[tag]
-        return Work(
-            self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, quiet=self._listeners.drains
-        )
+        pauses = self._handshakes.can_pause(tag)
+        return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, pauses)
 
     def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
-        """Whether the inbound as it should be can be handed over in one call."""
+        """Whether the changed inbound fits in one call."""
         accounts = self.accounts[tag]
         more = sum([len(packed or b"") - len(accounts.get(key, b"")) for _, key, packed in changes])
         frames = FRAME * (len(accounts) + len(changes))
         return self._sizes[tag] + sum(map(len, accounts.values())) + more + frames <= MAX_REQUEST
 
-    # One by one
+    # One call per user
 
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
-        leaving = [change for change in changes if self._has(change) and not self._stays(change)]
-        if shaking := {change.tag for change in leaving if self._work(change.tag, [change]).endangered}:
-            await self._connections.end_handshakes(shaking)
-        refused = await self._alter([*map(self._removal, leaving), *additions(self._yielding(changes))])
-        # A user who could not be removed is still there with the old account.
+        leaving = list(filter(self._is_removed, changes))
+        careful = {change.tag for change in leaving if self._batch(change.tag, [change]).needs_pause}
+        safe = [change for change in leaving if change.tag not in careful]
+        refused = await self._alter([*map(self._removal, safe), *additions(self._yielding(changes))])
+        refused += await self._remove_carefully([change for change in leaving if change.tag in careful])
+        # A failed removal leaves the user with the old account.
         gone = [change for change in leaving if not self._has(change)]
         wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
-        adds = [change for change in changes if not self._has(change) or self._stays(change)]
-        taken = self._taken(adds)
+        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
+        adds = [change for change in changes if not self._has(change) or self._is_replaced(change)]
+        taken = self._still_held(adds)
         adds = [change for change in adds if change not in taken]
         with self._letting_in(adds):
             refused += [*taken.values(), *await self._alter(additions(adds))]
-        # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
+        # Last: searching the core's sockets takes milliseconds, for which additions need not wait.
         await self._connections.end(wanted)
-        self._connections.put_out(map(pair_of, gone))
+        self._connections.note_removed(map(pair_of, gone))
         return refused
+
+    async def _remove_carefully(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Remove users while the inbounds' handshakes are paused."""
+        if not changes:
+            return []
+        try:
+            async with self._handshakes.paused({change.tag for change in changes}):
+                return await self._alter(list(map(self._removal, changes)), CAREFUL)
+        except Busy as error:
+            removals = map(self._removal, changes)
+            return [Refusal(removal.email, f"{removal.tag}: not removed: {error}") for removal in removals]
+
+    def _is_removed(self, change: Change) -> bool:
+        return self._has(change) and not self._is_replaced(change)
 
     def _has(self, change: Change) -> bool:
         return change.key in self.accounts[change.tag]
 
-    # Tunnels
+    # WireGuard
 
     def _is_tunnel(self, tag: str) -> bool:
-        """Whether users have addresses there, which the core takes from whoever has them."""
+        """Whether the inbound is WireGuard: its core moves an address to a new user without an error."""
         return self._plan.inbounds[tag].protocol == "wireguard"
 
-    def _stays(self, change: Change) -> bool:
-        """Whether a user gets another account in the place of theirs, and is not removed for that."""
+    def _is_replaced(self, change: Change) -> bool:
+        """Whether a user's account is replaced in place, without a removal."""
         before = self.accounts[change.tag].get(change.key)
         if before is None or change.packed is None or not self._is_tunnel(change.tag):
             return False
         return wireguard.keeps_key(before, change.packed)
 
     def _yielding(self, changes: Iterable[Change]) -> Iterator[Change]:
-        """Who stays and gives up first what others get."""
+        """Changes to apply first: users who stay give up addresses that others get."""
         for tag, some in grouped(change for change in changes if self._is_tunnel(change.tag)).items():
             yield from wireguard.yielding(self.accounts[tag], some)
 
-    def _taken(self, adds: Iterable[Change]) -> dict[Change, Refusal]:
-        """The additions of what somebody else still has, who could not be removed."""
+    def _still_held(self, adds: Iterable[Change]) -> dict[Change, Refusal]:
+        """Refusals of additions whose key or address another user still has, whose removal failed."""
         taken: dict[Change, Refusal] = {}
-        for tag, some in grouped(change for change in adds if change.tag in self._wary).items():
+        for tag, some in grouped(change for change in adds if change.tag in self._uncertain).items():
             for change, holder in wireguard.held_back(self.accounts[tag], some):
-                taken[change] = refusals([change], f"{holder!r} still has what this user is to get")[0]
+                taken[change] = refusals([change], f"{holder!r} still has this user's key or one of their addresses")[0]
         return taken
 
-    # What is asked of the core
+    # Calls
 
     def _doubt(self, tag: str) -> None:
         self._doubtful.add(tag)
         if self._is_tunnel(tag):
-            self._wary.add(tag)
+            self._uncertain.add(tag)
 
     def _removal(self, change: Change) -> Operation:
         return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
@@ -213,11 +271,11 @@ class Users:
         finally:
             self._entering = set()
 
-    async def _alter(self, operations: list[Operation]) -> list[Refusal]:
-        """Run these and record what the core confirmed."""
+    async def _alter(self, operations: list[Operation], in_flight: int = IN_FLIGHT) -> list[Refusal]:
+        """Run operations and record those that the core confirmed."""
         if not operations:
             return []
-        results = await self._api.alter(operations)
+        results = await self._api.alter(operations, in_flight)
         refused = []
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
@@ -230,15 +288,15 @@ class Users:
                 accounts[key_of(operation.email)] = operation.packed
         return refused
 
-    # The whole inbound
+    # Swaps
 
     async def _swap(self, tag: str, changes: list[Change]) -> Applied:
-        """Take the inbound out and put it back with the users as they should be; live connections go on."""
+        """Remove the inbound and add it again with the changed users; live connections continue."""
         before = self.accounts[tag]
         gone = [change for change in changes if self._has(change)]
-        # Before, since afterwards connections by a new credential could be among them.
+        # Before the swap: afterwards there could be connections of new credentials among them.
         wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
+        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
         try:
             with self._letting_in(changes):
                 await self._put(tag, apply(changes, {tag: before})[tag])
@@ -246,47 +304,52 @@ class Users:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
         await self._connections.end(wanted)
-        self._connections.put_out(pair_of(change) for change in gone if change.packed is None)
+        self._connections.note_removed(pair_of(change) for change in gone if change.packed is None)
         return Applied([], [])
 
     async def _put(self, tag: str, accounts: Accounts) -> None:
-        """Swap an inbound. Raises `ApiFailed`: nobody knows then whether there is one, and with which users."""
+        """Swap an inbound. Raises `ApiFailed`; then it is unknown whether it exists, and with which users."""
         handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
         await self._api.replace_inbound(handler)
         self.accounts[tag] = accounts
 
     async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
-        """A swap failed: who stays gets in again. If that fails, too, nobody does, and they are left for a new run."""
+        """After a failed swap, restore the inbound with the users who stay; if that fails, leave all to a new run."""
         staying = apply([change._replace(packed=None) for change in changes], {tag: self.accounts[tag]})[tag]
         gone = [pair_of(change) for change in changes if self._has(change)]
         try:
             await self._put(tag, staying)
         except ApiFailed as error:
-            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=error)
+            text = "inbound {tag} could not be restored: starting another core with its users: {fault}"
+            self.log.error(text, tag=tag, fault=error)
+            await self._cut(gone)
             self.accounts[tag] = {}
             self._lost.add(tag)
             coming = [change for change in changes if change.packed is not None]
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
-        # Not before: while the inbound was not taken out they could come in.
-        await self._connections.end(self._connections.of(gone))
-        self._connections.put_out(gone)
+        # Not before: until the swap removed the inbound they could still connect.
+        await self._cut(gone)
         return Applied(refusals(changes, str(why)), [])
+
+    async def _cut(self, gone: Sequence[Pair]) -> None:
+        await self._connections.end(self._connections.of(gone))
+        self._connections.note_removed(gone)
 
 
 def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
-    """Of these nobody came in."""
+    """Refusals of all additions among these changes."""
     return [
         Refusal(email_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
     ]
 
 
 def additions(changes: Iterable[Change]) -> list[Operation]:
-    """What lets these users in."""
+    """The operations for the additions among these changes."""
     return [Operation(tag, email_of(packed), packed) for tag, _, packed in changes if packed is not None]
 
 
 def grouped(changes: Iterable[Change]) -> dict[str, list[Change]]:
-    """Changes by their inbounds."""
+    """Group changes by inbound."""
     by_tag: dict[str, list[Change]] = {}
     for change in changes:
         by_tag.setdefault(change[0], []).append(change)

@@ -1,6 +1,6 @@
-"""Protobuf written by hand, for the few messages that there may be 100,000 of. Pure.
+"""Encode protobuf by hand, for messages that are needed 100,000 times. Pure.
 
-The encoding: https://protobuf.dev/programming-guides/encoding/. A tag is the field's number times 8, and 2 for bytes.
+Encoding: https://protobuf.dev/programming-guides/encoding/. A tag is the field's number times 8, plus 2 for bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class _Sizes(dict[int, bytes]):
         return varint(size)
 
 
-# A size as a varint; the usual ones are looked up.
+# Sizes as varints; the usual ones are precomputed.
 SIZE = _Sizes((size, varint(size)) for size in range(512))
 
 
 def field(tag: bytes, value: bytes) -> bytes:
-    """Bytes, a text's or a message's, as a field of a message."""
+    """Encode a field of bytes, text or a message."""
     return tag + SIZE[len(value)] + value

@@ -1,7 +1,7 @@
-"""WireGuard inbounds: who their users are by key and by address, and in which order they change. Pure.
+"""Users of WireGuard inbounds: their keys and addresses, and the order in which changes are applied. Pure.
 
-The core refuses no address that somebody else has: it takes it from them. So each address has one user here, and nobody
-is given one before it is free. Names and numbers: `proxy/wireguard` of Xray-core 26.6.27 and later.
+The core does not refuse an address that another user has, but takes it from them. So here each address has one user,
+and a user gets one only when it is free. Names and numbers: `proxy/wireguard` of Xray-core 26.6.27 and later.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from protos.xray_pb2 import InboundHandlerConfig, User
 
 SETTINGS = "xray.proxy.wireguard.DeviceConfig"
 ACCOUNT = "xray.proxy.wireguard.PeerConfig"
-# The first version with users that can be changed while it runs.
+# The first version that can change WireGuard users while it runs.
 SINCE = (26, 6, 27)
-# The most addresses of one user, of all prefixes together: each is looked up by itself.
+# The most addresses of one user, over all prefixes: claims are kept for single addresses.
 MOST_ADDRESSES = 256
-# Characters of a prefix, and more: in an error a longer one would leave no room for the names of others.
+# The most characters of a prefix: in an error a longer one would leave no room for the names of others.
 _LONGEST = 100
-# Users above which a busy core may not be up in the time that a start has: 0.3 ms of a processor for each.
+# Above this many users a busy core may exceed the start timeout: 0.3 ms of a processor for each.
 CROWD = 10_000
 _URL_SAFE = str.maketrans("-_", "+/")
 _KEY = re.compile(r"[A-Za-z0-9+/]{43}=?", re.ASCII)
 
 
 def parse_key(text: str) -> bytes:
-    """A key in base64, with or without its padding, in either alphabet. Raises `Unusable`."""
+    """Decode a key in base64, with or without padding, in either alphabet. Raises `Unusable`."""
     plain = text.translate(_URL_SAFE)
     if not _KEY.fullmatch(plain):
         raise Unusable("the WireGuard key is not 32 bytes in base64")
@@ -45,11 +45,11 @@ def parse_key(text: str) -> bytes:
 
 
 def prefixes(texts: Iterable[str]) -> list[str]:
-    """These as the core writes them, bare addresses among them, each once and in order. Raises `Unusable`."""
+    """Normalise prefixes and bare addresses as the core writes them, sorted, each once. Raises `Unusable`."""
     try:
         found = sorted(set(map(_prefix, _few(texts))))
     except ValueError as error:
-        raise Unusable(f"a WireGuard address is none: {error}") from error
+        raise Unusable(f"invalid WireGuard address: {error}") from error
     if not found:
         raise Unusable("the user has no WireGuard address")
     if sum(map(_size, found)) > MOST_ADDRESSES:
@@ -58,7 +58,7 @@ def prefixes(texts: Iterable[str]) -> list[str]:
 
 
 def _few(texts: Iterable[str]) -> set[str]:
-    """These, each once. Raises `Unusable` before anybody reads what a whole message can hold of them."""
+    """Remove duplicates. Raises `Unusable` before too many are parsed."""
     each = set(texts)
     if len(each) > MOST_ADDRESSES:
         raise _too_many()
@@ -70,15 +70,15 @@ def _too_many() -> Unusable:
 
 
 def _prefix(text: str) -> str:
-    """One of them. Raises `ValueError`."""
+    """Normalise a prefix or a bare address. Raises `ValueError`."""
     if len(text) > _LONGEST:
         raise ValueError(f"{shown(text)} is too long")
     address, _, length = text.partition("/")
     one = ip_address(address)
-    # The core does not read the first, and takes the second for the address of IPv4.
+    # The core does not parse a zone, and takes a mapped address for its IPv4 one.
     if isinstance(one, IPv6Address) and (one.scope_id or one.ipv4_mapped):
-        raise ValueError(f"{text!r} has a zone, or is one of IPv4")
-    # Nearly all are of one address, and of those that is all.
+        raise ValueError(f"{text!r} is an IPv6 address with a zone, or one that maps IPv4")
+    # A shortcut for prefixes of one address, which nearly all are.
     alone = str(one.max_prefixlen)
     return f"{one}/{alone}" if length in ("", alone) else str(ip_network(text, strict=False))
 
@@ -101,7 +101,7 @@ def _addresses(prefix: str) -> Iterable[bytes]:
 
 
 def peer(user: Wireguard, server: bytes) -> tuple[bytes, bytes, frozenset[bytes]]:
-    """The peer that a user is: as the core takes it, its key, its addresses. Raises `Unusable`."""
+    """A user's peer: its PeerConfig, its key and its addresses. Raises `Unusable`."""
     key, allowed = parse_key(user.public_key), prefixes(user.peer_ips)
     if key == server:
         raise Unusable("the WireGuard key is the server's own")
@@ -109,7 +109,7 @@ def peer(user: Wireguard, server: bytes) -> tuple[bytes, bytes, frozenset[bytes]
 
 
 def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
-    """A PeerConfig."""
+    """Encode a PeerConfig."""
     return field(b"\x0a", key.encode()) + b"".join(field(b"\x2a", prefix.encode()) for prefix in allowed)
 
 
@@ -121,19 +121,19 @@ def is_wireguard(handler: InboundHandlerConfig) -> bool:
 
 
 def has_users(handler: InboundHandlerConfig, version: tuple[int, ...]) -> bool:
-    """Whether it is one whose users can be supplied."""
+    """Whether it is a WireGuard inbound whose users this version can change."""
     if version < SINCE or not is_wireguard(handler):
         return False
     return not xray_pb2.WireguardConfig.FromString(handler.proxy_settings.value).is_client
 
 
 def strip(handler: InboundHandlerConfig) -> bytes:
-    """Take its own users out. Returns its public key. Raises `InvalidConfig` if it has none."""
+    """Remove its own users. Returns its public key. Raises `InvalidConfig` if the secret key is invalid."""
     settings = xray_pb2.WireguardConfig.FromString(handler.proxy_settings.value)
     try:
         secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
     except ValueError as error:
-        # The core would break over it.
+        # The core would panic.
         raise InvalidConfig(f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64") from error
     settings.ClearField("users")
     handler.proxy_settings.value = settings.SerializeToString()
@@ -144,18 +144,18 @@ def strip(handler: InboundHandlerConfig) -> bytes:
 
 
 def claims(packed: bytes) -> frozenset[bytes]:
-    """What a user has for themselves alone, by their account: the key, the addresses."""
+    """The key and addresses of an account, which no other user may have."""
     account = _account(User.FromString(packed))
     return addresses(account.allowed_ips) | {bytes.fromhex(account.public_key)}
 
 
 def keeps_key(before: bytes, after: bytes) -> bool:
-    """Whether two accounts have one key: the core puts the one in the place of the other, and the tunnel goes on."""
+    """Whether two accounts have the same key: the core replaces one with the other, and the tunnel continues."""
     return _account(User.FromString(before)).public_key == _account(User.FromString(after)).public_key
 
 
 def yielding(accounts: Accounts, changes: Iterable[Change]) -> Iterator[Change]:
-    """What goes before changes of accounts that keep their key: who has what another one gets, gives it up first."""
+    """Changes to apply first: users who keep their key give up the addresses that others get."""
     coming = {change: change.packed for change in changes if change.packed is not None}
     staying = [
         change for change in coming if change.key in accounts and keeps_key(accounts[change.key], coming[change])
@@ -170,7 +170,7 @@ def yielding(accounts: Accounts, changes: Iterable[Change]) -> Iterator[Change]:
 
 
 def held_back(accounts: Accounts, changes: Iterable[Change]) -> Iterator[tuple[Change, str]]:
-    """Which of these changes want what somebody else still has, and who that is."""
+    """The changes that need a key or address which another user still has, and that user."""
     holder = {claim: key for key, packed in accounts.items() for claim in claims(packed)}
     for change in changes:
         wanted = claims(change.packed) if change.packed is not None else ()
@@ -179,7 +179,7 @@ def held_back(accounts: Accounts, changes: Iterable[Change]) -> Iterator[tuple[C
 
 
 def listed(accounts: Accounts, users: Iterable[User]) -> dict[str, User]:
-    """The core's users by key. One e-mail may be there with several keys: the one that is not ours is told of."""
+    """The core's users by e-mail key. If an e-mail has several WireGuard keys, the one that differs from ours."""
     found: dict[str, User] = {}
     for user in users:
         key = key_of(user.email)
@@ -189,23 +189,21 @@ def listed(accounts: Accounts, users: Iterable[User]) -> dict[str, User]:
 
 
 def differing(accounts: Accounts, users: Mapping[str, User]) -> dict[str, bytes]:
-    """Whom the core has in another way than they are known: what it has."""
+    """The core's accounts of the users whose account differs from the known one."""
     both = accounts.keys() & users.keys()
     return {key: users[key].SerializeToString() for key in both if not _is(accounts[key], users[key])}
 
 
 def crowded(accounts: Mapping[str, Accounts], tags: Iterable[str]) -> list[str]:
-    """For an operator: what another start of this run may break over."""
+    """A warning for the operator if there are so many users that a restart may fail."""
     many = sum(len(accounts[tag]) for tag in tags)
     if many <= CROWD:
         return []
-    return [
-        f"the core has {many:,} users of WireGuard: it starts slowly with them, and may not be up in the time it has"
-    ]
+    return [f"the core has {many:,} WireGuard users: with so many a restart is slow and may exceed START_TIMEOUT"]
 
 
 def _is(packed: bytes | None, user: User) -> bool:
-    """Whether an account is what the core has of a user."""
+    """Whether an account equals that of the core's user."""
     if packed is None:
         return False
     ours, theirs = _account(User.FromString(packed)), _account(user)
@@ -213,7 +211,7 @@ def _is(packed: bytes | None, user: User) -> bool:
 
 
 def _common(before: bytes, after: bytes) -> bytes:
-    """The second account with those of its prefixes only that the first one has."""
+    """The second account, with only the prefixes that the first has, too."""
     user = User.FromString(after)
     account, kept = _account(user), _account(User.FromString(before)).allowed_ips
     common = [prefix for prefix in account.allowed_ips if prefix in kept]

@@ -1,1 +1,1 @@
-"""Cores that live on when the node is killed: what is on disk for the next node, and who ends them if none comes."""
+"""Adoption of cores that outlive a killed node: hand-over files for the next node, and a guard in case none comes."""

@@ -1,4 +1,4 @@
-"""A node that goes on with the core of one that was killed, and may itself be: see docs/adopt.md."""
+"""Adoption: a node takes over the core of a killed node, and prepares for being killed itself. See docs/adopt.md."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 
 from twisted.internet.protocol import ProcessProtocol
 
-from node.adoption import guard, standing
+from node.adoption import guard, handover_files
 from node.logs import Logger
 from node.secret_file import clear, write_secret
 from protos.handover_pb2 import Handover
 
 
 class Adoption:
-    """`directory` is for what the next node and the guard read; `mark` is what cores have in their environment.
+    """The hand-over files and the guard of this node; does nothing without `on`.
 
-    `sweep` ends those that nobody went on with. Without `on` there is none of it.
+    `directory` has the files for the next node and the guard; `mark` returns the mark in the cores' environment;
+    `sweep` kills cores that were not adopted.
     """
 
     log = Logger()
@@ -42,32 +43,34 @@ class Adoption:
         self._sweep = sweep
 
     def begin(self) -> Handover | None:
-        """It is this node that runs from now on. Returns what an earlier one left. Raises `OSError`."""
+        """Register this node as the running one. Returns what a killed node left. Raises `OSError`."""
         if not self._on:
-            # No guard ends what this one runs.
+            # A guard of an earlier node ends without the directory, and leaves this node's cores alone.
             shutil.rmtree(self._directory, ignore_errors=True)
             return None
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in standing.NAMES:
+        for name in handover_files.NAMES:
             clear(self._directory / name)
-        left = standing.read(self._directory)
+        left = handover_files.read(self._directory)
         self._name()
         return left
 
     def _name(self) -> None:
-        """Tell guards which node to look at. Raises `OSError`."""
+        """Write the file that tells guards which node to watch. Raises `OSError`."""
         pid, file = os.getpid(), self._directory / guard.NODE
         try:
             write_secret(file, f"{pid} {guard.began(pid)}".encode())
         except OSError as error:
-            # On a full disk the node comes up all the same, and no guard takes it for the dead one.
+            # On a full disk the node still comes up; without the file no guard takes it for the dead one.
             file.unlink(missing_ok=True)
             self.log.error(
-                "if this node is killed, nobody ends cores that no other node goes on with: {error}", error=str(error)
+                "the node is not guarded: if it is killed and no other node adopts its cores, they run on until "
+                "somebody ends them: {error}",
+                error=str(error),
             )
 
     def protect(self) -> None:
-        """Have cores ended that nobody comes back for, from now on."""
+        """Start the guard, which kills the cores if this node dies and no other node comes."""
         if self._on:
             script = [
                 sys.executable,
@@ -81,11 +84,11 @@ class Adoption:
             self._reactor.spawnProcess(_Guard(), script[0], script, env={}, childFDs={})
 
     def end(self) -> None:
-        """The node ends in order: no core is left, and nobody is to look for any."""
+        """Clean up at an orderly end: kill remaining cores and delete the hand-over files."""
         if self._on:
             self._sweep()
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class _Guard(ProcessProtocol):
-    """It leaves at once, and lives on by itself."""
+    """The guard's process: it forks at once and lives on detached."""

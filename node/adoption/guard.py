@@ -1,8 +1,8 @@
-"""Ends cores that nobody comes back for: a script, `python -I -S guard.py DIRECTORY MARK SECONDS`, away from the node.
+"""The guard: kills orphaned cores. A script, `python -I -S guard.py DIRECTORY MARK SECONDS`, detached from the node.
 
-It looks whether the node lives whose number is in DIRECTORY, which the next one replaces by its own. Where none has
-lived for so many seconds it kills the processes with this mark, which cores have in their environment. It ends when
-there are none, when the directory says that nobody needs it, and where there is another one already.
+It watches the node whose PID is in DIRECTORY; the next node replaces the PID by its own. When no node has lived for
+SECONDS it kills the processes that have MARK in their environment, as cores do. It ends when there are none, when the
+file with the PID is gone, and at once if another guard runs already.
 """
 
 import fcntl
@@ -11,17 +11,18 @@ import signal
 import sys
 import time
 
-# The file with the number of the node and when it began, and the one that only one of these has locked.
+# The file with the node's PID and start time, and the guard's lock file.
 NODE, LOCK = "node", "guard"
-# What stands before the mark in an environment.
+# The environment variable that holds the mark.
 VARIABLE = b"TXNODE_OWNER="
-# Seconds between two looks.
+# Seconds between two checks.
 LOOK = 1.0
+# The index of the start time in /proc/PID/stat, counted after the command's name.
 BEGAN = 19
 
 
 def began(pid: int) -> str:
-    """When a process began; empty for one that is gone."""
+    """The start time of a process, in clock ticks since boot; empty if it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:  # noqa: PTH123
             fields = file.read().rpartition(") ")[2].split()
@@ -31,7 +32,7 @@ def began(pid: int) -> str:
 
 
 def node(directory: str) -> "tuple[int, str] | None":
-    """The node's number, and when it began; None if nobody is to be guarded."""
+    """The node's PID and start time; None if there is nothing to guard, (0, "") if the file is unreadable."""
     try:
         with open(os.path.join(directory, NODE), encoding="ascii") as file:  # noqa: PTH118, PTH123
             pid, when = file.read().split()
@@ -43,7 +44,7 @@ def node(directory: str) -> "tuple[int, str] | None":
 
 
 def marked(mark: bytes) -> "list[int]":
-    """The processes that have this mark."""
+    """The PIDs of processes that have this mark in their environment."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         try:
@@ -71,7 +72,7 @@ def watch(directory: str, mark: bytes, seconds: float) -> None:
         else:
             cores = marked(mark)
             late = time.monotonic() - seen >= seconds
-            # A node that has come since is guarded by this one: its own finds the lock taken.
+            # Read again: if another node has come meanwhile, go on and guard it. Its own guard finds the lock taken.
             if (late or not cores) and node(directory) == there:
                 end(cores)
                 return
@@ -79,7 +80,7 @@ def watch(directory: str, mark: bytes, seconds: float) -> None:
 
 
 def main(directory: str, mark: str, seconds: str) -> None:
-    # Nobody's child, and in no terminal's session.
+    # Detach: the parent exits, the child gets a session of its own.
     if os.fork():
         return
     os.setsid()

@@ -1,1 +1,1 @@
-"""The interface, whichever transport brings a call: the methods, who may call, and what each one does."""
+"""The interface for both transports: the methods, authentication, and what each method does."""

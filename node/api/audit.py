@@ -1,32 +1,32 @@
-"""Which controller did what: a line in the log, and for what everybody notices an event."""
+"""The audit log: which controller made which calls. Starts and Stops are also events in the ring."""
 
 from __future__ import annotations
 
 from node.api.auth import Caller
 from node.logs import Logger, LogRing
 
-# Calls that are worth an event, each time.
+# Calls that are logged each time, and in the ring, too.
 _EVENTS = {"Start", "Stop"}
-# Who did what is remembered of so many; then anew.
+# Pairs of method and caller that are remembered; after that many, all are forgotten, and logged once more.
 _REMEMBERED = 1000
 
 
 class Audit:
-    """Of calls that come again and again, those of users and counters, a key's first from an address is told."""
+    """Logs each Start and Stop; of frequent calls, the first one of each key from each address."""
 
     log = Logger()
 
     def __init__(self, ring: LogRing) -> None:
         self._ring = ring
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def note(self, what: str, caller: Caller) -> None:
-        """This caller does that now."""
+        """Log that this caller makes this call."""
         if what in _EVENTS:
             self._ring.event(f"{what} by {caller}")
             self.log.info("{what} by {caller}", what=what, caller=str(caller))
-        elif (what, str(caller)) not in self._told:
-            if len(self._told) >= _REMEMBERED:
-                self._told.clear()
-            self._told.add((what, str(caller)))
-            self.log.info("{what} by {caller}, the first one", what=what, caller=str(caller))
+        elif (what, str(caller)) not in self._logged:
+            if len(self._logged) >= _REMEMBERED:
+                self._logged.clear()
+            self._logged.add((what, str(caller)))
+            self.log.info("{what} by {caller}; further such calls are not logged", what=what, caller=str(caller))

@@ -1,4 +1,4 @@
-"""A call, whichever transport brought it: bytes in, bytes out, errors of `node.errors`. Runs on the reactor."""
+"""Run the calls of both transports: bytes in, bytes out, errors of `node.errors`. Runs on the reactor."""
 
 from __future__ import annotations
 
@@ -24,57 +24,57 @@ from node.logs import Logger, LogRing
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest
 
-# The status of what was done.
+# The HTTP status of success.
 OK = 200
 
 
 class Feed(Protocol):
-    """A call whose messages come one by one, each taken as it arrives, answered once at the end."""
+    """A call with a stream of requests: each message is processed as it arrives, and one reply sent at the end."""
 
     async def feed(self, message: Any) -> None:
-        """Take one message. Returns when more may come; raises only what ends the whole call."""
+        """Process one message. Returns when the next may come. Raises only errors that end the whole call."""
 
     async def finish(self) -> Message:
-        """No more messages: the reply, or the error that sums the call up."""
+        """End the call after the last message. Returns the reply, or raises the error that sums the call up."""
 
 
 class Backend(Protocol):
-    """What `Calls` needs of the backend, apart from the coroutines that METHODS names."""
+    """The part of the backend that `Calls` needs, apart from the coroutines that METHODS names."""
 
     def touch(self) -> None:
-        """A controller said something: keep-alive starts anew."""
+        """A controller has called: restart the keep-alive."""
 
 
 class Call:
-    """One request under way, for whoever answers it: what its caller speaks, and whether the reply is delivered."""
+    """One request under way, for its handler: the caller's dialect and scope, and the delivery of the reply."""
 
     def __init__(self, method: Method, dialect: Dialect, scope: Scope = Scope.METRICS) -> None:
-        """`scope` is what the caller's key may do."""
+        """`scope` is that of the caller's key."""
         self.dialect = dialect
         self.scope = scope
         self.outcome: Deferred[bool] = Deferred()
-        # Somebody waits for the outcome.
+        # The handler has asked for the outcome.
         self.awaited = False
         self._method = method
 
     def delivered(self) -> Deferred[bool]:
-        """Fires once, on the reactor: whether the reply was delivered whole.
+        """Return a Deferred that fires once, on the reactor, with whether the whole reply was delivered.
 
-        False: the work failed, the caller hung up, the reply could not be sent, the node stopped. To be asked for
-        before the reply is returned, and only where the method is `watched`. What "delivered" means on each transport
-        is in docs/interface.md.
+        False: the work failed, the caller hung up, the reply could not be sent, or the node stopped. To be called
+        before the reply is returned, and only if the method is `watched`. docs/interface.md says what "delivered" means
+        on each transport.
         """
         if not watched(self._method):
-            raise RuntimeError(f"nothing is known of what becomes of a reply of {self._method.name}")
+            raise RuntimeError(f"the delivery of {self._method.name} replies is not watched")
         self.awaited = True
         return self.outcome
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The serialised reply. Where `delivered` is given, somebody waits for it: the transport is to fire it.
+    """The serialised reply. The transport must fire `delivered`, if given.
 
-    That is done on the reactor, by `node.waiting.fire`: the node's end may have been first.
+    It does so on the reactor, with `node.waiting.fire`: the node's end may have fired it before.
     """
 
     body: bytes
@@ -82,7 +82,7 @@ class Reply:
 
 
 class Calls:
-    """All of METHODS for the two transports."""
+    """Runs all of METHODS for the two transports."""
 
     log = Logger()
 
@@ -94,9 +94,9 @@ class Calls:
         journal: Journal | None = None,
         called: Callable[[str, int, float], None] = lambda *_: None,
     ) -> None:
-        """`knows`: whether a key is one still. A request may be long on its way. `journal` has the events.
+        """`knows`: whether a key is still valid, which may change during a request. `journal` has the events.
 
-        `called` is told of each answer: the method, the status in HTTP's words, the seconds that it took.
+        `called` is called after each answer, with the method, the HTTP status and the seconds it took.
         """
         self._called = called
         self._backend = backend
@@ -105,7 +105,7 @@ class Calls:
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
-        # Calls, and messages of streams, that are under way.
+        # The number of calls, and of messages of streams, under way.
         self._working = 0
         self._open: WeakSet[OpenFeed | LogReader | EventReader] = WeakSet()
 
@@ -116,7 +116,7 @@ class Calls:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, something is done for somebody."""
+        """Count a call as under way while inside."""
         self._working += 1
         try:
             yield
@@ -125,7 +125,7 @@ class Calls:
 
     @contextmanager
     def timed(self, method: Method) -> Iterator[None]:
-        """Inside, the call is answered."""
+        """Measure the call answered inside, and report its status and time to `called`."""
         began, status = time.monotonic(), OK
         try:
             yield
@@ -156,12 +156,12 @@ class Calls:
         return Reply(reply)
 
     def close(self) -> None:
-        """The node ends: what was not delivered by now never will be."""
+        """The node ends: report all replies that are not delivered yet as not delivered."""
         for delivered in tuple(self._undelivered):
             fire(delivered, False)
 
     def open(self, method: Method, caller: Caller) -> OpenFeed:
-        """Begin a call whose requests are a stream."""
+        """Begin a call with a stream of requests."""
         self.admit(method, caller)
         self._audit.note(method.name, caller)
         feed = OpenFeed(self, method, getattr(self._backend, method.call)(), caller)
@@ -169,14 +169,14 @@ class Calls:
         return feed
 
     def logs(self, method: Method, caller: Caller, last: str = "") -> LogReader:
-        """A reader of its own: the ring's tail, or what is behind the last line that was read; then what comes."""
+        """Open a reader of log lines: from the ring's tail, or after the place `last`; then what comes."""
         self.admit(method, caller)
         reader = LogReader(self._ring, caller, last)
         self._open.add(reader)
         return reader
 
     def events(self, method: Method, request: EventsRequest, caller: Caller) -> EventReader:
-        """A reader of its own: what happened behind a number, then what comes."""
+        """Open a reader of events: those after a number, then what comes."""
         self.admit(method, caller)
         if self._journal is None:
             raise Unsupported("this node keeps no events")
@@ -185,9 +185,9 @@ class Calls:
         return reader
 
     def admit(self, method: Method, caller: Caller) -> None:
-        """Raises `Forbidden` if the key may not call this, `Unauthenticated` if it is none any more.
+        """Check the key, and prolong the keep-alive for a controller.
 
-        A controller's word prolongs the keep-alive.
+        Raises `Unauthenticated` if the key is no longer valid, `Forbidden` if it may not call this method.
         """
         if not self._knows(caller.key):
             raise Unauthenticated(GONE)
@@ -195,28 +195,28 @@ class Calls:
         self.touch(caller)
 
     def touch(self, caller: Caller) -> None:
-        """Who only looks on keeps no backend alive."""
+        """Restart the keep-alive if the caller is a controller; observers do not keep a backend alive."""
         if caller.controls:
             self._backend.touch()
 
     def dismiss(self, gone: Container[Key]) -> None:
-        """These keys are none any more: the open streams of whoever has one end."""
+        """End the open streams of callers with these keys, which are no longer valid."""
         for stream in tuple(self._open):
             if stream.caller.key in gone:
                 stream.dismiss(Unauthenticated(GONE))
 
     def idle(self) -> bool:
-        """Whether nothing is being done for anybody. A stream of requests that waits for the next is idle."""
+        """Return whether no call is under way. A stream of requests that waits for the next message is idle."""
         return not self._working
 
     def end_readers(self) -> None:
-        """Those who read what goes on are told to come again: the node becomes another version of itself."""
+        """End all readers with an error that asks them to call again: another node process takes over."""
         for stream in tuple(self._open):
             if not isinstance(stream, OpenFeed):
                 stream.dismiss(ShuttingDown("the node becomes another version of itself; read on by another call"))
 
     def _require_more(self, method: Method, request: Any, caller: Caller) -> None:
-        """A reset takes away what others wait for."""
+        """Require scope ALL for a reset, which takes counters away from other readers; log what the audit needs."""
         reset = watched(method) and request.reset
         if reset:
             caller.require(Scope.ALL)
@@ -226,8 +226,8 @@ class Calls:
             self._audit.note(f"{method.name} with reset" if reset else method.name, caller)
 
     def _not_done(self, failure: Failure) -> None:
-        """The transport that brings the word is not to blame."""
-        self.log.failure("what depends on the delivery of a reply was not done", failure)
+        """Log an error of a delivery callback, instead of raising it in the transport that fired it."""
+        self.log.failure("a delivery callback failed; what depends on the delivery of this reply was not done", failure)
 
     async def _guarded(self, method: Method, work: Awaitable[Message]) -> bytes:
         try:
@@ -242,7 +242,7 @@ class Calls:
 
 
 class OpenFeed:
-    """One stream of requests under way."""
+    """One stream of requests under way, with its key checked at each message."""
 
     def __init__(self, calls: Calls, method: Method, feed: Feed, caller: Caller) -> None:
         self.caller = caller
@@ -252,20 +252,20 @@ class OpenFeed:
         self._feed = feed
 
     async def feed(self, body: bytes) -> None:
-        """Take one serialised message."""
+        """Process one serialised message."""
         self._require_key()
         self._calls.touch(self.caller)
         with self._calls.working():
             await self._feed.feed(parse(self._method, body))
 
     async def finish(self) -> bytes:
-        """The serialised reply."""
+        """End the stream. Returns the serialised reply."""
         with self._calls.timed(self._method), self._calls.working():
             self._require_key()
             return await self._calls._guarded(self._method, self._feed.finish())
 
     def dismiss(self, error: NodeError) -> None:
-        """With the next message it ends."""
+        """End the stream with this error, at its next message."""
         self._dismissed = error
 
     def _require_key(self) -> None:
@@ -274,12 +274,12 @@ class OpenFeed:
 
 
 def watched(method: Method) -> bool:
-    """Whether it becomes known if a reply was delivered: where a request can take something away. It costs a little."""
+    """Return whether the delivery of a method's replies is watched: if its request has `reset`. It costs a little."""
     return "reset" in method.request.DESCRIPTOR.fields_by_name
 
 
 def parse(method: Method, body: bytes) -> Message:
-    """The request of `method`. Raises `InvalidRequest`."""
+    """Parse the request of `method`. Raises `InvalidRequest`."""
     try:
         return method.request.FromString(body)
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""Calls whose requests are a stream: single users as they change, and a set of users cut into chunks."""
+"""Calls with a stream of requests: single users as they change, and a set of users in chunks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
 from node.logs import Logger
 from protos.service_pb2 import Empty, User, UsersChunk
 
-# Users of one stream that may be on their way to the core; then the stream is not read further.
+# Users of one stream that may be on their way to the core; at that number the stream is not read further.
 IN_FLIGHT = 1000
-# Users of one stream whose last message went wrong and who are told of at its end, and of how long a name: it may be
-# open for weeks. The log has all of them.
+# Users of one stream whose failures are remembered for its reply, and characters of their names: it may be open for
+# weeks. The log has all of them.
 REMEMBERED = 1000
 LONGEST_NAME = 100
 
 
 def require_few(users: int) -> None:
-    """Raises `InvalidRequest` for more users than one call may have."""
+    """Raise `InvalidRequest` for more users than one call may have."""
     if users > MAX_USERS:
-        raise InvalidRequest(f"there are more than {MAX_USERS} users in one call")
+        raise InvalidRequest(f"more than {MAX_USERS} users in one call")
 
 
 class UserFeed:
-    """Each user is applied as they arrive. What goes wrong is told at the end: one user must not end a stream."""
+    """Applies each user as they arrive. Failures are reported in the reply: one user must not end a stream."""
 
     log = Logger()
 
@@ -34,7 +34,7 @@ class UserFeed:
         self._members = members
         self._room = DeferredSemaphore(IN_FLIGHT)
         self._under_way: set[Deferred[None]] = set()
-        # By user: what the core refused of them, or why they were not applied.
+        # By user: the core's refusals, or the error with which the user was not applied.
         self._wrong: dict[str, list[Refusal] | NodeError] = {}
 
     async def feed(self, user: User) -> None:
@@ -59,22 +59,21 @@ class UserFeed:
         except NodeError as error:
             self._note(user.email, error)
             self.log.warn("user {user} was not applied: {of_user}", user=user.email, of_user=error.text)
-        except Exception as error:  # noqa: BLE001 - logged, and told at the end
+        except Exception as error:  # noqa: BLE001 - logged, and reported in the reply
             self.log.failure("user {user} was not applied", user=user.email)
             self._note(user.email, Internal(f"internal error for user {shown(user.email)}: {type(error).__name__}"))
         finally:
             self._room.release()
 
     async def _applied(self, user: User) -> list[Refusal]:
-        """Apply what a message says of a user. What was refused of it."""
-        touched, refused = await self._members.put(user)
-        refused = refused + await self._members.settle(touched)
+        """Apply one user. Returns the refusals."""
+        refused = await self._members.apply(user)
         for email, reason in refused:
             self.log.warn("user {user} was refused: {of_user}", user=email, of_user=reason)
         return [Refusal(email[:LONGEST_NAME], reason) for email, reason in refused]
 
     def _note(self, email: str, wrong: list[Refusal] | NodeError) -> None:
-        """Remember the newest word on a user: a later message that works mends an earlier one."""
+        """Remember the last outcome of a user: a later success replaces an earlier failure."""
         key = key_of(email[:LONGEST_NAME])
         self._wrong.pop(key, None)
         if wrong:
@@ -84,7 +83,7 @@ class UserFeed:
 
 
 class ChunkFeed:
-    """A partial update in chunks 0, 1, … last. Nothing is applied before all of it is here and in order."""
+    """Applies a partial update in chunks 0, 1, …, at once when the last one is there. Chunks must come in order."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
@@ -95,12 +94,12 @@ class ChunkFeed:
 
     async def feed(self, chunk: UsersChunk) -> None:
         if self._complete:
-            raise InvalidRequest("there is a chunk after the last")
+            raise InvalidRequest("a chunk came after the last one")
         if chunk.index != self._next:
-            raise InvalidRequest(f"chunk {self._next} was expected, {chunk.index} came")
+            raise InvalidRequest(f"expected chunk {self._next}, got chunk {chunk.index}")
         self._size += chunk.ByteSize()
         if self._size > MAX_BODY:
-            raise TooLarge(f"the chunks are over {MAX_BODY} bytes together")
+            raise TooLarge(f"the chunks are larger than {MAX_BODY} bytes together")
         require_few(len(self._users) + len(chunk.users))
         self._users += chunk.users
         self._next += 1

@@ -1,4 +1,4 @@
-"""How a REST body carries messages: one alone, or many, each behind its length as a varint. Pure."""
+"""Parse the messages of a REST body: a single one, or many, each after its length as a varint. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Iterator
 
 from node.errors import InvalidRequest
 
-# A length below 2**35 needs no more bytes than this; the body limit is far lower.
+# Bytes of a length: enough for 2**35, far above the limit of a body.
 _MAX_VARINT = 5
 
 
 def single(body: bytes) -> Iterator[bytes]:
-    """The body is one message."""
+    """Return the body as its only message."""
     yield body
 
 
 def delimited(body: bytes) -> Iterator[bytes]:
-    """The body is messages, each behind its length as a varint. A length is checked against what is there.
+    """Split a body of messages, each after its length as a varint.
 
-    Raises `InvalidRequest` for a length that is cut off, too long, or goes past the end.
+    Raises `InvalidRequest` for a length that is truncated, has too many bytes, or goes past the end of the body.
     """
     position = 0
     while position < len(body):
         length, position = _varint(body, position)
         if length > len(body) - position:
-            raise InvalidRequest(f"a message claims {length} bytes where {len(body) - position} are left")
+            raise InvalidRequest(f"a message of {length} bytes was announced; {len(body) - position} bytes are left")
         yield body[position : position + length]
         position += length
 
 
 def arrived(data: bytes) -> tuple[list[bytes], bytes]:
-    """The messages that are whole at the beginning of a stream of them, and the rest, of which there is more to come.
+    """Split the received part of a stream: return its complete messages, and the incomplete rest.
 
-    Raises `InvalidRequest` for a length that is too long.
+    Raises `InvalidRequest` for a length with too many bytes.
     """
     found, position = [], 0
     while (begun := data[position : position + _MAX_VARINT]) and (len(begun) == _MAX_VARINT or min(begun) < 0x80):
@@ -48,9 +48,9 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(_MAX_VARINT):
         if position + shift >= len(body):
-            raise InvalidRequest("the body ends inside a length")
+            raise InvalidRequest("the body ends inside the length of a message")
         byte = body[position + shift]
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
             return value, position + shift + 1
-    raise InvalidRequest("a length has too many bytes")
+    raise InvalidRequest(f"the length of a message has more than {_MAX_VARINT} bytes")

@@ -1,4 +1,4 @@
-"""The file of keys, reloaded without a restart: who has a key of it may call from then on, who had one may not."""
+"""The key file, reloaded without a restart: new keys are valid at once, and calls with removed ones end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from node.keyfile import BadKeys, Key, parse
 from node.secret_file import exposed
 from node.watching import Files
 
-# Bytes of the file: more than any that has not too many keys.
+# Bytes of the file: more than `MAX_KEYS` keys need.
 MAX_FILE = 1024 * 1024
 
 
 class Keyring(Files):
-    """Puts the file's keys into the authenticator.
+    """Loads the keys of the key file into the authenticator.
 
-    `required`: the operator named the file, so it has to be there. `secrets` are other files with keys, to be warned
-    about. `gone` is told which keys are none any more.
+    `required`: the operator has set API_KEYS_FILE, so the file must exist. `secrets` are other files with keys, whose
+    permissions are checked, too. `gone` is called with the keys that are no longer valid.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Keyring(Files):
         authenticator: Authenticator,
         secrets: Sequence[Path] = (),
     ) -> None:
-        super().__init__((file, *secrets), "the keys that were loaded before stay", BadKeys)
+        super().__init__((file, *secrets), "the previous API keys stay in use", BadKeys)
         self._file = file
         self._required = required
         self._authenticator = authenticator
@@ -36,17 +36,18 @@ class Keyring(Files):
 
     @property
     def warnings(self) -> list[str]:
-        """Who else may know a key, or that nobody has one."""
-        open_ones = [f"{file} has keys, and everybody may read or write it: chmod 600" for file in self._exposed()]
-        nobody = (
+        """Key files that others can read, and whether there is no key at all."""
+        risk = "holds keys, and every user of the machine can read or write it: chmod 600"
+        open_ones = [f"{file} {risk}" for file in self._exposed()]
+        no_key = (
             []
             if self._authenticator.keys or self._authenticator.certified
-            else ["no key is left: nobody can call the node"]
+            else ["no API key is left: no controller can call the node"]
         )
-        return open_ones + nobody
+        return open_ones + no_key
 
     def make(self) -> None:
-        """Raises `BadKeys`."""
+        """Read the file and replace the keys. Raises `BadKeys`."""
         try:
             keys = parse(self._text(), self._authenticator.fixed)
         except BadKeys as error:
@@ -61,21 +62,21 @@ class Keyring(Files):
             with self._file.open("rb") as file:
                 data = file.read(MAX_FILE + 1)
             if len(data) > MAX_FILE:
-                raise BadKeys(f"it has over {MAX_FILE} bytes")
+                raise BadKeys(f"larger than {MAX_FILE} bytes")
             return data.decode()
         except FileNotFoundError as error:
             if not self._required:
                 return ""
-            raise BadKeys("there is no such file") from error
+            raise BadKeys("no such file") from error
         except OSError as error:
-            raise BadKeys(f"it cannot be read: {error.strerror}") from error
+            raise BadKeys(f"cannot read it: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise BadKeys(f"it is not a text: byte {error.start}") from error
+            raise BadKeys(f"not UTF-8 text: byte {error.start}") from error
 
     def _report(self, keys: Sequence[Key]) -> None:
         if keys:
-            said = ", ".join(f"{key.name} ({key.scope.word})" for key in keys)
-            self.log.info("keys of {file}: {said}", file=str(self._file), said=said)
+            names = ", ".join(f"{key.name} ({key.scope.word})" for key in keys)
+            self.log.info("loaded API keys from {file}: {names}", file=str(self._file), names=names)
         for warning in self.warnings:
             self.log.warn("{warning}", warning=warning)
 

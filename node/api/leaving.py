@@ -1,14 +1,14 @@
-"""The runs of a core between two programs of the node: what is left of them to the next one, and taken over by it."""
+"""Hand the runs of a core over from one node process to the next, and adopt those that the last one has left."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from node.adoption.standing import config_of
+from node.adoption.handover_files import config_of
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
-from node.backend.standing import Drainer, Standing
+from node.backend.snapshot import DrainingRun, Snapshot
 from node.contract.driver import Closes, Driver, Generation, Gone, Heirs, Leaves, LeavesAll, NotNow, Plan, Recovers
 from node.contract.routing import Routing
 from node.errors import CoreFailed, NodeError
@@ -18,7 +18,7 @@ from protos.service_pb2 import Backend
 
 
 class Counted(Protocol):
-    """What was counted: see `node.traffic.polling`."""
+    """The traffic counters: see `node.traffic.polling`."""
 
     async def read(self) -> bool: ...
 
@@ -28,7 +28,7 @@ class Counted(Protocol):
 
 
 class Recovered(NamedTuple):
-    """A run that was left, and what was said of it."""
+    """An adopted run, its description by the last node process, and, for a draining run, its configuration."""
 
     run: Leaves
     left: Run
@@ -36,7 +36,7 @@ class Recovered(NamedTuple):
 
 
 class Leaving:
-    """Leaves runs, and takes them over."""
+    """Leaves runs to the next node process, and adopts those of the last one."""
 
     log = Logger()
 
@@ -44,32 +44,32 @@ class Leaving:
         self._runner = runner
         self._drivers = drivers
         self._traffic = traffic
-        # Where the node's last program has left something.
+        # Set if the last node process has left something.
         self._heirs: Heirs | None = None
-        # Counters by the mark of a run, where that was killed.
+        # Counters by the mark of a run, for the runs of a node that was killed.
         self.booked: Mapping[str, Mapping[str, int]] = {}
         self._together: LeavesAll | None = None
-        # What was asked for the next program is known there.
+        # The driver that keeps the answers of a rehearsal for the next node process.
         self._rehearsed: LeavesAll | None = None
 
     @property
     def inherits(self) -> bool:
-        """Whether the node's last program has left something, to be taken over or not."""
+        """Whether the last node process has left something, whether it can be adopted or not."""
         return self._heirs is not None
 
     async def rehearse(self) -> None:
-        """Ask of the cores now, while all is served, what the next program would ask again.
+        """Have the core check the running configurations now, and keep its answers for the next node process.
 
         Raises `InvalidConfig` and `CoreFailed` for a configuration that it could not go on with.
         """
-        standing = self._runner.standing
-        if standing is None or not isinstance(standing.accepted.driver, LeavesAll):
+        snapshot = self._runner.snapshot
+        if snapshot is None or not isinstance(snapshot.accepted.driver, LeavesAll):
             return
         self._forget()
-        self._rehearsed = standing.accepted.driver
+        self._rehearsed = snapshot.accepted.driver
         self._rehearsed.rehearse(True)
-        again = [standing.accepted]
-        for each in standing.draining:
+        again = [snapshot.accepted]
+        for each in snapshot.draining:
             if not any(each.accepted.recorded == other.recorded for other in again):
                 again.append(each.accepted)
         try:
@@ -85,17 +85,18 @@ class Leaving:
             self._rehearsed = None
 
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
-        """Do `go` with what the next program needs to go on with the cores. Not done where there is none, or none that
-        can be left. Raises `NotNow`. `several`: that program can go on with more than one.
+        """Call `go` with what the next node process needs to adopt the cores; not if there is none that can be left.
+
+        `several`: that process can adopt more than one core. Raises `NotNow`.
         """
 
         async def then() -> None:
             self._require_steady(several)
-            standing = self._runner.standing
-            if standing is not None and isinstance(standing.current, Leaves):
-                # What is counted from here on is counted by the next program.
+            snapshot = self._runner.snapshot
+            if snapshot is not None and isinstance(snapshot.current, Leaves):
+                # Traffic from here on is counted by the next node process.
                 await self._traffic.read()
-                await self._leave(standing, several, go)
+                await self._leave(snapshot, several, go)
 
         try:
             await self._runner.leave(then)
@@ -106,10 +107,10 @@ class Leaving:
         if reason := self._runner.unsteady(several):
             raise NotNow(reason)
 
-    async def _leave(self, standing: Standing, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
-        driver, runs = standing.accepted.driver, [standing.current, *(each.run for each in standing.draining)]
+    async def _leave(self, snapshot: Snapshot, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
+        driver, runs = snapshot.accepted.driver, [snapshot.current, *(each.run for each in snapshot.draining)]
         there = [run for run in runs if isinstance(run, Leaves)]
-        kind = Backend.FromString(standing.accepted.request).type
+        kind = Backend.FromString(snapshot.accepted.request).type
         try:
             try:
                 current, *draining = [await self._left(run, kind) for run in there]
@@ -119,17 +120,17 @@ class Leaving:
             self._require_steady(several)
             for one, left in zip(there, (current, *draining), strict=True):
                 if self._traffic.known(one) != left.counters:
-                    # A reading that took long has just been booked; the next program would book it once more.
+                    # A slow reading has just been booked; the next node process would book it once more.
                     raise NotNow("the counters of a core are being read")
-            for run, each in zip(draining, standing.draining, strict=True):
-                _describe(run, each, standing.accepted)
+            for run, each in zip(draining, snapshot.draining, strict=True):
+                _describe(run, each, snapshot.accepted)
             handover = Handover(run=current, draining=draining)
             if together is not None:
                 handover.together.packed = together.packed
                 handover.together.descriptors.extend(together.descriptors)
             await go(handover)
         finally:
-            # This program goes on, if only to its end.
+            # This process goes on with the cores, if only until it ends.
             for one in there:
                 one.stay()
 
@@ -138,10 +139,10 @@ class Leaving:
         known = self._traffic.known(run)
         return Run(type=kind, pid=left.pid, core=left.packed, descriptors=left.descriptors, counters=known)
 
-    # What another program has left
+    # Adopting the runs of the last node process
 
     def inherit(self, left: Handover, heirs: Heirs) -> None:
-        """The node's last program has left these runs: the current one is what is resumed."""
+        """Adopt these runs of the last node process when the backend is resumed: its run is the current one."""
         self._heirs = heirs
         driver = self._drivers.get(left.run.type)
         together = self._together = driver if isinstance(driver, LeavesAll) else None
@@ -161,8 +162,8 @@ class Leaving:
                 current, draining = await self._recovered(left, plan, heirs)
                 if left.run.mark:
                     draining = await self._regained(current, draining)
-            except Exception as error:  # noqa: BLE001 - told: the program before goes on, or all is started anew
-                self._failed(_told(error))
+            except Exception as error:  # noqa: BLE001 - reported: the last process goes on, or all is started anew
+                self._failed(_text_of(error))
                 return None
             there = [*filter(None, [current]), *draining]
             pids = {each.left.pid for each in there}
@@ -171,7 +172,7 @@ class Leaving:
                 together.remain(pids)
             for each in there:
                 self._traffic.go_on(each.run, each.left.counters)
-            self._runner.inherit_draining([_drainer(each, current is not None) for each in draining])
+            self._runner.inherit_draining([_draining_run(each, current is not None) for each in draining])
             for each in there:
                 each.run.stay()
             return current.run if current else None
@@ -179,39 +180,42 @@ class Leaving:
         self._runner.inherit(recover)
 
     def _complete(self, left: Handover) -> None:
-        """Runs of a node that was killed have counted this. Raises `CoreFailed` where the current one is not meant."""
+        """Add the saved counters to the runs of a killed node; drop draining runs without any.
+
+        Raises `CoreFailed` if the saved state has another configuration, or no counters of the current run.
+        """
         accepted = self._runner.desired.accepted
         if accepted is None or config_of(accepted) != left.run.config:
-            raise CoreFailed("another configuration was accepted since")
+            raise CoreFailed("another configuration was accepted since the hand-over file was written")
         for run in (left.run, *left.draining):
             counters = self.booked.get(run.mark)
             if counters is not None:
                 run.counters.update({name: value for name, value in counters.items() if name})
             elif run is left.run:
-                raise CoreFailed("what was counted of it is not known")
+                raise CoreFailed("the state file has no counters of the core")
         known = [run for run in left.draining if run.mark in self.booked]
         del left.draining[:]
         left.draining.extend(known)
 
     async def _regained(self, current: Recovered | None, draining: list[Recovered]) -> list[Recovered]:
-        """Of a node that was killed: those that drain, if new connections are known to go to the current one."""
+        """Return a killed node's draining runs, if new connections are known to reach the current run; else none."""
         try:
             if current is not None and not draining and isinstance(current.run, Closes):
-                # That node may have kept it closed.
+                # The killed node may have kept its listeners closed.
                 await current.run.open_door()
             if draining:
                 if current is None or self._together is None:
-                    raise CoreFailed("the core that served new connections is gone")
+                    raise CoreFailed("the core that served new connections has ended")
                 await self._together.regain([*(each.run for each in draining), current.run])
         except CoreFailed as error:
-            self.log.warn("listeners are not as they should be, and cores do not drain: {reason}", reason=error.text)
+            self.log.warn("listeners could not be restored; draining cores are ended: {reason}", reason=error.text)
             return []
         return draining
 
     def require_heir(self) -> None:
-        """What was left has been taken by now, or never is."""
+        """Called when nothing more can be adopted: fail the hand-over if it was not adopted by now."""
         if self._runner.disinherit():
-            self._failed(self._runner.status.reason or "there is no record of what runs")
+            self._failed(self._runner.status.reason or "the state file does not have the backend that runs")
 
     def _failed(self, reason: str) -> None:
         if self._heirs is not None:
@@ -220,13 +224,13 @@ class Leaving:
             self._together.remain(())
 
     async def _recovered(self, left: Handover, plan: Plan, heirs: Heirs) -> tuple[Recovered | None, list[Recovered]]:
-        """The current run, and those that drain; not those that have ended, or cannot be gone on with."""
+        """Recover the current run and those that drain, without those that have ended or cannot be adopted."""
         current = await self._one(left.run, plan, None, heirs)
         draining = []
         for each in left.draining:
             try:
                 accepted = await self._runner.plan_again(each.backend, Routing.unpack(each.routing))
-            except Exception as error:  # noqa: BLE001 - told, as above; without a way back it ends
+            except Exception as error:  # noqa: BLE001 - reported, as above; without a last process the core ends
                 self._go_back(each, error, heirs)
             else:
                 draining.append(await self._one(each, accepted.runs, accepted, heirs))
@@ -235,36 +239,36 @@ class Leaving:
     async def _one(self, left: Run, plan: Plan, accepted: Accepted | None, heirs: Heirs) -> Recovered | None:
         try:
             if not isinstance(plan, Recovers):
-                raise CoreFailed("its driver does not know how")
+                raise CoreFailed("its driver cannot adopt cores")
             return Recovered(await plan.recover(left.core), left, accepted)
         except Gone as gone:
-            self.log.warn("a core that was left does not go on: {reason}", reason=str(gone))
-        except Exception as error:  # noqa: BLE001 - told, as above
+            self.log.warn("a core left by the last node process is not adopted: {reason}", reason=str(gone))
+        except Exception as error:  # noqa: BLE001 - reported, as above
             self._go_back(left, error, heirs)
         return None
 
     def _go_back(self, left: Run, error: Exception, heirs: Heirs) -> None:
-        heirs.go_back(_told(error))
-        self.log.error("core {pid} is ended: {reason}", pid=left.pid, reason=_told(error))
+        heirs.go_back(_text_of(error))
+        self.log.error("core {pid} cannot be adopted, and is ended: {reason}", pid=left.pid, reason=_text_of(error))
 
 
-def _describe(run: Run, drainer: Drainer, current: Accepted) -> None:
-    """Note what is to be known of one that drains."""
-    run.since = drainer.since
-    if not drainer.accepted.means(current):
-        run.backend = drainer.accepted.request
-    run.routing = drainer.accepted.routing.pack()
-    if drainer.way_back is not None:
-        run.way_back = drainer.way_back
+def _describe(run: Run, described: DrainingRun, current: Accepted) -> None:
+    """Complete the description of a draining run."""
+    run.since = described.since
+    if not described.accepted.means(current):
+        run.backend = described.accepted.request
+    run.routing = described.accepted.routing.pack()
+    if described.way_back is not None:
+        run.way_back = described.way_back
 
 
-def _drainer(found: Recovered, on_probation: bool) -> Drainer:
-    """`on_probation`: the run that took over from it may be; another one is not."""
+def _draining_run(found: Recovered, on_probation: bool) -> DrainingRun:
+    """Make the `DrainingRun` of an adopted run. `on_probation`: the run that replaced it was adopted, too."""
     assert found.accepted is not None
     left = found.left
     way_back = left.way_back if on_probation and left.HasField("way_back") else None
-    return Drainer(found.run, found.accepted, left.since, way_back)
+    return DrainingRun(found.run, found.accepted, left.since, way_back)
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return error.text if isinstance(error, NodeError) else repr(error)

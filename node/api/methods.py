@@ -1,6 +1,6 @@
-"""METHODS: every operation of the interface, once. REST and gRPC are both loops over it.
+"""METHODS: the one table of all operations of the interface. Both REST and gRPC are made from it.
 
-Messages come from the descriptor of `protos/service.proto`, so that a row cannot disagree with the contract.
+Message types come from the descriptor of `protos/service.proto`, so that a row cannot disagree with the contract.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
 
 # Bytes of one request, on both transports. Deployed controllers send and accept as much.
 MAX_BODY = 64 * 1024 * 1024
-# Users of one request, all chunks together: more than fit into it as panels send them.
+# Users of one request, all chunks together: more than fit into `MAX_BODY` as panels send them.
 MAX_USERS = 250_000
 
 
 class Kind(Enum):
-    """How a method's messages come and go."""
+    """Which messages of a method are streams."""
 
     UNARY = "one request, one reply"
     LOGS = "one request, a stream of log lines"
@@ -37,8 +37,8 @@ class Kind(Enum):
 class Method:
     """One operation.
 
-    `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
-    it fails while none runs. `cut` tells how a REST body of a feed is cut. `scope` is the least that a key must have.
+    `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend`: it fails
+    while no backend runs. `cut` splits the REST body of a feed. `scope` is the least that a key must have.
     """
 
     name: str
@@ -78,7 +78,7 @@ METHODS: tuple[Method, ...] = (
     ),
     Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", needs_backend=True, scope=Scope.METRICS),
     Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
-    # POST too: the older of the deployed clients sends it.
+    # POST, too: the older of the deployed clients sends it.
     Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),
     Method(
         "SyncUsersChunked",
@@ -109,5 +109,5 @@ _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in m
 
 
 def scope_of(verb: str, path: str) -> Scope:
-    """What a REST request takes; for what is none of METHODS any key does."""
+    """Return the scope that a REST request needs; for a path that is not in METHODS any key is enough."""
     return _SCOPES.get((verb, path.rstrip("/")), Scope.METRICS)

@@ -1,4 +1,4 @@
-"""The interface's methods, one coroutine each, over the runner, the traffic and the machine's figures."""
+"""The interface's methods, one coroutine each, over the runner, the traffic counters and the machine's statistics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from node.keyfile import Scope
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance
 from node.limits.defaults import Defaults
-from node.limits.own import OwnLimit
+from node.limits.node_quota import NodeQuotaLimit
 from node.limits.users import UserLimits
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -57,14 +57,14 @@ from protos.service_pb2 import (
 
 @dataclass(frozen=True)
 class Policy:
-    """What an operator decides. Times in seconds.
+    """The operator's choices for the backend. Times are in seconds.
 
-    `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
-    goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
-    another one took. `upgrade`: a Start brings in a core whose files changed. `count_users`: bytes are summed up by
-    user, too. `limits` are those of users who say nothing of their own; `grouping` says which addresses count
-    as one, and whoever is silent for longer than `grace` gives way to another one.
-    `allowance` is the node's own.
+    `stop_grace`: how long a core lives on after a Stop of a deployed panel, which sends Stop and then Start for each
+    change. `outlive`: a backend keeps running when its keep-alive expires. `poll`: between two readings of the
+    counters. `drain`: the limits of draining cores. `upgrade`: a Start brings in a core whose files changed.
+    `count_users`: bytes are summed up by user, too. `limits`: the default limits of users without their own;
+    `grouping`: which addresses count as one; `grace`: how long an address is silent before it gives way to another one.
+    `allowance`: the node's own quota.
     """
 
     stop_grace: float = 30.0
@@ -81,7 +81,7 @@ class Policy:
 
 
 class Updates(Protocol):
-    """Brings in other versions of what is on the node: see `node.updates`. All raise `NodeError`."""
+    """Updates cores, geo files and the node itself: see `node.updates`. All raise `NodeError`."""
 
     def core(self, request: service_pb2.UpdateCoreRequest) -> service_pb2.Job: ...
 
@@ -89,11 +89,11 @@ class Updates(Protocol):
 
     def node(self, request: service_pb2.UpdateNodeRequest) -> service_pb2.Job: ...
 
-    def get(self, request: service_pb2.JobRequest) -> service_pb2.Jobs: ...
+    async def get(self, request: service_pb2.JobRequest) -> service_pb2.Jobs: ...
 
 
 class Backend:
-    """Everything that a controller can ask. Satisfies `node.api.calls.Backend`; METHODS names its coroutines."""
+    """All operations that a controller can call. Satisfies `node.api.calls.Backend`; METHODS names its coroutines."""
 
     log = Logger()
 
@@ -108,7 +108,7 @@ class Backend:
         others: Sequence[Warns] = (),
         journal: Journal | None = None,
     ) -> None:
-        """`others` are parts of the node whose warnings `info` tells, too. What happens is told to `journal`."""
+        """`others` are further parts whose warnings `info` reports. `journal` gets the events."""
         self._journal = journal
         self._policy = policy
         self._ring = ring
@@ -132,18 +132,18 @@ class Backend:
             grouping=policy.grouping,
             grace=policy.grace,
         )
-        self._own = OwnLimit(
+        self._own = NodeQuotaLimit(
             *(reactor, policy.allowance, self._generations, store, self._runner.journal), interval=policy.poll
         )
         self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
-        # Starts under way: while there are any nothing expires.
+        # Starts under way: while there are any, no keep-alive expires.
         self._starts = 0
         self._heard = False
         self._leaving = Leaving(self._runner, drivers, self._traffic)
-        self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
-        told = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
-        self._telling: tuple[Warns, ...] = (*told, *others)
+        self._noting = Periodic("saving the remaining keep-alive time", self._note_keep_alive, policy.poll, reactor)
+        own = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
+        self._warning: tuple[Warns, ...] = (*own, *others)
         store.everything, store.found = self._everything, self._found
 
     @property
@@ -160,24 +160,24 @@ class Backend:
 
     @property
     def limits(self) -> LimitsSummary:
-        """How many users have limits, and are off."""
+        """How many users have limits, and how many are barred by them."""
         return self._limits.summary()
 
     @property
     def quota(self) -> NodeQuota | None:
-        """What the node itself may use, if there is a limit."""
+        """The node's own quota and its use, if there is one."""
         return self._own.summary
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know now."""
+        """All current warnings, for the operator."""
         accepted = self._runner.accepted
         warnings = [*(accepted.plan.warnings if accepted else ())]
-        warnings += [warning for part in self._telling for warning in part.warnings]
+        warnings += [warning for part in self._warning for warning in part.warnings]
         return warnings + (list(self._generations.current.warnings) if accepted and self._generations.current else [])
 
     def begin(self, saved: Saved) -> None:
-        """Go on where an earlier node ended."""
+        """Start the parts, and resume from the state of an earlier node."""
         self._own.start()
         self._traffic.begin(())
         self._noting.start()
@@ -185,28 +185,28 @@ class Backend:
         self._limits.start()
 
     def unsteady(self, several: bool) -> str:
-        """Why what runs could not be left to the node's next program now; empty if it could: see `Runner.unsteady`."""
+        """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
         return self._runner.unsteady(several)
 
     async def rehearse(self) -> None:
-        """Ask of the cores now what the next program would ask again: see `Leaving.rehearse`."""
+        """Have the core check the running configurations for the next node process: see `Leaving.rehearse`."""
         await self._leaving.rehearse()
 
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
-        """Do `go` with what the next program needs to go on with the cores: see `Leaving.leave`."""
+        """Call `go` with what the next node process needs to adopt the cores: see `Leaving.leave`."""
         await self._leaving.leave(several, go)
 
     def inherit(self, left: Handover, heirs: Heirs) -> None:
-        """The node's last program has left these runs of a core: the current one is what is resumed."""
+        """Adopt these runs of the last node process when the backend is resumed: see `Leaving.inherit`."""
         self._leaving.inherit(left, heirs)
 
     def touch(self) -> None:
-        """A controller said something: keep-alive starts anew."""
+        """A controller has called: restart the keep-alive."""
         self._heard = True
         self._keep_alive.touch()
 
     async def close(self) -> None:
-        """The node ends, and the core with it."""
+        """Stop the core and all parts: the node ends."""
         self._noting.stop()
         self._note_keep_alive()
         self._keep_alive.stop()
@@ -216,7 +216,7 @@ class Backend:
             self.rest()
 
     def rest(self) -> None:
-        """Do nothing more by itself; what is known goes to the store."""
+        """Stop all periodic work, and save what is known to the store."""
         self._noting.stop()
         if self._keep_alive.left is not None:
             self._note_keep_alive()
@@ -233,7 +233,7 @@ class Backend:
         if driver is None:
             kinds = ", ".join(map(type_name, self._drivers))
             raise Unsupported(f"this node has no core of type {type_name(request.type)}; its cores are {kinds}")
-        # What runs must not expire while its successor comes up.
+        # The running backend must not expire while its successor starts.
         self._keep_alive.stop()
         self._starts += 1
         try:
@@ -279,12 +279,12 @@ class Backend:
     async def latency(self, request: service_pb2.LatencyRequest, _: Call) -> service_pb2.LatencyResponse:
         run = self._runner.current()
         if not isinstance(run, MeasuresLatency):
-            raise Unsupported("this core does not measure outbounds")
+            raise Unsupported("this core does not measure the latency of outbounds")
         found = sorted(await run.latency(), key=lambda latency: latency.name)
         if request.name:
             found = [latency for latency in found if latency.name == request.name]
             if not found:
-                raise UnknownName(f"nothing was measured of an outbound {shown(request.name)}")
+                raise UnknownName(f"no latency was measured for outbound {shown(request.name)}")
         return service_pb2.LatencyResponse(latencies=found)
 
     # Users
@@ -302,7 +302,7 @@ class Backend:
 
     async def list_users(self, request: service_pb2.ListUsersRequest, call: Call) -> service_pb2.ListUsersResponse:
         if len(request.names) > LISTED:
-            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+            raise InvalidRequest(f"more than {LISTED:,} names in one request")
         credentials = request.credentials and call.scope is Scope.ALL
         return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
 
@@ -314,7 +314,7 @@ class Backend:
 
     async def get_limits(self, request: service_pb2.GetLimitsRequest, _: Call) -> service_pb2.GetLimitsResponse:
         if len(request.names) > LISTED:
-            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+            raise InvalidRequest(f"more than {LISTED:,} names in one request")
         return await self._limits.page(request)
 
     # Updates
@@ -329,11 +329,11 @@ class Backend:
         return self._jobs().node(request)
 
     async def jobs(self, request: service_pb2.JobRequest, _: Call) -> service_pb2.Jobs:
-        return self._jobs().get(request)
+        return await self._jobs().get(request)
 
     def _jobs(self) -> Updates:
         if self.updates is None:
-            raise Unsupported("nothing can be updated here")
+            raise Unsupported("this node has no updates")
         return self.updates
 
     # Routing
@@ -364,16 +364,16 @@ class Backend:
     def _routes(self) -> Routes:
         run = self._runner.current()
         if not isinstance(run, Routes):
-            raise Unsupported("this core does not tell of its routing while it runs")
+            raise Unsupported("this core does not report its routing while it runs")
         return run
 
     def _is_user(self, name: str) -> bool:
-        """Also while a Start is under way that brings them in, or takes them out."""
+        """Whether there is such a user, in the running backend or in that of a Start under way."""
         desired, key = self._runner.desired, key_of(name)
-        return key in desired.roster.users or key in desired.standing.users
+        return key in desired.roster.users or key in desired.serving_roster.users
 
     async def _addresses(self, name: str) -> dict[str, int]:
-        """Where a user is connected from, over all generations, and when each address was last seen."""
+        """Return the addresses from which a user is connected to any generation, and when each was last seen."""
         self._runner.current()
         if not self._is_user(name):
             raise UnknownName(f"there is no user {shown(name)}")
@@ -410,9 +410,9 @@ class Backend:
         return summary
 
     def _found(self, saved: Saved) -> None:
-        """What an earlier node left, which may be read late."""
+        """Take over the saved state of an earlier node, which may be read late."""
         self._traffic.restore(saved.rows, saved.totals)
-        # The node's own record is in the row of nobody.
+        # The row without a user is the node's own.
         self._limits.restore((key, packed) for key, packed in saved.limits if key)
         self._own.restore(dict(saved.limits).get(""))
         if not self._runner.desired.loaded(saved) or not saved.request:
@@ -426,33 +426,34 @@ class Backend:
             resuming.addCallback(lambda _: self._leaving.require_heir())
 
     async def _resume(self, saved: Saved) -> None:
-        """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
+        """Start the saved backend again, with its users and its remaining keep-alive, before any controller calls."""
         request = service_pb2.Backend.FromString(saved.request)
         request.users.extend(map(service_pb2.User.FromString, saved.users))
         driver = self._drivers.get(request.type)
         if driver is None:
-            self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
+            kind = type_name(request.type)
+            self.log.error("the last backend cannot be resumed: this node has no core of type {type}", type=kind)
             return
 
         def resumed() -> None:
             self._watch_controller(None if self._heard else saved.left)
-            # The record takes a backend that runs for one that a controller just asked for.
+            # The record takes a running backend for one that a controller has just started.
             self._note_keep_alive()
 
         await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
 
     def _not_resumed(self, failure: Failure) -> None:
-        if not failure.check(Aborted):  # by a Stop, or the node's end
-            self.log.failure("the backend was not resumed", failure)
+        if not failure.check(Aborted):  # a Stop, or the node's end
+            self.log.failure("resuming the last backend failed; `info` has its state", failure)
 
     def _watch_controller(self, left: float | None = None) -> None:
-        """Whatever backend there is now has all of its keep-alive, or what is left of it."""
+        """Start the keep-alive of the current backend, with all of its time or with `left` seconds."""
         if not self._starts:
             accepted = self._runner.accepted
             self._keep_alive.set(accepted.keep_alive if accepted else 0, left)
 
     def _everything(self) -> Changes:
-        """All that has to outlive the node."""
+        """Return the whole state to save."""
         changes = self._runner.desired.everything()
         if self._journal is not None:
             changes.margins, changes.events = self._journal.everything()
@@ -469,12 +470,12 @@ class Backend:
 
     def _expired(self, reason: str) -> None:
         if self._policy.outlive:
-            self._ring.event(f"{reason}; the backend goes on")
-            self.log.warn("{reason}; the backend goes on, as KEEP_ALIVE_ACTION says", reason=reason)
+            self._ring.event(f"{reason}; the backend keeps running")
+            self.log.warn("{reason}; the backend keeps running (KEEP_ALIVE_ACTION=keep)", reason=reason)
             return
         self._keep_alive.stop()
         ensureDeferred(self._runner.stop(reason)).addErrback(
-            lambda failure: self.log.failure("the backend was not stopped after keep-alive", failure)
+            lambda failure: self.log.failure("the backend could not be stopped after its keep-alive expired", failure)
         )
 
 
@@ -483,7 +484,7 @@ async def _count_online(key: str, run: Generation) -> int:
 
 
 def type_name(number: int) -> str:
-    """A backend type as in the interface with its number, or that alone."""
+    """Return the name of a backend type with its number, or the number alone."""
     try:
         return f"{BackendType.Name(number)} ({number})"
     except ValueError:

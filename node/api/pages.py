@@ -1,4 +1,4 @@
-"""What is asked for by path alone, over REST: no operation of METHODS, and nothing that changes anything."""
+"""Pages of REST beside METHODS, such as metrics and readiness: read-only, selected by path alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Answer:
-    """A status of HTTP, what the body is, and the body."""
+    """A response: HTTP status, media type and body."""
 
     status: int
     media_type: bytes
@@ -17,9 +17,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """`answer` is given the `Accept` of the request, and whether the caller has shown a key.
+    """A page. `answer` is called with the `Accept` of the request, and whether the caller has a key.
 
-    `is_open`: whoever is on this machine gets an answer without a key, too, in which nothing is told but a verdict.
+    `is_open`: clients on this machine get an answer without a key, too, which has only the verdict.
     """
 
     path: str

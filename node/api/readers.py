@@ -1,4 +1,4 @@
-"""Readers of what goes on: a cursor each, into the log lines or the events. They end with their key, or the node."""
+"""Readers of log lines and events, each with a cursor of its own. They end with their key, or with the node."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from protos.service_pb2 import Event, EventsRequest
 T = TypeVar("T")
 
 GONE = "the key is not valid any more"
-# Kinds of events that one reader names, and characters of each: it has them for as long as it reads.
+# Kinds of events that one reader may name, and characters of each: they are kept for as long as it reads.
 KINDS, LONGEST_KIND = 100, 100
 
 
 class Reader:
-    """One caller's. Waiting for what comes next may be cancelled."""
+    """The base of readers: belongs to one caller, and can be ended. Waiting for more may be cancelled."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -32,13 +32,13 @@ class Reader:
         self._waiting: Deferred[Any] | None = None
 
     def dismiss(self, error: NodeError) -> None:
-        """It ends at once, with this error."""
+        """End the reader at once, with this error."""
         self._dismissed = error
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def _while_valid(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Raises what it was dismissed with."""
+        """Do the work unless the reader was dismissed. Raises the error that it was dismissed with."""
         try:
             if self._dismissed is None:
                 self._waiting = waiting = ensureDeferred(work())
@@ -50,31 +50,31 @@ class Reader:
 
 
 class LogReader(Reader):
-    """A cursor into the ring."""
+    """A reader of log lines: a cursor into the ring."""
 
     def __init__(self, ring: LogRing, caller: Caller, last: str = "") -> None:
-        """`last`: the place of the last line that was read by another connection; else it begins with the tail."""
+        """`last`: the place of the last line that was read on another connection. Without it, begin with the tail."""
         super().__init__(caller)
         self._ring = ring
         self._cursor = ring.behind(last) if last else ring.tail()
 
     @property
     def behind(self) -> bool:
-        """`next` will not have to wait."""
+        """Whether `next` will return without waiting."""
         return self._ring.has(self._cursor)
 
     async def next(self) -> list[str]:
-        """The next lines, at least one. Cancelling it is fine. Raises what it was dismissed with."""
+        """Return the next lines, at least one. May be cancelled. Raises the error that it was dismissed with."""
         lines, self._cursor = await self._while_valid(lambda: self._ring.follow(self._cursor))
         return lines
 
     def place(self, back: int) -> str:
-        """Where the line stands that was read last, or one so many before it."""
+        """Return the place of the line that was read last, or of one `back` lines before it."""
         return self._ring.place(self._cursor - back)
 
 
 class PlacedReader:
-    """A log reader, whose lines come each with its place: what to say as `last` to go on behind it."""
+    """A reader of log lines with their places; a client resumes after a line by sending its place as `last`."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
@@ -89,7 +89,7 @@ class PlacedReader:
 
 
 class EventReader(Reader):
-    """A cursor into the journal, for events of some kinds."""
+    """A reader of events, of all or some kinds: a cursor into the journal."""
 
     def __init__(self, journal: Journal, request: EventsRequest, caller: Caller) -> None:
         """Raises `InvalidRequest` for too many kinds."""
@@ -97,7 +97,7 @@ class EventReader(Reader):
         self._journal = journal
         if len(request.kinds) > KINDS or any(len(kind) > LONGEST_KIND for kind in request.kinds):
             raise InvalidRequest(f"more than {KINDS} kinds, or one of more than {LONGEST_KIND} characters")
-        # Found out once for each kind that is met.
+        # Cached: decided once for each kind.
         self._fits = cache(partial(fits, wanted=tuple(request.kinds)))
         self._follow = request.follow
         self._cursor = request.since
@@ -105,11 +105,14 @@ class EventReader(Reader):
 
     @property
     def behind(self) -> bool:
-        """`next` will not have to wait."""
+        """Whether `next` will return without waiting."""
         return self._journal.has(self._cursor)
 
     async def next(self) -> list[Event]:
-        """The next events, at least one; none at the end, if it does not follow. Raises and is cancelled as above."""
+        """Return the next events, at least one; none at the end, if it does not follow.
+
+        May be cancelled. Raises the error that it was dismissed with.
+        """
         return await self._while_valid(self._next)
 
     async def _next(self) -> list[Event]:
@@ -122,7 +125,7 @@ class EventReader(Reader):
                 await self._journal.arrival()
 
     def _notices(self) -> list[Event]:
-        """What the reader has to know before the next events: that numbers begin anew, or that some are gone."""
+        """Return a notice to send before the next events: that numbering has restarted, or that events are lost."""
         first, cursor = self._journal.first, self._cursor
         if self._lost:
             self._lost, self._cursor = False, 0

@@ -1,6 +1,7 @@
-"""When a core that went away is started again.
+"""Backoff for restarting a core that ended.
 
-At once if it had served for a while, or if it is the first time; else after 1, 2, 4 … 30 s, and for ever at 30.
+The first retry comes at once, also after a core that had served for a while; later ones after 1, 2, 4 … 30 s, then
+every 30 s without end.
 """
 
 from __future__ import annotations
@@ -11,39 +12,39 @@ from itertools import chain, repeat
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 LONGEST = 30.0
-# A core that served for this long, in seconds, does not die young.
+# A core that served for this many seconds resets the backoff.
 STEADY = 2.0
-# Twisted's policy for this comes with all that clients need, which is twenty times as long to import.
+# Not Twisted's retry policy: importing it pulls in all of its client code and takes twenty times as long.
 _FIRST = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 def delays() -> Iterator[float]:
-    """Seconds before each try."""
+    """Yield the seconds to wait before each retry."""
     return chain(_FIRST, repeat(LONGEST))
 
 
 class Backoff:
-    """The next try, if one is due."""
+    """Schedules the next retry; at most one is pending."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._delays = delays()
-        # Since when a core serves, without a crash.
+        # When a core began to serve; None after a crash.
         self._since: float | None = None
         self._call: IDelayedCall | None = None
 
     @property
     def pending(self) -> bool:
-        """A try is to come."""
+        """Whether a retry is scheduled."""
         return self._call is not None and self._call.active()
 
     def served(self) -> None:
-        """A core is up. One that takes another's place in good order goes on with that one's time."""
+        """Note that a core serves. One that takes over from a healthy core continues that one's serving time."""
         if self._since is None:
             self._since = self._reactor.seconds()
 
     def later(self, action: Callable[[], None]) -> float:
-        """It is down. Call `action` when it is time to try again, after the seconds that are returned."""
+        """Note that the core is down and schedule `action` as the next retry. Returns the seconds until then."""
         if self._since is not None and self._reactor.seconds() - self._since >= STEADY:
             self._delays = delays()
         self._since = None
@@ -53,12 +54,12 @@ class Backoff:
         return seconds
 
     def cancel(self) -> None:
-        """No try is wanted."""
+        """Cancel the pending retry, if any."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
 
     def renew(self) -> None:
-        """A controller wants another backend: its first crash is the first."""
+        """Reset: a controller wants another backend, whose first retry comes at once."""
         self.cancel()
         self._delays, self._since = delays(), None

@@ -1,7 +1,7 @@
-"""The order in which control happens.
+"""Orders the operations that change the backend: Starts, Stops, changes of users and of routing.
 
-Every operation that changes the backend sees what those before it made of the users. Starts and stops of the core go
-one at a time, too. A Stop aborts what came before it; a Start that is equal to the newest operation joins it.
+Each operation sees the users as the operations before it left them. Starting and stopping cores is done by one
+operation at a time. A Stop aborts the operations before it; a Start that equals the newest operation joins it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,28 @@ from node.waiting import Signal
 
 T = TypeVar("T")
 
-# Calls it when the operation has settled which users there are to be; what comes after it need not wait for more.
+# An operation calls it when the wanted users are final: the next operation may begin then.
 Settled = Callable[[], None]
 
 
-class Operation:
-    """One operation under way. `subject` is what an equal one is told by; a `final` one cannot be aborted."""
+Work = Callable[[Settled], Coroutine[Any, Any, None]]
 
-    def __init__(self, subject: object, final: bool) -> None:
+
+class Operation:
+    """One operation, waiting or running. Operations with equal `subject` are equal; a `final` one cannot be aborted.
+
+    `replaces`: it replaces everything that an operation of its kind before it does.
+    """
+
+    def __init__(self, perform: Work, subject: object, final: bool, replaces: bool) -> None:
+        self.perform = perform
         self.subject = subject
+        self.replaces = replaces
+        # Whether a change of users comes between this operation and the next.
+        self.before_user_change = False
+        # Whether the operation before this one performs it, and the signal for the end of that.
+        self.taken = False
+        self.performed = Signal()
         self.settled = Signal()
         self.ended = Signal()
         self.fault: BaseException | None = None
@@ -33,7 +46,7 @@ class Operation:
         self._final = final
 
     def abort(self) -> None:
-        """End it. Once: it may have to clear up, and what comes after it relies on that."""
+        """Cancel it, but only once: it may have to clean up, and later operations rely on that."""
         if self.work is not None and not self._final and not self.aborted:
             self.aborted = True
             self.work.cancel()
@@ -45,55 +58,92 @@ class Control:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._core = DeferredLock()
+        # The operation that may start or stop cores now.
+        self._performing: Operation | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the users of all operations so far are final."""
+        return not self._operations or self._operations[-1].settled.fired
 
     async def settled(self) -> None:
-        """Wait until all that came before has settled its users: for callers that change them."""
+        """Wait until the users of all operations so far are final. For callers that change users."""
         before = self._follow()
         if before is not None:
+            self._operations[-1].before_user_change = True
             await before.wait()
 
     async def quiet(self) -> None:
-        """Wait until all that came before has settled its users, for a change of them that no controller asked for.
+        """Wait until the users of all operations so far are final. For changes that no controller asked for.
 
-        What comes next begins behind that change. Other than `settled` it parts nothing that is asked for alike.
+        The next operation begins after that change. Unlike `settled`, a later Start can still join an equal one.
         """
         if self._operations:
             await self._operations[-1].settled.wait()
 
     async def run(
         self,
-        work: Callable[[Settled], Coroutine[Any, Any, None]],
+        work: Work,
         subject: object = None,
         core: bool = False,
         final: bool = False,
+        replaces: bool = False,
     ) -> None:
-        """Run `work` in its turn; with `core` it is alone in starting and stopping cores. Raises what it raises.
+        """Run `work` in its turn; with `core`, while no other operation starts or stops cores. Raises what it raises.
 
-        Raises `Aborted` if a Stop came meanwhile, unless it is `final`. A caller who hangs up cancels nothing.
+        With `replaces` it may be done instead of such an operation before it: see `overtaken`. Raises `Aborted` if a
+        Stop came meanwhile, unless it is `final`. Cancelling the caller does not cancel the operation.
         """
         newest = self._operations[-1] if self._operations else None
         if newest is None or newest.subject is None or newest.subject != subject:
-            newest = self._begin(work, Operation(subject, final), core)
+            newest = self._begin(Operation(work, subject, final, replaces), core)
         await newest.ended.wait()
         if newest.fault is not None:
             raise newest.fault
 
     def abort(self) -> None:
-        """End all that is under way, the newest first: what waits for its turn must not get it."""
+        """Cancel all operations, newest first, so that none that waits gets its turn."""
         for operation in reversed(list(self._operations)):
             operation.abort()
 
-    def _begin(
-        self, work: Callable[[Settled], Coroutine[Any, Any, None]], operation: Operation, core: bool
-    ) -> Operation:
+    async def overtaken(self) -> bool:
+        """Perform the next operation now if it replaces the running one. Returns True if the running one is done then.
+
+        If the next one fails before it has changed anything, the running one continues (False). If it fails later, that
+        error is raised: users that were changed after it stay changed. An operation performed this way is not
+        overtaken itself: else a stream of Starts would keep any of them from running.
+        """
+        own = self._performing
+        place = self._operations.index(own) + 1 if own else 0
+        behind = self._operations[place] if 0 < place < len(self._operations) else None
+        if own is None or own.taken or own.before_user_change or behind is None or behind.aborted:
+            return False
+        if not (own.replaces and behind.replaces):
+            return False
+        behind.taken, self._performing = True, behind
+        try:
+            await behind.perform(own.settled.fire)
+        except CancelledError:
+            raise
+        except Exception as error:
+            behind.fault = error
+            if own.settled.fired:
+                raise
+            return False
+        finally:
+            self._performing = own
+            behind.performed.fire()
+        return True
+
+    def _begin(self, operation: Operation, core: bool) -> Operation:
         before = self._follow()
         self._operations.append(operation)
-        deferred = ensureDeferred(self._perform(operation, before, work, core))
+        deferred = ensureDeferred(self._perform(operation, before, core))
         operation.work = deferred
         return operation
 
     def _follow(self) -> Signal | None:
-        """What settles the newest operation, if there is one. Nothing joins it across what comes next."""
+        """The signal that the newest operation has settled, if there is one. No later operation joins it any more."""
         if not self._operations:
             return None
         self._operations[-1].subject = None
@@ -103,19 +153,28 @@ class Control:
         self,
         operation: Operation,
         before: Signal | None,
-        work: Callable[[Settled], Coroutine[Any, Any, None]],
         core: bool,
     ) -> None:
         try:
             if before is not None:
                 await before.wait()
-            if core:
-                await self._core.run(work, operation.settled.fire)
+            if operation.taken:
+                operation.settled.fire()
+                await operation.performed.wait()
+            elif core:
+                await self._core.run(self._alone, operation)
             else:
-                await work(operation.settled.fire)
-        except Exception as error:  # noqa: BLE001 - raised to everybody who waits for it
+                await operation.perform(operation.settled.fire)
+        except Exception as error:  # noqa: BLE001 - raised to every caller that waits for it
             operation.fault = Aborted() if operation.aborted and isinstance(error, CancelledError) else error
         finally:
             self._operations.remove(operation)
             operation.settled.fire()
             operation.ended.fire()
+
+    async def _alone(self, operation: Operation) -> None:
+        self._performing = operation
+        try:
+            await operation.perform(operation.settled.fire)
+        finally:
+            self._performing = None

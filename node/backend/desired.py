@@ -1,9 +1,11 @@
-"""What controllers asked for last: the backend, and who may use it. Recorded as it changes."""
+"""The desired state: the backend that controllers asked for last and its users. Saved as it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -25,21 +27,21 @@ from protos.service_pb2 import Backend, User
 
 T = TypeVar("T")
 
-# Above this many users a roster is built in the reactor's pool.
+# Above this many users a roster is built in the reactor's thread pool.
 BUILD_INLINE = 5000
 
 FIXED = "the routing of this core cannot be changed while it runs"
 
-# A driver's name, a configuration by its meaning, the excluded inbounds: equal ones need no other core.
+# Driver name, fingerprint of the configuration's meaning, excluded inbounds: equal ones can use the same core.
 Fingerprint = tuple[str, str, frozenset[str]]
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A backend that was asked for and accepted: what a core is run from, again and again if need be.
+    """An accepted backend: cores are launched from it, as often as needed.
 
-    `request` is the serialised Backend without its users, `keep_alive` what that says of it. `plan` is its
-    configuration as it was prepared; `rerouted` the same with what was changed of its routing since.
+    `request` is the serialised Backend without its users, `keep_alive` its field of that name. `plan` is the prepared
+    configuration; `rerouted` is the plan with the routing changes made since.
     """
 
     request: bytes
@@ -52,7 +54,7 @@ class Accepted:
 
     @property
     def runs(self) -> Plan:
-        """What a core is launched from."""
+        """The plan to launch a core from."""
         return self.rerouted or self.plan
 
     @property
@@ -61,22 +63,22 @@ class Accepted:
 
     @property
     def recorded(self) -> tuple[bytes, bytes]:
-        """What outlives the node: the request, and what was changed of its routing."""
+        """What the state file keeps: the request, and the packed routing changes."""
         return self.request, self.routing.pack()
 
     def means(self, other: Accepted) -> bool:
-        """Whether both are of the same configuration, which may have been prepared by different executables."""
+        """Whether both have the same configuration, even if different executables prepared it."""
         return self.fingerprint == other.fingerprint
 
     async def read_again(self) -> None:
-        """Have the core read it once more. Raises as `Driver.prepare` and `Reroutable.rerouted`."""
+        """Have the core parse the configuration again. Raises as `Driver.prepare` and `Reroutable.rerouted`."""
         request = Backend.FromString(self.request)
         plan = await self.driver.prepare(request.config, frozenset(request.exclude_inbounds))
         if self.rerouted is not None and isinstance(plan, Reroutable):
             await plan.rerouted(self.routing)
 
     async def with_routing(self, routing: Routing) -> Accepted:
-        """The same with these changes of its routing. Raises `Unsupported`, and what `Reroutable.rerouted` raises."""
+        """A copy with these routing changes. Raises `Unsupported`, and what `Reroutable.rerouted` raises."""
         if routing == Routing():
             return replace(self, rerouted=None)
         if not isinstance(self.plan, Reroutable):
@@ -86,29 +88,32 @@ class Accepted:
 
 @dataclass
 class Held:
-    """The backend that a Start replaces. It may come back, so it follows what is said of users meanwhile."""
+    """The backend that a Start is replacing. It may come back, so changes of users are applied to it, too."""
 
     accepted: Accepted | None
     roster: Roster
 
 
 class Limiter(Protocol):
-    """Knows who is off by their limits, of those who are wanted and of others: see `node.limits`."""
+    """Decides which users are off by their limits; see `node.limits`."""
 
-    def learn(self, said: Collection[bytes]) -> None:
-        """This is about to be said of limits. Called in another thread, where there is much of it."""
+    def learn(self, limits: Collection[bytes]) -> None:
+        """Parse these packed limits, which are about to be installed. Called in a pool thread for large sets."""
 
-    def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
-        """All users are these, and some say this of limits, packed: both change as they do. Returns who is off."""
+    def install(self, limits: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
+        """Take over all users and the packed limits of those who have some. Returns the users who are off.
+
+        Both arguments are live: they change as the users do.
+        """
 
     def follow(self, key: str) -> bool:
-        """This user was added, changed or removed, which is in what was installed. Returns whether they are off."""
+        """Look again at a user who was added, changed or removed. Returns whether they are off."""
 
 
 class _Unlimited:
-    """Nobody is off."""
+    """No user is off."""
 
-    def learn(self, said: Collection[bytes]) -> None:
+    def learn(self, limits: Collection[bytes]) -> None:
         pass
 
     def install(self, _: Mapping[str, bytes], __: Collection[str]) -> AbstractSet[str]:
@@ -118,14 +123,14 @@ class _Unlimited:
         return False
 
 
-# A roster, and who could not be used.
+# A roster, and the refused users.
 Built = tuple[Roster, list[Refusal]]
-# Makes a roster of another one of the same backend, and says who could not be used.
+# Builds a new roster from one of the same backend. Returns it and the refused users.
 Build = Callable[[Accepted | None, Roster], Awaitable[tuple[Roster, list[Refusal]]]]
 
 
 class Desired:
-    """The one backend, if any, and its users."""
+    """The one wanted backend, if any, and its users."""
 
     def __init__(self, reactor: PooledReactor, record: Record) -> None:
         self._reactor = reactor
@@ -135,41 +140,65 @@ class Desired:
         self.accepted: Accepted | None = None
         self.roster = no_users()
         self.limiter: Limiter = _Unlimited()
-        # How often a user was refused, by the node or a core, since the node began.
+        # Users whose removal waits for the roster, counted once for each waiting removal.
+        self._barred: Counter[str] = Counter()
+        # Refusals of users, by the node or a core, since the node began.
         self.refusals = 0
 
     @property
     def target(self) -> Mapping[str, Accounts]:
         """The accounts that a core should have, by inbound."""
-        return self.roster.target
+        return self._without(self._barred) if self._barred else self.roster.target
+
+    def is_barred(self, key: str) -> bool:
+        """Whether the user is barred: no core should have them although the roster still does."""
+        return key in self._barred
+
+    @contextmanager
+    def barring(self, keys: Collection[str]) -> Iterator[None]:
+        """Bar users from every core while their removal waits for the roster to be changed."""
+        # A copy: the caller may change the collection meanwhile.
+        barred = Counter(keys)
+        self._barred.update(barred)
+        try:
+            yield
+        finally:
+            self._barred -= barred
+
+    def _without(self, keys: Iterable[str]) -> dict[str, Accounts]:
+        target = {tag: dict(accounts) for tag, accounts in self.roster.target.items()}
+        for accounts in target.values():
+            for key in keys:
+                accounts.pop(key, None)
+        return target
 
     @property
-    def standing(self) -> Roster:
-        """The users of the runs that there are, also while another backend is tried."""
+    def serving_roster(self) -> Roster:
+        """The roster of the cores that serve: while a Start tries another backend, that of the backend before."""
         return self._held.roster if self._held and self._held.accepted else self.roster
 
     @property
     def before(self) -> Accepted | None:
-        """What was accepted before the backend that is tried; where none is, what is accepted."""
+        """What was accepted before the backend that a Start is trying; without such a Start, what is accepted."""
         return self._held.accepted if self._held else self.accepted
 
     # The backend
 
     def hold(self, wanted: Accepted, roster: Roster, restorable: bool) -> None:
-        """Another backend is tried: `keep` or `give_up` follows. What is not restorable does not come back."""
+        """Begin to try another backend; `keep` or `give_up` follows. Not `restorable`: `give_up` leaves no backend."""
         self._held = Held(self.accepted, self.roster) if restorable else Held(None, no_users())
         self.accepted = wanted
         self._install(roster)
         self._recorder.stage(roster)
 
     def keep(self) -> None:
-        """The other backend runs."""
+        """End the trial: the new backend runs."""
         assert self._held is not None and self.accepted is not None
         replaced, self._held = self._held.roster, None
         self._recorder.backend(*self.accepted.recorded, replaced, self.roster)
 
     def give_up(self) -> None:
-        """The other backend does not run: the one before it is wanted again."""
+        """End the trial: the new backend does not run, and the one before it is wanted again."""
         assert self._held is not None
         held, self._held = self._held, None
         self.accepted = held.accepted
@@ -177,7 +206,7 @@ class Desired:
         self._recorder.unstage()
 
     def confirm(self, request: Backend, roster: Roster) -> None:
-        """The backend that runs was asked for again, with these users."""
+        """Note that a controller asked again for the running backend, with these users."""
         assert self.accepted is not None
         before = self.roster
         self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
@@ -185,9 +214,9 @@ class Desired:
         self._recorder.backend(*self.accepted.recorded, before, roster)
 
     async def revert(self, accepted: Accepted) -> list[Refusal]:
-        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds.
+        """Return to an earlier backend with the current users, as far as it has their inbounds.
 
-        Returns who cannot be used there.
+        Returns the users refused there.
         """
         roster, refused = await self.build(accepted, await self.users())
         before, self.accepted = self.roster, accepted
@@ -196,31 +225,31 @@ class Desired:
         return refused
 
     def clear(self) -> None:
-        """No backend is wanted."""
+        """Want no backend."""
         self.accepted = None
         self._install(no_users())
 
     def reroute(self, accepted: Accepted) -> None:
-        """The routing of what runs is as this one has it."""
+        """Want the routing of this copy of the running backend."""
         self.accepted = accepted
 
     def keep_routing(self) -> None:
-        """It is in force."""
+        """Save the wanted routing, which the core has applied."""
         assert self.accepted is not None
         self._recorder.routing(self.accepted.routing.pack())
 
     # Users
 
     async def wanted(self) -> Mapping[str, bytes]:
-        """All who are wanted, by key, as the roster keeps them; without a backend, those whom a resume brings back."""
+        """All wanted users, by key, serialised; without a backend, those whom a resume will bring back."""
         left = await self._recorder.left(self._in_pool) if self.accepted is None else {}
-        # They may be back by now, or others are wanted instead.
+        # A backend may have been accepted meanwhile.
         return left if self.accepted is None else self.roster.users
 
     def change(
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
     ) -> tuple[Pairs, list[Refusal]]:
-        """Have `change` add, change or remove these users: see `Roster.put`."""
+        """Apply `change`, which adds, changes or removes these users, to every roster: see `Roster.put`."""
         with self._recorder.following((self._held or self).roster, users):
             if self._held:
                 change(self._held.roster)
@@ -232,7 +261,7 @@ class Desired:
             return touched, refused
 
     def keep_out(self, off: AbstractSet[str]) -> Pairs:
-        """These users and no others are off by their limits. Returns what is touched by that."""
+        """Turn off these users and no others, by their limits. Returns the (tag, key) pairs touched."""
         return Pairs().union(*(roster.keep_out(off) for roster in self._rosters))
 
     @property
@@ -240,9 +269,9 @@ class Desired:
         return [self.roster, self._held.roster] if self._held else [self.roster]
 
     async def rebuild(self, build: Build, require: Callable[[], None]) -> list[Refusal]:
-        """Have another roster, which is built on this one. Before each try `require` raises if users cannot be taken.
+        """Replace the roster by one that `build` makes of it. Returns the refused users.
 
-        Returns who could not be used.
+        Before each try `require` raises if users cannot be changed now.
         """
         while True:
             require()
@@ -250,7 +279,7 @@ class Desired:
             roster, refused = await build(accepted, self.roster)
             spare, _ = await build(held.accepted, held.roster) if held else (no_users(), [])
             if accepted is self.accepted and held is self._held:
-                break  # else a Start ended meanwhile, and what was built may not fit what runs
+                break  # else a Start ended meanwhile, and the new roster may not fit the backend
         if held:
             self._recorder.users(held.roster, spare)
             held.roster = spare
@@ -262,18 +291,18 @@ class Desired:
         return refused
 
     async def users(self) -> Sequence[User]:
-        """Those who are wanted now, in stored order, as they came."""
+        """The wanted users as messages, in stored order."""
         packed = list(self.roster.users.values())
         return await self._in_pool(_unpacked, packed) if len(packed) > BUILD_INLINE else _unpacked(packed)
 
     async def read(self, users: Sequence[User]) -> Supplied:
-        """These users, as far as nothing needs to be known of the backend."""
+        """Validate and serialise users, as far as that needs no backend."""
         return await self._in_pool(Supplied.of, users) if len(users) > BUILD_INLINE else Supplied.of(users)
 
     async def build(
         self, accepted: Accepted | None, users: Sequence[User] | Supplied, before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
-        """The roster of these users. `before` is another of an alike backend; nobody changes it meanwhile."""
+        """Build the roster of these users. `before` is one of an alike backend; it must not change meanwhile."""
         if accepted is None:
             return no_users(), []
         plan = accepted.plan
@@ -284,11 +313,11 @@ class Desired:
     async def build_on(
         self, accepted: Accepted | None, users: Sequence[User], roster: Roster
     ) -> tuple[Roster, list[Refusal]]:
-        """The roster with these users added, changed or removed. Nobody changes it meanwhile."""
+        """Build a copy of the roster with these users added, changed or removed. It must not change meanwhile."""
         return (no_users(), []) if accepted is None else await self._in_pool(self._learned, roster.updated, users)
 
     def _learned(self, build: Callable[..., tuple[Roster, list[Refusal]]], *arguments: object) -> Built:
-        """What is built in the pool, and what its users say of limits read there, too."""
+        """Build a roster and parse the limits of its users; both in the pool thread."""
         roster, refused = build(*arguments)
         self.limiter.learn(roster.limits.values())
         return roster, refused
@@ -296,19 +325,19 @@ class Desired:
     # The record
 
     async def recorded(self) -> None:
-        """Wait until what was said outlives the node."""
+        """Wait until all changes so far are on disk."""
         await self._recorder.kept()
 
     def forget(self) -> None:
-        """Nothing comes back after the node's end."""
+        """Delete the saved backend: the next node resumes nothing."""
         self._recorder.forget()
 
     def everything(self) -> Changes:
-        """All that is to be recorded of the backend, for a record that has nothing."""
+        """All that the state file should have of the backend, for one that is empty."""
         return self._recorder.everything()
 
     def loaded(self, saved: Saved) -> bool:
-        """An earlier node left this. Returns whether nothing has taken its place meanwhile."""
+        """Take what an earlier node saved. Returns False if another backend was accepted meanwhile."""
         if self._recorder.untouched:
             self._recorder.loaded(saved)
         return self._recorder.untouched
@@ -328,14 +357,14 @@ def _unpacked(packed: Iterable[bytes]) -> list[User]:
 
 
 def without_users(request: Backend) -> bytes:
-    """A backend as it is recorded: its users are recorded one by one."""
+    """Serialise a backend for the state file, without users: they are saved one by one."""
     kept = Backend(type=request.type, config=request.config, keep_alive=request.keep_alive)
     kept.exclude_inbounds.extend(request.exclude_inbounds)
     return kept.SerializeToString()
 
 
 def no_users() -> Roster:
-    """The roster of no backend."""
+    """The empty roster, of no backend."""
     return Roster((), _no_account)
 
 

@@ -1,11 +1,14 @@
-"""Ends runs that drain: when nobody is connected to them any more, at a limit of time, or for want of room."""
+"""Ends draining cores: when they have no connections left, after a timeout, or to make room for another one."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 
 from node.backend.faults import in_background, pid_of
 from node.backend.generations import Generations
@@ -17,27 +20,34 @@ from node.events.kinds import Kind
 from node.logs import Logger
 from node.machine.memory import available, resident
 from node.periodic import Periodic
-from node.waiting import together
+from node.waiting import lasting, together
 
-# Seconds between two looks, and how long a run stays at least: while there is a way back to it, and for a client that
-# was answered by it, who comes within 3 s also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
+# Seconds between two checks, and how long a core drains at least: as long as the node may go back to it, and until a
+# client whose handshake it answered has connected, within 3 s even if a packet is lost (1 s, then 3 s: Linux'
+# TCP_TIMEOUT_INIT).
 LOOK = 1.0
 SETTLED = max(3.0, PROBATION)
-# How much memory a run takes while it comes up, of that of the one before it, and what is left untouched.
+# Seconds that a new core waits for memory before draining cores are ended for it, and between two checks meanwhile.
+ROOM = 1.0
+ROOM_LOOK = 0.1
+# Memory that a starting core needs, as a multiple of the previous core's, and bytes that stay free.
 PEAK = 2.5
 SPARE = 64 * 1024**2
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a run may drain, in seconds, and how many may at once."""
+    """Seconds that a core may drain (DRAIN_TIMEOUT), and how many may drain at once (DRAIN_GENERATIONS).
+
+    Only draining cores with connections count, and memory may allow fewer.
+    """
 
     timeout: float = 600.0
-    generations: int = 4
+    generations: int = 64
 
 
 class Drain:
-    """Looks after the runs whose place another one took."""
+    """Watches the draining runs and ends them in time."""
 
     log = Logger()
 
@@ -54,15 +64,15 @@ class Drain:
         self._limits = limits
         self._end = end
         self._journal = journal
-        # Since when each drains.
+        # When each began to drain.
         self._since: dict[Generation, float] = {}
-        # Of each, at the last look; and how many were ended before their time, since the node began.
+        # The connections of each at the last check; and how many connections early ends have cost since the node began.
         self._connections: dict[Generation, int] = {}
         self.dropped = 0
-        # Those that are about to end; and whether none is to, for they are being left to another program.
+        # Runs that are being ended early; and whether to end none, while the node hands them over.
         self._ends: set[Generation] = set()
         self.paused = False
-        self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
+        self._looking = Periodic("checking draining cores", self._look, LOOK, reactor)
 
     @property
     def warnings(self) -> list[str]:
@@ -70,52 +80,88 @@ class Drain:
 
     @property
     def connections(self) -> int:
-        """How many connections the runs that drain had when they were looked at last."""
+        """The connections of all draining runs at the last check."""
         return sum(self._connections.get(run, 0) for run in self._since)
 
     @property
     def full(self) -> bool:
-        """Whether the next one ends the oldest before its time."""
-        return 0 < self._limits.generations <= len(self._since)
+        """Whether another draining run would end one of these early."""
+        current = self._generations.current
+        crowded = 0 < self._limits.generations <= len(self._holding)
+        return crowded or (bool(self._since) and current is not None and self.lacks(current))
+
+    @property
+    def _holding(self) -> list[Generation]:
+        """Draining runs with connections, or not checked yet; oldest first."""
+        return [run for run in self._since if self._connections.get(run, 1)]
 
     @property
     def ending(self) -> bool:
-        """Whether one is about to end."""
+        """Whether a run is being ended early."""
         return bool(self._ends)
 
     def since(self, run: Generation) -> float:
-        """When it began to drain."""
+        """When this run began to drain, in the reactor's seconds; now, if it does not drain."""
         return self._since.get(run, self._reactor.seconds())
 
     def inherit(self, since: Mapping[Generation, float]) -> None:
-        """An earlier program of the node has left these, which have drained since then; oldest first."""
+        """Take over draining runs, oldest first, from the previous node process, with the times when they began."""
         self._since = {**since, **self._since}
 
     def begin(self) -> None:
-        """A run took the place of those that drain now."""
+        """Watch the runs that began to drain; end some if there are too many."""
         if not self._looking.running:
             self._looking.start()
         for run in self._generations.draining:
             if run not in self._since:
                 self._since[run] = self._reactor.seconds()
-                self._journal.tell(Kind.DRAIN_BEGUN, "a core drains: another one took its place", **pid_of(run))
+                self._journal.tell(Kind.DRAIN_BEGUN, "a core drains: a new one has taken over", **pid_of(run))
         self._forget()
-        # Only now: what did not come up has ended nobody's connections, and has not waited for an end.
-        for run in tuple(self._since)[: -self._limits.generations or None]:
-            in_background(self._end_early(run, "too many drain"), "a core that drains was not ended")
+        # Only now that the new run serves: one that fails to start costs no connections, nor waits for an end.
+        in_background(self._thin_out(), "a draining core could not be ended")
+
+    async def _thin_out(self) -> None:
+        """End draining runs beyond DRAIN_GENERATIONS, the one with the fewest connections first."""
+        if len(self._holding) > self._limits.generations:
+            await together(map(self._count, self._holding))
+        while len(holding := self._holding) > self._limits.generations:
+            await self._end_early(await self._emptiest(holding), "more cores drain than DRAIN_GENERATIONS allows")
+
+    async def _emptiest(self, runs: Sequence[Generation]) -> Generation:
+        """The run with the fewest connections; among equals the oldest."""
+        counts = await together(map(self._count, runs))
+        return min(zip(counts, runs, strict=True), key=lambda counted: counted[0])[1]
+
+    async def _count(self, run: Generation) -> float:
+        """The number of connections of a run; infinite if it cannot be known."""
+        try:
+            count = await run.connected() if isinstance(run, Shares) else math.inf
+        except NodeError as error:
+            self.log.warn("connections of a draining core could not be counted: {reason}", reason=error.text)
+            return math.inf
+        if run in self._since and isinstance(count, int):
+            self._connections[run] = count
+        return count
 
     def stop(self) -> None:
-        """No run drains any more."""
+        """Stop watching: no run drains any more."""
         self._since.clear()
         self._looking.stop()
 
     async def make(self, run: Generation) -> str:
-        """Satisfies `node.backend.replace.Room`: the oldest end before their time where memory is short."""
+        """Satisfies `node.backend.replace.Room`: if memory is short, end runs with the fewest connections first."""
         if not self._limits.generations:
             return "DRAIN_GENERATIONS is 0"
         self._forget()
+        patient_until = self._reactor.seconds() + ROOM
         while (others := [other for other in self._since if other is not run]) and self.lacks(run):
-            await self._end_early(others[0], "another one needs its memory")
+            other = await self._emptiest(others)
+            if self._connections.get(other, 1) and self._reactor.seconds() < patient_until:
+                await deferLater(self._reactor, ROOM_LOOK)
+            else:
+                # Goes on if the Start is aborted meanwhile.
+                await lasting(ensureDeferred(self._end_early(other, "a new core needs its memory")))
+            self._forget()
         return "there is not enough memory for two cores" if self.lacks(run) else ""
 
     def lacks(self, run: Generation) -> bool:
@@ -127,21 +173,21 @@ class Drain:
         if self.paused:
             return
         self._forget()
-        # Where no run is the current one, the newest of these is given new connections until there is.
+        # Without a current run the newest draining one gets the new connections: leave it alone.
         serving = self._generations.serving[:1]
         await together(self._look_at(run, since) for run, since in tuple(self._since.items()) if run not in serving)
 
     async def _look_at(self, run: Generation, since: float) -> None:
         age = self._reactor.seconds() - since
         if age >= self._limits.timeout:
-            await self._end_early(run, f"it has drained for {self._limits.timeout:g} s")
+            await self._end_early(run, f"it has drained for {self._limits.timeout:g} s (DRAIN_TIMEOUT)")
         elif isinstance(run, Shares):
             self._connections[run] = await run.connected()
             if age >= SETTLED and not self._connections[run] and not self.paused:
                 await self._over(run)
 
     async def _end_early(self, run: Generation, reason: str) -> None:
-        # Meanwhile nobody else is to begin with it.
+        # Removed first, so that nothing else ends it meanwhile.
         self._since.pop(run, None)
         self._ends.add(run)
         try:
@@ -156,8 +202,8 @@ class Drain:
             self.dropped += ended
         except NodeError as error:
             count = f"an unknown number ({error.text}) of"
-        self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
-        text = f"a core that drained was ended with {count} connections: {reason}"
+        self.log.info("ending a draining core with {count} connections: {reason}", count=count, reason=reason)
+        text = f"a draining core was ended with {count} connections: {reason}"
         self._journal.tell(Kind.DRAIN_CUT, text, connections=count, reason=reason, **pid_of(run))
         await self._over(run)
 
@@ -167,6 +213,6 @@ class Drain:
             await self._end(run)
 
     def _forget(self) -> None:
-        """Those that do not drain any more: they died, serve again, or are ended by others."""
+        """Forget runs that do not drain any more: they died, serve again, or are being ended elsewhere."""
         self._since = {run: since for run, since in self._since.items() if run in self._generations.draining}
         self._connections = {run: count for run, count in self._connections.items() if run in self._since}

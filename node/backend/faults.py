@@ -1,4 +1,4 @@
-"""What callers and operators are told: of errors that nobody foresaw or waits for, of users, and of which process."""
+"""Reports unexpected errors, failures of background work and refused users to callers, logs and events."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from node.logs import Logger, LogRing
 log = Logger()
 
 
-def as_told(error: Exception) -> NodeError:
-    """What is told of an error that kept a core from running; the log has the rest of what nobody foresaw."""
+def as_node_error(error: Exception) -> NodeError:
+    """Convert the error that kept a core from starting to a `NodeError` for callers; log an unexpected one."""
     if isinstance(error, NodeError):
         return error
-    log.failure("a core was not started")
+    log.failure("a core could not be started")
     return CoreFailed(f"internal error: {type(error).__name__}; the node's log has more")
 
 
 def leave_out(ring: LogRing, events: UserEvents, refused: Sequence[Refusal]) -> None:
-    """Tell in the log of the core, and in the events, who cannot be used there."""
+    """Report refused users in the core's log and as an event."""
     events.refused(refused)
     for email, reason in refused:
         ring.event(f"user {email!r} is left out: {reason}")
 
 
 def pid_of(run: Generation) -> dict[str, object]:
-    """The field of an event that says which process it is about, while that lives."""
+    """The `pid` field of an event about a run; empty if the process is gone."""
     return {"pid": run.pid} if isinstance(run, Shares) and run.pid is not None else {}
 
 
-def in_background(work: Coroutine[Any, Any, object] | Deferred[object], text: str) -> None:
-    """Nobody waits for the work: what goes wrong is logged, as `text`. That a Stop ended it is not wrong."""
+def in_background(work: Coroutine[Any, Any, object] | Deferred[Any], text: str) -> None:
+    """Run work that no caller waits for. A failure is logged with `text`, except `Aborted` (by a Stop)."""
 
     def failed(failure: Failure) -> None:
         if not failure.check(Aborted):

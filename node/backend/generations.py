@@ -1,4 +1,4 @@
-"""The runs of the core: the current one, those that drain, those that are ending. Whoever needs them holds this."""
+"""The registry of the core's runs: starting, current, draining and ending ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from node.contract.driver import Generation
 
 
 class Generations:
-    """Each run is in one place at a time; a run that is gone is in none.
+    """Tracks which stage each run is in: coming, taking over, current, draining, ending, gone. One stage at a time.
 
-    The current one serves new connections. A draining one serves those that it has, and nobody else. An ending one
-    serves nobody, and still counts until its last reading.
+    A coming run answers; it gets its first connections when it takes over. The current one serves new connections, a
+    draining one only those that it has. An ending one serves none; its counters are read until it is gone.
     """
 
     def __init__(self) -> None:
+        self._coming: list[Generation] = []
+        # Runs that new connections are being directed to, though none of them is the current one yet.
+        self._taking_over: list[Generation] = []
         self._current: Generation | None = None
         self._draining: list[Generation] = []
         self._ending: list[Generation] = []
@@ -23,6 +26,11 @@ class Generations:
     @property
     def current(self) -> Generation | None:
         return self._current
+
+    @property
+    def taking_over(self) -> Sequence[Generation]:
+        """Runs that may get new connections from the kernel already, though none of them is the current one yet."""
+        return tuple(self._taking_over)
 
     @property
     def draining(self) -> Sequence[Generation]:
@@ -35,59 +43,80 @@ class Generations:
 
     @property
     def serving(self) -> Sequence[Generation]:
-        """Every run that has somebody's connections: who is online and who is removed is asked of all of them."""
-        return (*filter(None, (self._current,)), *reversed(self._draining))
+        """Every run that may have users' connections, newest first: online users and removals concern all of them.
+
+        Runs that take over are last.
+        """
+        return (*filter(None, (self._current,)), *reversed(self._draining), *self._taking_over)
 
     @property
     def counting(self) -> Sequence[Generation]:
-        """Every run that still counts, ending ones included."""
-        return (*self.serving, *self._ending)
+        """Every run whose counters are read: from before its first connection until its last reading."""
+        return (*self.serving, *self._coming, *self._ending)
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` after each join and exit."""
+        """Call `changed` whenever a run enters another stage."""
         self._watchers.append(changed)
 
+    def come(self, generation: Generation) -> None:
+        """Add a run that answers and has no connections yet."""
+        self._coming.append(generation)
+        self._notify()
+
+    def take_over(self, generation: Generation) -> None:
+        """Note that new connections are about to be directed to this run."""
+        self._forget(generation)
+        self._taking_over.append(generation)
+        self._notify()
+
     def adopt(self, generation: Generation) -> None:
-        """This run is the current one now, new or taken back; the one before it drains."""
+        """Make a run, new or taken back, the current one; the one before it drains."""
         self._draining += filter(None, (self._current,))
+        self._current = None
         self._forget(generation)
         self._current = generation
-        self._tell()
+        self._notify()
+
+    def drain(self, generation: Generation) -> None:
+        """Have a run drain that took over and was given up for an earlier one: it counts as older than that one."""
+        self._forget(generation)
+        self._draining.insert(len(self._draining) - (self._current is None), generation)
+        self._notify()
 
     def inherit(self, draining: Iterable[Generation]) -> None:
-        """An earlier program of the node has left these, oldest first: they drain."""
+        """Add draining runs, oldest first, that the previous node process handed over."""
         self._draining[:0] = draining
-        self._tell()
+        self._notify()
 
     def retire(self) -> None:
-        """The current run drains; there is none until the next is adopted."""
+        """Have the current run drain; there is no current one until the next is adopted."""
         if self._current is not None:
             self._draining.append(self._current)
             self._current = None
-            self._tell()
+            self._notify()
 
     def end(self, generation: Generation) -> None:
-        """This run is ending."""
+        """Note that this run is ending."""
         if generation not in self._ending:
             self._forget(generation)
             self._ending.append(generation)
-            self._tell()
+            self._notify()
 
     def gone(self, generation: Generation) -> bool:
-        """This run is over. Returns whether it served, so that nobody had asked it to end."""
+        """Remove a run whose process is gone. Returns whether it still served, so its end was unasked for."""
         served = generation in self.serving
-        if served or generation in self._ending:
+        if generation in self.counting:
             self._forget(generation)
-            self._tell()
+            self._notify()
         return served
 
     def _forget(self, generation: Generation) -> None:
         if self._current is generation:
             self._current = None
-        for place in (self._draining, self._ending):
+        for place in (self._coming, self._taking_over, self._draining, self._ending):
             if generation in place:
                 place.remove(generation)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in self._watchers:
             changed()

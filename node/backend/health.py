@@ -1,4 +1,4 @@
-"""Looks after a core that runs: does it answer, and are its users the ones that it confirmed, and that are wanted?"""
+"""Health checks of running cores: whether they answer, and whether their users are the confirmed and wanted ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from node.errors import NodeError
 from node.logs import Logger
 from node.periodic import Periodic
 
-# Seconds between two questions, and how long an answer may take; a core that needs longer is treated as gone.
+# Seconds between two health checks, and how long an answer may take: a core that needs longer counts as hung.
 INTERVAL = 5.0
 PATIENCE = 10.0
 # Seconds before a core that gave no answer is asked again.
 AGAIN = 0.5
-# Seconds between two looks at the core's own list of users.
+# Seconds between two audits of the core's own list of users.
 AUDIT = 60.0
-# Seconds that a core which refused something may take to show that it lives.
+# Seconds that a core may take to answer after something went wrong.
 LIVES = 1.0
 
 
 class Watch:
-    """Asks each generation for as long as it lives."""
+    """Checks each generation for as long as it lives. `hung` is called for one that does not answer in time."""
 
     log = Logger()
 
@@ -46,14 +46,14 @@ class Watch:
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know: a core that is not watched as it should be."""
+        """Health checks and audits that fail with an internal error."""
         return [warning for look in self._looks for warning in look.warnings]
 
     def begin(self, generation: Generation) -> None:
-        """Watch it until it has exited."""
+        """Check a run regularly until it has exited."""
         for name, seconds, work in (
-            ("asking the core whether it answers", INTERVAL, self._health),
-            ("comparing the core's users", AUDIT, self._compare),
+            ("the core's health check", INTERVAL, self._health),
+            ("the audit of the core's users", AUDIT, self._compare),
         ):
             look = Periodic(name, partial(work, generation), seconds, self._reactor)
             self._looks.append(look)
@@ -61,7 +61,7 @@ class Watch:
             generation.when_exited().addCallback(self._over, look)
 
     def doubt(self, generation: Generation) -> None:
-        """It did not answer: as soon as it does its users are looked at, and settled."""
+        """Check a run that did not answer: as soon as it does its users are audited and repaired."""
         if generation not in self._doubted:
             self._doubted.add(generation)
             self._follow(generation)
@@ -71,17 +71,17 @@ class Watch:
         self._looks.remove(look)
 
     def _follow(self, generation: Generation) -> None:
-        """Look at it for as long as it lives."""
+        """Check a doubted run once; stop if it exits."""
         watching = ensureDeferred(self._look(generation))
         exited = generation.when_exited().addCallback(_cancel, watching)
         exited.addErrback(_no_more)
         watching.addErrback(self._ended)
-        # At its end all who wait are told: none of them may leave then.
+        # When it exits all waiters are called in a row: cancelling one then would disturb that.
         watching.addBoth(lambda _: exited.cancel() if generation.alive else None)
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            self.log.failure("a core is not watched any more", failure)
+            self.log.failure("checking a core that did not answer failed", failure)
 
     async def _health(self, generation: Generation) -> None:
         asked = self._reactor.seconds()
@@ -92,13 +92,13 @@ class Watch:
         try:
             answered = await self._answers(generation)
         finally:
-            # What goes wrong from now on is another doubt.
+            # A failure from now on needs another check.
             self._doubted.discard(generation)
         if answered:
             await self._compare(generation)
 
     async def _answers(self, generation: Generation) -> bool:
-        """Ask until it answers, by a new connection where one is broken; when its time is over it counts as hung."""
+        """Ask until it answers, over a new connection if one is broken; after PATIENCE it counts as hung."""
         deadline = self._reactor.seconds() + PATIENCE
         while generation.alive and (left := deadline - self._reactor.seconds()) > 0:
             if await generation.answers(left):
@@ -112,19 +112,23 @@ class Watch:
         try:
             drift = await generation.audit()
             if drift:
-                self.log.warn("{drift} users of the core were not as it had confirmed; repairing", drift=drift)
+                self.log.warn(
+                    "{drift} users in the core differ from what it had confirmed: repairing them", drift=drift
+                )
         except NodeError as error:
-            self.log.warn("the core's users were not compared: {reason}", reason=error.text)
+            self.log.warn("the core's users could not be audited: {reason}", reason=error.text)
         try:
             await self._repair(generation)
         except NodeError as error:
-            self.log.warn("the core's users were not settled: {reason}", reason=error.text)
+            self.log.warn(
+                "the core's users could not be repaired: {reason}; the next audit tries again", reason=error.text
+            )
 
 
 async def lives(run: Generation, reactor: IReactorTime) -> bool:
-    """Whether a run answers after something went wrong; where it does not, its end is waited for, for a moment.
+    """Whether a run answers after something went wrong. If not, wait for its exit for the rest of LIVES seconds.
 
-    Calls to a core that was killed fail before its end is known.
+    Calls to a core that was killed fail before the node knows of its exit.
     """
     deadline = reactor.seconds() + LIVES
     if await run.answers(LIVES):
@@ -139,5 +143,5 @@ def _cancel(_: Exit, watching: Deferred[None]) -> None:
 
 
 def _no_more(failure: Failure) -> None:
-    """Nobody waits for its end any more."""
+    """Ignore the cancellation: the check ended before the run."""
     failure.trap(CancelledError)

@@ -1,4 +1,4 @@
-"""How long a backend goes on when no controller is heard of."""
+"""The keep-alive: ends a backend after a time without calls from a controller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 
 class KeepAlive:
-    """A clock that each word of a controller sets back. `seconds` is 0 where nothing ends without one."""
+    """A timer that each call of a controller resets; `expired` gets the reason. With 0 `seconds` it is off."""
 
     def __init__(self, reactor: IReactorTime, expired: Callable[[str], None]) -> None:
         self._reactor = reactor
@@ -18,25 +18,25 @@ class KeepAlive:
 
     @property
     def left(self) -> float | None:
-        """Seconds until it expires; None where it does not run."""
+        """Seconds until it expires; None if it does not run."""
         return max(0.0, self._call.getTime() - self._reactor.seconds()) if self._call else None
 
     def set(self, seconds: float, left: float | None = None) -> None:
-        """Begin anew with so many seconds, or with what is left of them."""
+        """Restart the timer with this period; the first one has only `left` seconds, if given."""
         self.stop()
         self.seconds = seconds
         if seconds:
             self._run(seconds if left is None else max(0.0, min(left, seconds)))
 
     def touch(self) -> None:
-        """A controller said something."""
+        """Reset the timer: a controller has called."""
         if self._call:
             self._call.reset(self.seconds)
         elif self.seconds:
             self._run(self.seconds)
 
     def stop(self) -> None:
-        """Nothing expires any more."""
+        """Turn the timer off."""
         self.seconds = 0.0
         if self._call:
             self._call.cancel()
@@ -47,4 +47,4 @@ class KeepAlive:
 
     def _expire(self) -> None:
         self._call = None
-        self._expired(f"no controller was heard of for {self.seconds:g} s")
+        self._expired(f"no controller has called for {self.seconds:g} s")

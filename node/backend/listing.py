@@ -1,4 +1,4 @@
-"""Lists users a page at a time: who is wanted, and what the core has confirmed of it. Reading changes nothing."""
+"""Lists users page by page: who is wanted, and what the core has confirmed. Read-only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from node.errors import UsersRefused, cut
 from node.reactor import PooledReactor
 from protos.service_pb2 import Limits, ListedUser, ListUsersResponse, User
 
-# Rows and bytes of a page: a quarter of what any gRPC client takes by default.
+# Rows and bytes of a page at most: a quarter of what gRPC clients accept by default.
 MOST = 1000
 MOST_BYTES = 1024 * 1024
-# Rows after which others have their turn: about two milliseconds.
+# Rows between two turns of the reactor: about two milliseconds.
 TURN = 50
-# Names that are put in order at a time, while no other thread runs.
+# Names that are sorted at a time: no other thread runs meanwhile.
 _AT_ONCE = 5000
-# The tag and the length of a row in a reply.
+# Bytes of a row's tag and length in a reply.
 _FRAME = 6
 
 
@@ -43,17 +43,17 @@ class Listing:
         self._desired = desired
         self._generations = generations
         self._settling = settling
-        # All keys in order, and of which revision and how many they are.
+        # All keys, sorted, with the revision and the number of users that they are of.
         self._order: tuple[tuple[int, int], Sequence[str]] = (0, 0), ()
 
     async def page(
         self, after: str = "", limit: int = 0, names: Collection[str] = (), credentials: bool = False
     ) -> ListUsersResponse:
-        """The users behind this name, of `names` where any are given: as many as fit into a reply."""
+        """Users after this name, only those in `names` if any are given: as many as fit into a reply."""
         users = await self._desired.wanted()
         roster, state = self._desired.roster, self._status.state
-        # Who was removed, and is not out of the core yet, has a row as well.
-        leaving = {key for key in self._settling.restless() if key not in users}
+        # Removed users who are still in the core have a row, too.
+        leaving = {key for key in self._settling.unsettled_keys() if key not in users}
         begin, limit = key_of(after), min(limit or MOST, MOST)
         asked = {key_of(name) for name in names}
         found = {key for key in asked if key in users or key in leaving} if asked else leaving
@@ -85,10 +85,10 @@ class Listing:
         size = 0
         for number, key in enumerate(keys):
             if number % TURN == 0:
-                # Not at once with those of another caller; and what the core has is looked up anew.
+                # Pages of other callers take turns with this one; the core's accounts may have changed meanwhile.
                 await deferLater(self._reactor, 0)
-                sight = self._sight(roster)
-            row = self._row(key, users.get(key), sight, reply.credentials)
+                view = self._view(roster)
+            row = self._row(key, users.get(key), view, reply.credentials)
             if row is None:
                 continue
             size += row.ByteSize() + _FRAME
@@ -97,59 +97,59 @@ class Listing:
                 return
             reply.users.append(row)
 
-    def _sight(self, roster: Roster) -> _Sight:
+    def _view(self, roster: Roster) -> _View:
         serving, running = self._generations.serving, self._status.running
         newest = serving[0].accounts if serving else {}
-        return _Sight(
+        return _View(
             roster,
             {tag: (newest.get(tag, {}), want) for tag, want in roster.target.items()},
             settled=running and len(serving) == 1 and serving[0] is self._generations.current,
             coming=self._status.awaited or (running and self._generations.current is None),
         )
 
-    def _row(self, key: str, packed: bytes | None, sight: _Sight, credentials: bool) -> ListedUser | None:
-        """What there is to tell of a user; nothing of one who is not wanted, and out."""
+    def _row(self, key: str, packed: bytes | None, view: _View, credentials: bool) -> ListedUser | None:
+        """The row of a user; None for one who is neither wanted nor in the core."""
         user = User(email=key) if packed is None else User.FromString(packed)
-        row = sight.row(key, user)
-        if not (sight.settled and sight.agrees(key)):
-            self._tell_unsettled(key, row, sight)
+        row = view.row(key, user)
+        if not (view.settled and view.agrees(key)):
+            self._add_unsettled(key, row, view)
         if packed is None and not row.leaving:
             return None
         if credentials:
             row.proxies.CopyFrom(user.proxies)
         if user.HasField("limits"):
             row.limits.CopyFrom(user.limits)
-        return row if row.ByteSize() <= MOST_BYTES else ListedUser(name=row.name, shortened=True, limits=_said(row))
+        return row if row.ByteSize() <= MOST_BYTES else ListedUser(name=row.name, shortened=True, limits=_limits(row))
 
-    def _tell_unsettled(self, key: str, row: ListedUser, sight: _Sight) -> None:
+    def _add_unsettled(self, key: str, row: ListedUser, view: _View) -> None:
         found = self._settling.unsettled(key)
         row.leaving.extend(found.leaving)
-        if found.leaving or not sight.agrees(key):
-            row.pending = found.busy or sight.coming
+        if found.leaving or not view.agrees(key):
+            row.pending = found.busy or view.coming
             row.refused.extend(cut(reason, UsersRefused.REASON) for reason in found.refused)
 
 
-def _said(row: ListedUser) -> Limits | None:
+def _limits(row: ListedUser) -> Limits | None:
     return row.limits if row.HasField("limits") else None
 
 
 @dataclass
-class _Sight:
-    """The roster, and what there is of it, for some rows.
+class _View:
+    """The roster and the core's accounts, for some rows.
 
-    `both` has for each inbound what the run has confirmed that new connections are led to, and what is wanted.
-    `settled`: there is no other run. `coming`: a core is on its way, and takes everybody along.
+    `both` has for each inbound the accounts confirmed by the run that gets new connections, and the wanted accounts.
+    `settled`: it is the only run. `coming`: a new core is starting, with all wanted users.
     """
 
     roster: Roster
     both: Mapping[str, tuple[Accounts, Accounts]]
     settled: bool
     coming: bool
-    # Of the names of inbounds that users have: those that the backend has, and the others.
+    # Cache: the inbounds that users name, split into those that the backend has and the others.
     _tags: dict[Tags, tuple[Tags, Tags]] = field(default_factory=dict)
 
     def agrees(self, key: str) -> bool:
-        """Whether this user is as they should be."""
+        """Whether the core has confirmed this user's wanted accounts, and no others."""
         return all(have.get(key) == want.get(key) for have, want in self.both.values())
 
     def row(self, key: str, user: User) -> ListedUser:
@@ -162,7 +162,7 @@ class _Sight:
         return row
 
     def _split(self, named: Tags, placed: bool) -> tuple[Tags, Tags]:
-        """Without a backend nobody knows which inbounds it will have."""
+        """Split inbound names into known and unknown ones; without a backend all count as known."""
         if not placed:
             return named, ()
         if named not in self._tags:
@@ -172,9 +172,9 @@ class _Sight:
 
 
 def in_order(keys: Collection[str], before: Sequence[str] = ()) -> Sequence[str]:
-    """These in order; `before` has most of them in order.
+    """Sort keys; `before` has most of them sorted already.
 
-    No other thread runs while a list is sorted, so it is done by parts.
+    Sorted in parts: no other thread runs while Python sorts a list.
     """
     have = set(keys)
     kept = [key for key in before if key in have]

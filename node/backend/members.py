@@ -1,15 +1,19 @@
-"""What controllers say of users: taken into the desired set in the order in which it came, then brought to the core."""
+"""Changes of users by controllers: taken into the desired state in the order in which they come, then applied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, contextmanager
+
+from twisted.internet.interfaces import IReactorTime
 
 from node.backend import desired as desired_set
 from node.backend.control import Control, Settled
 from node.backend.desired import Build, Desired
 from node.backend.faults import in_background
 from node.backend.generations import Generations
+from node.backend.patience import answered
 from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
 from node.backend.settling import Settling
@@ -25,6 +29,7 @@ class Members:
 
     def __init__(
         self,
+        reactor: IReactorTime,
         status: Status,
         control: Control,
         desired: Desired,
@@ -32,6 +37,7 @@ class Members:
         settling: Settling,
         events: UserEvents,
     ) -> None:
+        self._reactor = reactor
         self._status = status
         self._control = control
         self._desired = desired
@@ -40,52 +46,96 @@ class Members:
         self._events = events
         self.recorded = desired.recorded
 
+    async def apply(self, user: User) -> list[Refusal]:
+        """Add, change or remove one user, after all earlier operations. Returns the refusals."""
+
+        async def work() -> list[Refusal]:
+            touched, refused = await self.put(user)
+            return refused + await self.settle(touched)
+
+        return await answered(self._reactor, work(), "applying the user")
+
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
-        """Take one user into the desired set, behind what came before. `settle` applies them."""
-        await self._control.settled()
+        """Take one user into the desired state, after all earlier operations. `settle` applies them."""
+        await self._settled(_leaving([user]))
         touched, refused = self._put([user], lambda roster: roster.put(user))
         self._desired.refusals += len(refused)
         return touched, refused
 
     async def settle(self, touched: Pairs) -> list[Refusal]:
-        """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
+        """Wait until the core has applied these pairs. Returns its refusals. A starting core comes up with them."""
         refused = await self._settling.settle(touched)
         self._desired.refusals += len(refused)
         self._events.refused(refused)
         return refused
 
     async def replace(self, users: Sequence[User]) -> None:
-        """The users are these and no others. Raises `UsersRefused` after all others were applied."""
-        await self._rebuild(lambda accepted, roster: self._desired.build(accepted, users, roster))
+        """Replace all users by these. Raises `UsersRefused` after all others were applied."""
+        leaving: AbstractSet[str] = frozenset()
+        if not self._control.is_settled:
+            leaving = self._desired.roster.users.keys() - {key_of(user.email) for user in users if user.inbounds}
+        await self._rebuild(lambda accepted, roster: self._desired.build(accepted, users, roster), leaving)
 
     async def update(self, users: Sequence[User]) -> None:
-        """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
+        """Add, change or remove these users as one change. Raises `UsersRefused` after all others were applied."""
         if len(users) > desired_set.BUILD_INLINE:
-            await self._rebuild(lambda accepted, roster: self._desired.build_on(accepted, users, roster))
+            await self._rebuild(
+                lambda accepted, roster: self._desired.build_on(accepted, users, roster), _leaving(users)
+            )
             return
-        await self._control.settled()
-        touched, refused = self._put(users, lambda roster: roster.put_all(users))
-        self._desired.refusals += len(refused)
-        refused = refused + await self.settle(touched)
-        await self.recorded()
+
+        async def work() -> list[Refusal]:
+            await self._settled(_leaving(users))
+            touched, refused = self._put(users, lambda roster: roster.put_all(users))
+            self._desired.refusals += len(refused)
+            return refused + await self.settle(touched)
+
+        try:
+            refused = await answered(self._reactor, work(), "applying the users")
+        finally:
+            await self.recorded()
         raise_refused(refused)
 
     async def in_turn(self) -> None:
-        """Wait until what came before is taken into the desired set."""
+        """Wait until all earlier operations are in the desired state."""
         await self._control.settled()
 
-    async def keep_out(self, off: AbstractSet[str]) -> None:
-        """Have these users out, and no others, as their limits want it: they and what they claim stay as they are."""
-        await self._control.quiet()
-        await self.settle(self._desired.keep_out(off))
+    async def keep_out(self, off: AbstractSet[str]) -> list[Refusal]:
+        """Take these users out of the core, and no others, for their limits: they and their claims stay in the roster.
+
+        `off` may change while this waits for earlier operations. Returns the refusals of users who come in again.
+        """
+        before = frozenset(off)
+        if not self._control.is_settled:
+            with self._barring(before):
+                await self._control.quiet()
+        # An earlier call may not have reached the core. Users who are not off any more come in again.
+        return await self.settle(self._desired.keep_out(off) | self._settling.differing(before | off))
+
+    async def _settled(self, leaving: Collection[str]) -> None:
+        """Wait until the users of all earlier operations are final; bar the leaving users meanwhile."""
+        if self._control.is_settled:
+            await self._control.settled()
+        else:
+            with self._barring(leaving):
+                await self._control.settled()
+
+    @contextmanager
+    def _barring(self, keys: Collection[str]) -> Iterator[None]:
+        with self._desired.barring(keys):
+            in_background(
+                self._settling.put_out(keys),
+                "removed users could not be taken out at once: they stay in until earlier calls are done",
+            )
+            yield
 
     @property
     def _in_grace(self) -> bool:
-        """Stopped outwards, while a core waits for a Start that wants it."""
+        """Whether the backend is stopped for controllers while its core waits for a Start (STOP_GRACE)."""
         return self._status.stopped and bool(self._generations.draining)
 
     def _require(self) -> None:
-        """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""
+        """Raise if users cannot be changed now: they can also while a core starts, or waits for a Start."""
         if not (self._status.awaited or self._in_grace):
             self._status.require()
 
@@ -95,32 +145,47 @@ class Members:
         self._require()
         touched, refused = self._desired.change(users, change)
         self._events.refused(refused)
-        # What was said before may not be in force.
+        # Earlier changes of these users may not have been applied.
         touched |= self._settling.differing({key_of(user.email) for user in users})
         if self._in_grace:
-            in_background(self.settle(touched), "users were not removed")
+            in_background(self.settle(touched), "users could not be removed from the core")
             raise NotInitialized
         return touched, refused
 
-    async def _rebuild(self, build: Build) -> None:
+    async def _rebuild(self, build: Build, leaving: Collection[str]) -> None:
+        waiting = ExitStack()
+
         async def work(settled: Settled) -> None:
             refused = await self._desired.rebuild(build, self._require)
+            # From here on the roster has the removals: barring is over.
+            waiting.close()
             settled()
             if self._in_grace:
-                in_background(self._settling.settle_all(), "users were not removed")
+                in_background(self._settling.settle_all(), "users could not be removed from the core")
                 raise NotInitialized
             refused = refused + await self._settling.settle_all()
             self._desired.refusals += len(refused)
             self._events.refused(refused)
             raise_refused(refused)
 
+        async def in_turn() -> None:
+            with waiting:
+                if not self._control.is_settled:
+                    waiting.enter_context(self._barring(leaving))
+                await self._control.run(work)
+
         try:
-            await self._control.run(work)
+            await answered(self._reactor, in_turn(), "applying the users")
         finally:
             await self.recorded()
 
 
+def _leaving(users: Iterable[User]) -> list[str]:
+    """The keys of users whom a controller removes: it sends them without inbounds."""
+    return [key_of(user.email) for user in users if not user.inbounds]
+
+
 def raise_refused(refused: list[Refusal]) -> None:
-    """Report users that could not be applied, if any."""
+    """Raise `UsersRefused` for refused users, if any."""
     if refused:
         raise UsersRefused([(email, reason) for email, reason in refused])

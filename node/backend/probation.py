@@ -1,4 +1,4 @@
-"""The time in which a run that took over has to show that it holds, and the way back to the one before it."""
+"""The probation of a run that took over: if it fails soon, the node goes back to the previous run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from node.backend.generations import Generations
 from node.contract.driver import Generation, Shares
 from node.periodic import Periodic
 
-# Seconds that it lasts at least, between two questions in it, and that an answer may take: so long that a core which
-# is merely busy, on a machine that is, is not taken for one that hangs. It lasts until the last question is answered.
+# Seconds that probation lasts at least, between two health checks, and that an answer may take: long enough that a busy
+# core on a busy machine is not mistaken for a hung one. Probation lasts until the last health check is answered.
 SECONDS = 5.0
 ASK = 1.0
 ANSWER = 5.0
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A run that took over, and the one before it, of what was accepted then."""
+class Takeover:
+    """A run that took over, the previous run, and the backend that was accepted for the previous one."""
 
     run: Generation
     before: Shares
@@ -29,7 +29,7 @@ class Taken:
 
 
 class Probation:
-    """`hung` is told of a run that does not answer in it."""
+    """Health checks of the newest run, while there is a way back. `hung` is called for a run that does not answer."""
 
     def __init__(
         self, reactor: IReactorTime, generations: Generations, hung: Callable[[Generation, str], None]
@@ -37,45 +37,45 @@ class Probation:
         self._reactor = reactor
         self._generations = generations
         self._hung = hung
-        self._taken: Taken | None = None
+        self._takeover: Takeover | None = None
         self._until = 0.0
-        self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
+        self._asking = Periodic("the health check of a new core", self._ask, ASK, reactor)
 
     @property
     def under_way(self) -> bool:
-        return self._taken is not None
+        return self._takeover is not None
 
     def begin(self, run: Generation, before: Shares, accepted: Accepted, seconds: float | None = None) -> None:
-        """This run took over from that one. An earlier one has ended."""
-        self._taken = Taken(run, before, accepted)
+        """Begin the probation of a run that took over from `before`; an earlier probation is over."""
+        self._takeover = Takeover(run, before, accepted)
         self._asking.start()
         self._until = self._reactor.seconds() + (SECONDS if seconds is None else seconds)
 
     def left(self, before: Generation) -> float | None:
-        """Seconds for which there is a way back to this run, at least; None if there is none."""
-        taken = self._taken
-        if taken is None or taken.before is not before:
+        """Seconds for which the node can at least go back to this run; None if it cannot."""
+        takeover = self._takeover
+        if takeover is None or takeover.before is not before:
             return None
         return max(0.0, self._until - self._reactor.seconds())
 
     def end(self) -> None:
-        """There is no way back any more."""
-        self._taken = None
+        """End the probation: there is no way back any more."""
+        self._takeover = None
         self._asking.stop()
 
-    def way_back(self, run: Generation) -> Taken | None:
-        """Where to go if this run has failed just now."""
-        taken = self._taken
-        if taken is None or taken.run is not run:
+    def way_back(self, run: Generation) -> Takeover | None:
+        """The previous run to go back to if this one fails now; None if there is none."""
+        takeover = self._takeover
+        if takeover is None or takeover.run is not run:
             return None
-        return taken if taken.before in self._generations.draining and taken.before.alive else None
+        return takeover if takeover.before in self._generations.draining and takeover.before.alive else None
 
     async def _ask(self) -> None:
-        taken = self._taken
-        if taken is None or not self.way_back(taken.run):
+        takeover = self._takeover
+        if takeover is None or not self.way_back(takeover.run):
             self.end()
-        elif await taken.run.answers(ANSWER):
+        elif await takeover.run.answers(ANSWER):
             if self._reactor.seconds() >= self._until:
                 self.end()
-        elif taken.run.alive:
-            self._hung(taken.run, f"it did not answer for {ANSWER:g} s just after it took over")
+        elif takeover.run.alive:
+            self._hung(takeover.run, f"it did not answer for {ANSWER:g} s just after it took over")

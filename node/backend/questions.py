@@ -1,4 +1,4 @@
-"""Questions to the core: what a run did not answer because it ended meanwhile is asked of those that serve then."""
+"""Queries to the core; if a run ends while it is asked, the runs that serve then are asked instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ask = Callable[[Generation], Awaitable[T]]
 
 
 class Questions:
-    """`current` is the run to ask; it raises where there is none. Each run is asked once."""
+    """Queries runs, each once. `current` returns the run to ask, and raises if there is none."""
 
     def __init__(self, reactor: IReactorTime, current: Callable[[], Generation], generations: Generations) -> None:
         self._reactor = reactor
@@ -25,14 +25,14 @@ class Questions:
         self._generations = generations
 
     async def one(self, ask: Ask[T]) -> T:
-        """What the current run answers. Raises as `current`, and what `ask` raises."""
+        """Ask the current run. Raises as `current`, and what `ask` raises."""
         while True:
             run = self._current()
             for answer in (await self._asked(run, ask, lambda: [self._generations.current])).values():
                 return answer
 
     async def all(self, ask: Ask[T]) -> list[T]:
-        """What each run answers that has somebody's connections. Raises as `one`."""
+        """Ask every run that may have users' connections. Raises as `one`."""
         answers: dict[Generation, T] = {}
         while self._current() not in answers:
             for run in self._generations.serving:
@@ -43,7 +43,7 @@ class Questions:
     async def _asked(
         self, run: Generation, ask: Ask[T], asked: Callable[[], Collection[Generation | None]]
     ) -> Mapping[Generation, T]:
-        """The run's answer, or none if it is not among those that are asked any more."""
+        """The run's answer; empty if it failed and is not among the runs in `asked` any more."""
         try:
             return {run: await ask(run)}
         except CoreFailed:

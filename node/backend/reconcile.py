@@ -1,16 +1,16 @@
-"""Brings changed users into a core, one batch at a time, always towards the newest target.
+"""Applies changed users to one run of a core, one batch at a time, always towards the newest target.
 
-Changes that arrive while a batch is under way wait for the next one together. Within a batch all removals come before
-all additions, so a credential that moves from one user to another arrives whole, whatever the order on the wire.
+Changes that arrive while a batch is under way are batched for the next one. Within a batch all removals come before
+all additions, so a credential can move from one user to another, whatever the order on the wire. No batch waits for
+another run of the core: changes that this run cannot take are left, and the next batch goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
 from node.contract.accounts import Change, Refusal, key_of
@@ -20,46 +20,29 @@ Pairs = set[tuple[str, str]]
 
 
 class Core(Protocol):
-    """What a reconciler brings users into. Asked anew for each batch what differs."""
-
-    def window(self, collected: float) -> float:
-        """Seconds for which changes that take a new run are collected, more than these; 0 when it is enough."""
+    """The run that a reconciler applies changes to; it computes the differences for each batch."""
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
-        """What of these (tag, key) pairs is not as it should be now."""
-
-    def differences(self) -> list[Change]:
-        """All that is not as it should be; with many users it takes a while to find."""
+        """The changes that these (tag, key) pairs need now."""
 
     async def apply(self, changes: list[Change]) -> Applied:
-        """Have the core take these changes while it runs."""
-
-    async def renew(self, left: list[Change]) -> list[Refusal]:
-        """Bring in what `apply` left, by a new run. Returns who is refused."""
+        """Apply these changes to the running core."""
 
 
 class Reconciler:
-    """The only one that changes the users of its core. `sleep` waits so many seconds."""
+    """Batches and applies changes; nothing else changes the users of its run."""
 
-    def __init__(self, core: Core, sleep: Callable[[float], Deferred[None] | Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._sleep = sleep
         self._dirty: Pairs = set()
-        # What the core is being asked for now; nobody knows yet whether it is in force.
+        # Pairs of changes that the core has not confirmed yet: they may be in force or not.
         self._asked: Pairs = set()
-        # What a new run refused, of those that still differ at a repair.
-        self._refused: set[Change] = set()
-        # What another run is to bring, while changes are collected for it.
-        self._left: Pairs = set()
-        # Why the core refused what was touched last of a user, by key.
-        self.reasons: dict[str, list[str]] = {}
-        self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
+        self._waiting: list[tuple[Pairs, Deferred[Applied]]] = []
         self._turn = DeferredLock()
-        self._collecting: Deferred[None] | None = None
 
-    def settle(self, touched: Pairs) -> Deferred[list[Refusal]]:
-        """Fires when these (tag, key) pairs are in force, with those of them that the core refused."""
-        done: Deferred[list[Refusal]] = Deferred()
+    def settle(self, touched: Pairs) -> Deferred[Applied]:
+        """Apply what these (tag, key) pairs need. Fires with the refused users and the changes left for another run."""
+        done: Deferred[Applied] = Deferred()
         self._dirty |= touched
         self._waiting.append((touched, done))
         if len(self._waiting) == 1:
@@ -67,92 +50,33 @@ class Reconciler:
         return done
 
     def unsettled(self, differences: Iterable[Change]) -> Pairs:
-        """What these are of, and what may not be as it should be when the batch under way is done."""
+        """The pairs of these changes, and those that may differ when the batch under way is done."""
         return self._asked | pairs(differences)
 
     def busy(self, touched: Pairs) -> bool:
-        """Whether some of this is under way."""
-        return not all(map(touched.isdisjoint, (self._dirty, self._asked, self._left)))
-
-    def restless(self) -> set[str]:
-        """The users, by key, of whom something is under way or was refused."""
-        return {key for some in (self._dirty, self._asked, self._left) for _, key in some} | self.reasons.keys()
-
-    async def repair(self) -> None:
-        """Settle whatever differs, but not what a new run refused: another one would end everybody's connections."""
-        changes = set(self._core.differences())
-        self._refused &= changes
-        if asked := changes - self._refused:
-            await self.settle(pairs(asked))
-
-    def alone(self, work: Callable[[], Coroutine[Any, Any, object]]) -> Deferred[object]:
-        """Do this while no batch is under way."""
-        return self._turn.run(lambda: ensureDeferred(work()))
+        """Whether some of these pairs wait or are being applied."""
+        return not all(map(touched.isdisjoint, (self._dirty, self._asked)))
 
     async def idle(self) -> None:
-        """Wait until all that was touched so far is settled, and not for more to come."""
-        if self._collecting is not None:
-            self._collecting.cancel()
+        """Wait until the changes so far are applied."""
         await self._turn.run(lambda: None)
 
-    async def _collect(self) -> None:
-        collected = 0.0
-        try:
-            with suppress(CancelledError):  # somebody is in a hurry
-                while seconds := self._core.window(collected):
-                    self._collecting = ensureDeferred(self._sleep(seconds))
-                    await self._collecting
-                    collected += seconds
-        finally:
-            self._collecting = None
+    @property
+    def under_way(self) -> Pairs:
+        """The pairs that wait or are being applied."""
+        return self._dirty | self._asked
 
     async def _batch(self) -> None:
-        dirty, waiting = self._take()
+        dirty, self._dirty = self._dirty, set()
+        waiting, self._waiting = self._waiting, []
         try:
-            refused, left = await self._apply(dirty)
-            if left:
-                self._left = pairs(left)
-                # What is dear takes along what comes soon.
-                await self._collect()
-                more, joined = self._take()
-                waiting += joined
-                dirty |= more
-                refused += await self._bring(pairs(left) | more)
-        except Exception:  # noqa: BLE001 - handed to everybody who waits for it
+            applied = await self._apply(dirty)
+        except Exception:  # noqa: BLE001 - every caller that waits gets it
             fault = Failure()
             for _, done in waiting:
                 done.errback(fault)
-            return
-        finally:
-            self._left = set()
-        self._note(dirty, refused)
-        _tell(waiting, refused)
-
-    def _note(self, dirty: Pairs, refused: list[Refusal]) -> None:
-        if self.reasons:
-            for _, key in dirty:
-                self.reasons.pop(key, None)
-        for refusal in dict.fromkeys(refused):
-            self.reasons.setdefault(key_of(refusal.email), []).append(refusal.reason)
-
-    def _take(self) -> tuple[Pairs, list[tuple[Pairs, Deferred[list[Refusal]]]]]:
-        dirty, self._dirty = self._dirty, set()
-        waiting, self._waiting = self._waiting, []
-        return dirty, waiting
-
-    async def _bring(self, touched: Pairs) -> list[Refusal]:
-        """Bring it into the core that runs as far as that can be, and then the rest into the next."""
-        refused, left = await self._apply(touched)
-        if left:
-            self._asked = pairs(left)
-            try:
-                not_taken = await self._core.renew(left)
-            finally:
-                self._asked = set()
-            names = {key_of(refusal.email) for refusal in not_taken}
-            self._refused |= {change for change in left if change.key in names}
-            refused += not_taken
-        return refused
+        else:
+            _answer(waiting, applied)
 
     async def _apply(self, touched: Pairs) -> Applied:
         changes = self._core.changes(touched)
@@ -165,16 +89,28 @@ class Reconciler:
             self._asked = set()
 
 
-def _tell(waiting: list[tuple[Pairs, Deferred[list[Refusal]]]], refused: list[Refusal]) -> None:
-    """Tell each waiter of those that it touched."""
-    by_key: dict[str, list[Refusal]] = {}
-    for refusal in dict.fromkeys(refused):
-        by_key.setdefault(key_of(refusal.email), []).append(refusal)
+def _answer(waiting: list[tuple[Pairs, Deferred[Applied]]], applied: Applied) -> None:
+    """Give each caller the outcome of its pairs."""
+    left, refused = {(change.tag, change.key): change for change in applied.left}, by_user(applied.refused)
     for touched, done in waiting:
-        keys = sorted({key for _, key in touched} if by_key else ())
-        done.callback([refusal for key in keys for refusal in by_key.get(key, ())])
+        here = [left[pair] for pair in touched if pair in left] if left else []
+        done.callback(Applied(concerning(touched, refused), here))
+
+
+def by_user(refused: Iterable[Refusal]) -> dict[str, list[Refusal]]:
+    """Group refusals by the user's key, without duplicates."""
+    found: dict[str, list[Refusal]] = {}
+    for refusal in dict.fromkeys(refused):
+        found.setdefault(key_of(refusal.email), []).append(refusal)
+    return found
+
+
+def concerning(touched: Pairs, refused: Mapping[str, list[Refusal]]) -> list[Refusal]:
+    """The refusals of the touched users."""
+    keys = sorted({key for _, key in touched} if refused else ())
+    return [refusal for key in keys for refusal in refused.get(key, ())]
 
 
 def pairs(changes: Iterable[Change]) -> Pairs:
-    """What the changes are of."""
+    """The (tag, key) pairs of these changes."""
     return {(change.tag, change.key) for change in changes}

@@ -1,4 +1,4 @@
-"""What is said of the backend, as the changes that outlive the node."""
+"""Saves the desired state: turns changes of the backend and its users into writes to the state file."""
 
 from __future__ import annotations
 
@@ -11,74 +11,74 @@ from node.contract.accounts import key_of
 from node.state.database import Changes, Saved
 from protos.service_pb2 import User
 
-# As many users are written while a core comes up; fewer take no time.
+# From this many users on, they are written ahead while the core starts; fewer take no time.
 STAGED = 1000
 
 
 class Record(Protocol):
-    """What outlives the node: see `node.state.store`."""
+    """The state file: see `node.state.store`."""
 
     def accept(self, request: bytes, routing: bytes = b"") -> None:
-        """This backend runs, with these changes of its routing."""
+        """Save the backend that runs, with its routing changes."""
 
     def routing(self, packed: bytes) -> None:
-        """These are the changes of its routing."""
+        """Save the routing changes of the backend."""
 
     def forget(self) -> None:
-        """None does."""
+        """Delete the saved backend and its users."""
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
-        """These users changed; with `clean` there are no others."""
+        """Save changed users (None: removed); with `clean` delete all others."""
 
     def stage(self, users: Mapping[str, bytes]) -> None:
-        """These may be said to be all soon; nobody if there are none."""
+        """Write ahead users who may soon be all users; with none, drop those written ahead."""
 
     async def flush(self) -> None:
-        """Wait until it is recorded, as far as that is possible."""
+        """Wait until all changes are on disk, or the disk has failed."""
 
 
 class Recorder:
-    """Knows which backend and users the record has, and tells it what changes of them.
+    """Knows which backend and users the record has, and writes the differences.
 
-    What an earlier node left stays in the record until it is resumed, another backend takes its place, or it is
-    forgotten. What runs stays there until it is forgotten: the end of the node does not change it.
+    A backend from an earlier node stays in the record until it is resumed, replaced or forgotten. The running backend
+    stays there until it is forgotten: the end of the node does not change it.
     """
 
     def __init__(self, record: Record) -> None:
         self._record = record
         self._left: tuple[bytes, ...] = ()
-        # The same by key, once somebody has asked for it.
+        # The same by key, cached at the first use.
         self._keyed: dict[str, bytes] | None = None
         self._request = self._routing = b""
-        # The users of what ran since this node began; the record has them, and follows them.
+        # The roster of the backend that this node ran, as the record has it; None before the first.
         self._roster: Roster | None = None
         self.untouched = True
 
     def loaded(self, saved: Saved) -> None:
-        """The record has this from an earlier node."""
+        """Note what the record has from an earlier node."""
         self._left, self._request, self._routing = saved.users, saved.request, saved.routing
         self._keyed = None
 
     async def left(self, in_pool: Callable[..., Awaitable[dict[str, bytes]]]) -> Mapping[str, bytes]:
-        """The users, by key, whom an earlier node left and who are not back yet. Of many they are read in the pool."""
+        """The users, by key, of an earlier node's backend that was not resumed yet; parsed in the pool."""
         while self._keyed is None:
             left = self._left
             keyed = await in_pool(_by_key, left)
-            if left is self._left:  # else something took their place meanwhile
+            if left is self._left:  # else they were replaced meanwhile
                 self._keyed = keyed
         return self._keyed
 
     def stage(self, roster: Roster) -> None:
-        """A backend is tried that has these users: `backend` or `unstage` follows."""
+        """Write ahead the users of a backend that is being tried: `backend` or `unstage` follows."""
         if self._roster is None and len(roster.users) >= STAGED:
             self._record.stage(roster.users)
 
     def unstage(self) -> None:
-        """It does not run."""
+        """Drop the users written ahead: the backend does not run."""
         self._record.stage({})
 
     def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:
-        """A backend runs, with these users; `before` are those that the record has, if this node gave it a backend."""
+        """Save a backend that runs, with its users; `before` is the roster in the record, if this node wrote one."""
         self._record.accept(request, routing)
         if self._roster is None:
             self._record.users(after.users, clean=True)
@@ -87,12 +87,12 @@ class Recorder:
         self._replace(request, routing, after)
 
     def routing(self, packed: bytes) -> None:
-        """The routing of the backend changed."""
+        """Save changed routing of the backend."""
         self._routing = packed
         self._record.routing(packed)
 
     def users(self, before: Roster, after: Roster) -> None:
-        """A whole set. Where credentials collide its order counts, and all of it is written."""
+        """Save a whole new roster. If credentials collide its order matters, and all of it is written."""
         if self._roster is not None and after is not before:
             clean = after.contested
             self._record.users(after.users if clean else changed_users(before.users, after.users), clean)
@@ -100,7 +100,7 @@ class Recorder:
 
     @contextmanager
     def following(self, roster: Roster, users: Iterable[User]) -> Iterator[None]:
-        """Some of these users change in the roster inside the block."""
+        """Save the changes that the block makes to these users of the roster."""
         recorded = {} if self._roster is None else roster.users
         before = {key: recorded.get(key) for key in (key_of(user.email) for user in users)}
         try:
@@ -110,12 +110,12 @@ class Recorder:
             self._record.users({key: packed for key, packed in after.items() if packed is not before[key]})
 
     def forget(self) -> None:
-        """Nothing comes back after the node's end."""
+        """Delete the saved backend: the next node resumes nothing."""
         self._record.forget()
         self._replace(b"", b"", None)
 
     def everything(self) -> Changes:
-        """All that the record is to have of the backend, for one that has nothing of it."""
+        """All that the record should have of the backend, for an empty one."""
         if self._roster is not None:
             return Changes(request=self._request, routing=self._routing, users=dict(self._roster.users))
         return Changes(request=self._request, routing=self._routing, users={**_by_key(self._left)})
@@ -125,7 +125,7 @@ class Recorder:
         self._roster, self.untouched = roster, False
 
     async def kept(self) -> None:
-        """Wait until what was said outlives the node: an answer is a promise."""
+        """Wait until all changes are on disk: a reply to a controller promises that."""
         await self._record.flush()
 
 

@@ -1,31 +1,35 @@
-"""Another run of the same configuration, for changes of users that a core cannot take while it runs."""
+"""Starts a new run of the same configuration for changes of users that a core cannot take while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from node.backend.desired import Desired
-from node.backend.faults import as_told
+from node.backend.faults import as_node_error
 from node.backend.generations import Generations
 from node.backend.replace import Check, Replacement
 from node.backend.state import Status
-from node.contract.accounts import Accounts, Change, Refusal, apply
-from node.contract.driver import Generation, NotShared, Plan
+from node.contract.accounts import Accounts, Change, apply, diff
+from node.contract.driver import Generation, NotShared
 from node.errors import CoreFailed, NodeError, NotStarted
 from node.logs import Logger
-from protos.service_pb2 import User
 
-# Seconds that the new run may take to come up.
+# Seconds that the new run may take until it can take over.
 SECONDS = 5.0
-# Seconds for which changes are collected that take a new run of the core, and at most while that would end one that
-# drains early; and between two looks at whether it still would.
-WINDOW = 0.3
-CROWDED_WINDOW = 10.0
-LOOK = 1.0
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """The outcome of a renewal: the run that serves now, the additions missing from it, and why."""
+
+    run: Generation
+    out: Sequence[Change] = ()
+    fault: NodeError | None = field(default=None)
 
 
 class Renewal:
-    """Renews the current run. `failed` is told if no run came up where one should be."""
+    """Replaces the current run by a new one. `failed` is called if that leaves no current run."""
 
     log = Logger()
 
@@ -42,87 +46,80 @@ class Renewal:
         self._generations = generations
         self._replacement = replacement
         self._failed = failed
-        self.end = replacement.end
-        # Whether runs are being left to another program: then none is to come for the sake of users who are out.
-        self.paused = False
 
     @property
     def crowded(self) -> bool:
-        """Whether another run ends one that drains before its time."""
+        """Whether a new run would end a draining one early."""
         return self._replacement.crowded
 
-    def window(self, collected: float) -> float:
-        """Seconds for which changes are collected, more than these, before another run is begun for them."""
-        if collected < WINDOW:
-            return WINDOW
-        return LOOK if self.crowded and collected < CROWDED_WINDOW else 0.0
+    async def renew(self, run: Generation, left: Sequence[Change]) -> Renewed:
+        """Start a run with these changes, or without the additions if none starts with them.
 
-    async def renew(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
-        """A run with these changes, or without those of them who come if the core refuses it with them.
-
-        Whoever leaves is out either way. Returns the same run if nothing can be brought in, or if it is not wanted any
-        more: a Start, a Stop or a crash came meanwhile. Raises `CoreFailed` if none came up.
+        Removals are in force either way. Returns the same run if no addition can be brought in, or if a Start, a Stop
+        or a crash came meanwhile. Raises `CoreFailed` if no run started.
         """
         if not (run.alive and run is self._generations.current and self._status.running):
-            return run, []
+            return Renewed(run)
         try:
             return await self._begin(run, left)
         except Exception as error:
             if not self._status.running:
-                return run, []
-            failure = CoreFailed(as_told(error).text)
+                return Renewed(run)
+            failure = CoreFailed(as_node_error(error).text)
             if self._generations.current is None:
                 self._failed(failure)
             raise failure from error
 
     async def refresh(self, run: Generation) -> Generation:
-        """A run that knows nothing of users who were removed, if it can come in at nobody's cost; else this one."""
+        """Start a run that knows no removed users, if that ends no connection; else return this one."""
         assert self._desired.accepted is not None
-        if self.paused or self._replacement.lacks(run):
+        if self._replacement.lacks(run):
             return run
-        plan, users = self._desired.accepted.runs, run.accounts
+        plan = self._desired.accepted.runs
         try:
-            return await self._replacement.beside(plan, lambda: self._still(users), 0.0, SECONDS)
+            return await self._replacement.beside(plan, lambda: self._accounts(run, ()), 0.0, SECONDS)
         except (NodeError, NotShared) as error:
-            self.log.info("removed users are kept out without another run: {reason}", reason=str(error))
+            self.log.info(
+                "no new core to forget removed users: {reason}; the running one keeps them out", reason=str(error)
+            )
             return run
 
-    async def _begin(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
+    async def _begin(self, run: Generation, left: Sequence[Change]) -> Renewed:
+        coming = [change for change in left if change.packed is not None]
+        try:
+            return Renewed(await self._bring(run, left, checked=True))
+        except Exception as error:  # noqa: BLE001 - returned to those who add users; a core may start without them
+            self._status.require()
+            if isinstance(error, NotStarted):
+                return Renewed(run)
+            fault = as_node_error(error)
+        leaving = [each._replace(packed=None) for each in left if each.key in run.accounts.get(each.tag, {})]
+        if not leaving and run is self._generations.current:
+            return Renewed(run, coming, fault)
+        self.log.error(
+            "a core with the changed users did not start: {reason}; starting one without them", reason=fault.text
+        )
+        return Renewed(await self._bring(run, leaving), coming, fault)
+
+    async def _bring(self, run: Generation, left: Sequence[Change], checked: bool = False) -> Generation:
         assert self._desired.accepted is not None
-        plan, before = self._desired.accepted.runs, run.accounts
-        wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
+        plan = self._desired.accepted.runs
 
         async def check() -> None:
-            await plan.check(wanted)
+            await plan.check(self._accounts(run, left))
             if not run.alive:
                 raise NotStarted("the core ended meanwhile")
 
-        try:
-            return await self._bring(plan, wanted, check), []
-        except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
-            self._status.require()
-            if isinstance(error, NotStarted):
-                return run, []
-            fault = as_told(error).text
-        if staying == run.accounts and run is self._generations.current:
-            return run, self._refusals(left, fault)
-        self.log.error("the core runs without changed users: {reason}", reason=fault)
-        return await self._bring(plan, staying), self._refusals(left, fault)
+        only: Check | None = check if checked else None
+        return await self._replacement.bring(plan, lambda: self._accounts(run, left), 0.0, SECONDS, only)
 
-    async def _bring(self, plan: Plan, accounts: Mapping[str, Accounts], check: Check | None = None) -> Generation:
-        return await self._replacement.bring(plan, lambda: self._still(accounts), 0.0, SECONDS, check)
+    def _accounts(self, run: Generation, left: Sequence[Change]) -> Mapping[str, Accounts]:
+        """The run's current accounts, with the changes that are still wanted, without users removed meanwhile.
 
-    def _still(self, accounts: Mapping[str, Accounts]) -> Mapping[str, Accounts]:
-        """These, unless a Start or a Stop came meanwhile."""
+        Raises as `Status.require`: a Start or a Stop may have come meanwhile.
+        """
         self._status.require()
-        return accounts
-
-    def _refusals(self, left: Sequence[Change], reason: str) -> list[Refusal]:
-        """Of these nobody came in."""
-        coming = [change for change in left if change.packed is not None]
-        return [Refusal(self._spelled(change.key), f"{change.tag}: {reason}") for change in coming]
-
-    def _spelled(self, key: str) -> str:
-        """A user's e-mail as it was said."""
-        packed = self._desired.roster.users.get(key)
-        return key if packed is None else User.FromString(packed).email
+        target = self._desired.target
+        accounts = apply([each for each in left if target.get(each.tag, {}).get(each.key) == each.packed], run.accounts)
+        others = [each for each in diff(accounts, target) if each.key in accounts[each.tag]]
+        return apply([each._replace(packed=None) for each in others], accounts) if others else accounts

@@ -1,4 +1,4 @@
-"""Strategies that bring another run of a core in the place of those that are there. One launcher, for all of them."""
+"""Replaces runs of a core: starts a new one beside the serving one if they can share listeners, else restarts."""
 
 from __future__ import annotations
 
@@ -10,43 +10,46 @@ from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
-from node.contract.accounts import Accounts, diff
+from node.contract.accounts import Accounts, Change, diff
 from node.contract.driver import Generation, NotShared, Plan, Shares
 from node.errors import CoreFailed, PortTaken
 from node.logs import Logger
 from node.waiting import together
 
-# Seconds between two tries to get a port that is taken, and what the last try must have left.
+# Seconds between two tries to get a port that is taken, and the least that the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
-# Seconds that the run which serves may take to answer before another one comes in beside it: it may be busy.
+# Seconds that the serving run may take to answer before a new one starts beside it: it may be busy.
 ANSWER = 2.0
-# Seconds in which a run that answers has to accept a connection on every inbound.
+# Seconds in which a new run has to accept a connection on every inbound.
 PROOF = 5.0
 
-# The accounts that the next run begins with, asked when it is launched. Raises where it is not wanted any more, which
-# is asked again before it takes over.
+# Returns the accounts that the new run should have now; called at the launch, and again when it takes over. Raises if
+# the run is not wanted any more.
 Target = Callable[[], Mapping[str, Accounts]]
-# Has the core look at what is to be launched where those that serve end before it is; raises what is wrong with it.
+# Has the core check the next run before a restart ends the serving ones; raises what is wrong with it.
 Check = Callable[[], Awaitable[None]]
 
 
 class Room(Protocol):
-    """Whether there is room for another run beside those that drain; `node.backend.drain`."""
+    """Room for a new run beside the draining ones; `node.backend.drain`."""
 
     @property
     def full(self) -> bool:
-        """Whether one that drains would have to end early."""
+        """Whether a new run would end a draining one early."""
 
     def lacks(self, run: Generation) -> bool:
         """Whether there is too little memory for another run like this one."""
 
     async def make(self, run: Generation) -> str:
-        """Make room for a run like this one. Returns why there is none, if there is none."""
+        """Make room for another run like this one. Returns why there is none, or an empty text."""
+
+    def begin(self) -> None:
+        """Begin to watch a run that drains from now on."""
 
 
 class Replacement:
-    """Launches runs, and ends those before them."""
+    """Launches runs and ends those that they replace."""
 
     log = Logger()
 
@@ -54,25 +57,25 @@ class Replacement:
         self._reactor = reactor
         self._generations = generations
         self._room = room
-        self.end, self.lacks = wind_down.end, room.lacks
-        # Gives the run that the node's last program has left for this plan, or none. Asked once.
+        self.end, self.book_last, self.lacks = wind_down.end, wind_down.book_last, room.lacks
+        # Returns the run that the previous node process handed over for this plan, or None. Called once.
         self.recover: Callable[[Plan], Awaitable[Generation | None]] | None = None
-        # Why the last one was a restart, although a run was there that served.
+        # Why the last replacement restarted the core although a run served.
         self.obstacles: list[str] = []
 
     @property
     def crowded(self) -> bool:
-        """Whether the next run ends an earlier one before its time."""
+        """Whether a new run would end a draining one early."""
         return self._room.full
 
     async def bring(
         self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY, check: Check | None = None
     ) -> Generation:
-        """Launch the next run: beside the newest that serves where both can share its listeners, else in its place.
+        """Launch the next run: beside the newest serving one if both can share its listeners, else in its place.
 
-        A port that is taken is tried again until the deadline; the launch has `least` seconds even so. Raises what
-        `Plan.launch` or `check` raises. The one that serves goes on then if the next one was to run beside it, or did
-        not get through the check; else none is left.
+        A port that is taken is retried until the deadline; the launch has at least `least` seconds. Raises what
+        `Plan.launch` or `check` raises. The serving run goes on then if the new one was to run beside it, or failed the
+        check; else no run is left.
         """
         obstacles: list[str] = []
         recover, self.recover = self.recover, None
@@ -90,13 +93,13 @@ class Replacement:
             await check()
         self.obstacles = obstacles
         for obstacle in obstacles:
-            self.log.warn("connections end with the core, which is restarted: {obstacle}", obstacle=obstacle)
+            self.log.warn("restarting the core, which ends all connections: {obstacle}", obstacle=obstacle)
         return await self._restart(plan, target, deadline, least)
 
     async def beside(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
-        """Launch beside the newest run that serves, which goes on whatever becomes of this.
+        """Launch a run beside the newest serving one, which goes on even if this fails.
 
-        Raises `NotShared` if that cannot be done, and what `Plan.launch` raises.
+        Raises `NotShared` if they cannot share listeners, and what `Plan.launch` raises.
         """
         before = self._generations.serving[0]
         if not isinstance(before, Shares):
@@ -107,37 +110,75 @@ class Replacement:
             raise NotShared("; ".join(obstacles))
         if reason := await self._room.make(before):
             raise NotShared(reason)
-        # What it took to make room is not taken from the time to come up.
+        # The launch has its full time even if making room took long.
         return await self._overlap(before, plan, target, max(deadline, self._reactor.seconds() + least))
 
     async def end_all(self) -> None:
-        """End every run; those that an operation was about to end when it was aborted, too."""
+        """End every run, also those whose end was aborted half-way."""
         await together(map(self.end, self._generations.counting))
 
     async def _restart(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
-        """End every run without losing a byte, then launch; meanwhile nobody is served."""
+        """End every run, with its last counters, then launch; no user is served meanwhile."""
         target()
         await self.end_all()
         return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
 
     async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float) -> Generation:
-        """Launch beside the run that serves, and lead new connections to the new one when it has shown that it serves.
+        """Launch beside the serving run and direct new connections to the new one once it has proved that it serves.
 
-        Connections that are there stay where they are. Raises `CoreFailed` if the new one does not serve, and
-        `NotShared`. No new run is left then.
+        Existing connections stay with their run. Raises `CoreFailed` if the new one does not serve, and `NotShared`.
+        The new one is gone then, or drains if it may have connections.
         """
         run = await self._launch(plan, target, deadline, before)
+        self._generations.come(run)
         try:
-            await _take_over(run, target)
+            await self._take_over(run, target, min(PROOF, max(LAST_TRY, deadline - self._reactor.seconds())))
         except BaseException:
-            await run.stop()
+            await self._give_up(before, run)
             raise
         return run
+
+    async def _take_over(self, run: Generation, target: Target, seconds: float) -> None:
+        assert isinstance(run, Shares)
+        try:
+            await run.join()
+            await run.prove(seconds)
+            await catch_up(run, target)
+            # Without a turn of the reactor between: users removed from now on are removed from this run, too.
+            self._generations.take_over(run)
+            await run.lead()
+        except NotShared as error:
+            # A run that has ended cannot share listeners either: that is no reason to end the serving one.
+            if await run.answers(LAST_TRY):
+                raise
+            raise CoreFailed(f"the new core started and then stopped answering: {error}") from error
+        # The last check: a Stop or a Start that came meanwhile does not know this run.
+        target()
+        if not run.alive:
+            raise CoreFailed("the new core started and ended at once")
+
+    async def _give_up(self, before: Shares, run: Generation) -> None:
+        """Give up a new run that failed or is not wanted any more: it drains if it may have connections, else dies."""
+        if run not in self._generations.serving:
+            run.kill()
+            try:
+                await run.stop()
+            finally:
+                self._generations.gone(run)
+            return
+        self._generations.drain(run)
+        self._room.begin()
+        try:
+            if before in self._generations.serving:
+                await before.lead()
+        except NotShared as error:
+            self.log.warn("new connections still go to a core that was given up: {reason}", reason=str(error))
 
     async def _launch(self, plan: Plan, target: Target, deadline: float, before: Shares | None = None) -> Generation:
         while True:
             if before is not None:
-                # Before each try: of one that failed nobody keeps the kernel from giving connections to the next.
+                # Before each try: the end of a failed one may release the hold that keeps the kernel from giving
+                # connections to the next run too early.
                 await before.join()
             try:
                 return await plan.launch(target(), round(deadline - self._reactor.seconds(), 1))
@@ -147,26 +188,9 @@ class Replacement:
                 await deferLater(self._reactor, PORT_RETRY)
 
 
-async def _let_go(run: Generation, target: Mapping[str, Accounts]) -> None:
-    """Nobody gets in by it who was removed while it came up, or has another credential."""
-    gone = [change for change in diff(run.accounts, target) if change.key in run.accounts[change.tag]]
-    if gone:
-        await run.apply([change._replace(packed=None) for change in gone])
-
-
-async def _take_over(run: Generation, target: Target) -> None:
-    assert isinstance(run, Shares)
-    try:
-        await run.join()
-        await run.prove(PROOF)
-        await _let_go(run, target())
-        await run.lead()
-    except NotShared as error:
-        # One that has ended cannot be joined by anybody: that is no reason to end the one that serves.
-        if await run.answers(LAST_TRY):
-            raise
-        raise CoreFailed(f"the core came up and does not answer any more: {error}") from error
-    # From here on the caller has it: a Stop or a Start that came meanwhile knows nothing of it.
-    target()
-    if not run.alive:
-        raise CoreFailed("the core came up and ended at once")
+async def catch_up(run: Generation, target: Target) -> None:
+    """Apply the current target to a run that has just started, as far as it takes changes while it runs."""
+    before: list[Change] = []
+    while (changes := diff(run.accounts, target())) and changes != before:
+        before = changes
+        await run.apply(changes)

@@ -1,6 +1,6 @@
-"""The desired users, pure: who may use which inbound, and whose a credential is.
+"""The roster of wanted users: who may use which inbound, and which user holds a credential. Pure.
 
-A user is kept as the serialised message: at 100,000 users objects would cost hundreds of megabytes.
+Users are kept as serialised messages: 100,000 message objects would cost hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import TypeVar
 
-from node.backend.supplied import Supplied, Tags, check, limits_said, normal, one_spelling
+from node.backend.supplied import Supplied, Tags, check, normal, one_spelling, packed_limits
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
 from protos.service_pb2 import User
 
@@ -20,30 +20,30 @@ K = TypeVar("K")
 L = TypeVar("L")
 V = TypeVar("V")
 
-# No number comes again, also after the node's next start.
+# Revisions never repeat, not even after a restart of the node.
 _REVISIONS = count(secrets.randbits(62))
 
 
 class Roster:
-    """The desired users, and the accounts that follow from them.
+    """The wanted users, and the accounts that follow from them.
 
-    Credentials, and addresses in a tunnel, are unique inside an inbound: of those who claim one the first in stored
-    order has it, and a user who does not have all that they claim is not in. A user whose accounts change moves to the
-    end of that order: one rule for one change, for a whole set and after a restart. Who is `off` is wanted, keeps what
-    they claim, and is not in the target.
+    Credentials, and addresses in a tunnel, are unique inside an inbound: the first user in stored order who claims one
+    holds it, and a user who does not hold all of their claims is not in the target. A user whose accounts change moves
+    to the end of that order; this rule holds for single changes, whole sets and after a restart. A user who is `off`
+    stays in the roster and keeps their claims, but is not in the target.
     """
 
     def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
         self.users: dict[str, bytes] = {}
-        # Another one whenever the users are others.
+        # A new number with every change.
         self.revision = next(_REVISIONS)
         self.target: dict[str, Accounts] = {tag: {} for tag in tags}
-        # What users say of limits, packed; and who is off by theirs, with the accounts that they would have.
+        # Packed limits by key; the users who are off by theirs, and the accounts that these would have.
         self.limits: dict[str, bytes] = {}
         self.off: set[str] = set()
-        self._idle: dict[str, Accounts] = {tag: {} for tag in self.target}
+        self._off_accounts: dict[str, Accounts] = {tag: {} for tag in self.target}
         self._account_of = account_of
-        # Per inbound: whose each credential and address is, and who waits behind them (rarely anybody).
+        # Per inbound: who holds each credential and address, and who waits for it (rarely any user).
         self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
         self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
         # What each user claims there.
@@ -54,22 +54,22 @@ class Roster:
     def of(
         cls, users: Iterable[User] | Supplied, tags: Iterable[str], account_of: AccountOf, before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
-        """The roster of a whole set, and who of it could not be used.
+        """Build the roster of a whole set. Returns it and the refusals.
 
-        `before` is one of alike inbounds: only accounts of users who are not in it as they are now are built. It is
-        not changed, and is itself returned where the set and `account_of` are the same.
+        `before` is one of alike inbounds: accounts of users who are unchanged since are taken from it. It is not
+        modified, and is itself returned if the set and `account_of` are the same.
         """
         roster = cls(tags, account_of)
         supplied = users if isinstance(users, Supplied) else Supplied.of(users)
         supplied, refused = supplied.within(roster.known), supplied.refused
         if before and before._account_of == account_of and _alike(before.users, supplied.packed):
-            # Nothing of it becomes another object: others look at what is there.
-            return before, refused + before._doubts(supplied)
+            # The same objects: others hold references to them.
+            return before, refused + before._refusals_of(supplied)
         if before:
-            helped = before._keeping(supplied.packed, account_of)
-            doubts = helped._fill(supplied)
-            if not helped.contested:
-                return helped, refused + doubts
+            copy = before._keeping(supplied.packed, account_of)
+            conflicts = copy._fill(supplied)
+            if not copy.contested:
+                return copy, refused + conflicts
         return roster, refused + roster._fill(supplied)
 
     def updated(self, users: Iterable[User]) -> tuple[Roster, list[Refusal]]:
@@ -79,10 +79,10 @@ class Roster:
         return copy, refused
 
     def _keeping(self, stored: Mapping[str, bytes], account_of: AccountOf) -> Roster:
-        """A copy without those who are not in `stored` as they are here."""
+        """A copy with only those users who are unchanged in `stored`."""
         copy = Roster((), account_of)
         copy.users, copy.limits, copy.off = dict(self.users), dict(self.limits), set(self.off)
-        copy._idle = _copied(self._idle)
+        copy._off_accounts = _copied(self._off_accounts)
         copy.target, copy._credential = _copied(self.target), _copied(self._credential)
         copy._addresses, copy._holder = _copied(self._addresses), _copied(self._holder)
         copy._waiting = {tag: _copied(waiting) for tag, waiting in self._waiting.items()}
@@ -92,7 +92,7 @@ class Roster:
         return copy
 
     def _fill(self, supplied: Supplied) -> list[Refusal]:
-        """Take in those of a set who are not here yet. Returns which users of the set cannot be used."""
+        """Add the users of a set who are not here yet. Returns the refusals of the whole set."""
         refused: list[Refusal] = []
         for key, user, tags in zip(supplied.packed, supplied.users, supplied.tags, strict=True):
             if key not in self.users:
@@ -102,22 +102,22 @@ class Roster:
         self.users, self.limits = supplied.packed, supplied.limits
         return refused
 
-    def _doubts(self, supplied: Supplied) -> list[Refusal]:
-        """Which users of a set that is this one cannot be used."""
+    def _refusals_of(self, supplied: Supplied) -> list[Refusal]:
+        """The refusals, if the supplied users equal this roster."""
         rows = zip(supplied.packed, supplied.users, supplied.tags, strict=True)
         return [refusal for key, user, tags in rows for refusal in self._refusals(key, user, tags)]
 
     def known(self, tags: Tags) -> Tags:
-        """Of these inbounds those that are here, each once."""
+        """Those of these inbounds that the roster has, without duplicates."""
         return tuple(tag for tag in dict.fromkeys(tags) if tag in self.target)
 
     @property
     def contested(self) -> bool:
-        """Whether several claim the same: only then it matters in which order they came."""
+        """Whether several users claim the same credential or address: only then their order matters."""
         return any(any(waiting.values()) for waiting in self._waiting.values())
 
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
-        """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
+        """Add, change or (with no known inbound) remove a user. Returns the (tag, key) pairs touched, and refusals."""
         email = user.email
         try:
             check(user)
@@ -132,7 +132,7 @@ class Roster:
             return set(), self._refusals(key, user, tags)
         touched, refused = self.remove(key), list[Refusal]()
         self.users[key] = packed
-        if limits := limits_said(user):
+        if limits := packed_limits(user):
             self.limits[key] = limits
         self.revision = next(_REVISIONS)
         self._enter(key, user, tags, refused)
@@ -140,7 +140,7 @@ class Roster:
         return touched, refused
 
     def put_all(self, users: Iterable[User]) -> tuple[set[tuple[str, str]], list[Refusal]]:
-        """The same for several users as one change: what was refused is judged when all of them are in."""
+        """Put several users as one change: refusals are decided when all of them are in."""
         refused: list[Refusal] = []
         touched: set[tuple[str, str]] = set()
         doubtful: list[User] = []
@@ -155,7 +155,7 @@ class Roster:
         return touched, refused
 
     def remove(self, key: str) -> set[tuple[str, str]]:
-        """Forget a user: the (tag, key) pairs touched, with those of users who get in by that."""
+        """Remove a user. Returns the (tag, key) pairs touched, also those of users who come in by that."""
         if self.users.pop(key, None) is None:
             return set()
         self.limits.pop(key, None)
@@ -170,7 +170,7 @@ class Roster:
         return tuple(tag for tag, credentials in self._credential.items() if key in credentials)
 
     def keep_out(self, keys: AbstractSet[str]) -> set[tuple[str, str]]:
-        """These and no others are off. Returns the (tag, key) pairs touched."""
+        """Turn these users off and all others on. Returns the (tag, key) pairs touched."""
         touched = set[tuple[str, str]]()
         for key in self.off - keys:
             touched |= self.turn(key, off=False)
@@ -179,33 +179,33 @@ class Roster:
         return touched
 
     def turn(self, key: str, off: bool) -> set[tuple[str, str]]:
-        """This user is off from now on, or is not. Returns the (tag, key) pairs touched."""
+        """Turn a user off, or on again. Returns the (tag, key) pairs touched."""
         if off == (key in self.off):
             return set()
         (self.off.add if off else self.off.discard)(key)
         self.revision = next(_REVISIONS)
-        here, there = (self.target, self._idle) if off else (self._idle, self.target)
+        here, there = (self.target, self._off_accounts) if off else (self._off_accounts, self.target)
         touched = {(tag, key) for tag, accounts in here.items() if key in accounts}
         for tag, _ in touched:
             there[tag][key] = here[tag].pop(key)
         return touched
 
     def _grant(self, tag: str, key: str, packed: bytes) -> None:
-        """The user has all that they claim there."""
-        (self._idle if key in self.off else self.target)[tag][key] = packed
+        """Give an account to a user who holds all of their claims; while they are off it is kept aside."""
+        (self._off_accounts if key in self.off else self.target)[tag][key] = packed
 
     def _has(self, tag: str, key: str) -> bool:
-        return key in self.target[tag] or key in self._idle[tag]
+        return key in self.target[tag] or key in self._off_accounts[tag]
 
     def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
-        """Give a user who has no accounts theirs."""
+        """Build and claim the accounts of a user who has none."""
         for tag in tags:
             account = self._account(tag, user, refused)
             if account is not None:
                 self._claim(tag, key, account, refused, user.email)
 
     def _account(self, tag: str, user: User, refused: list[Refusal]) -> Account | None:
-        """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
+        """Build the user's account for an inbound; None without one, and if it is refused (added to `refused`)."""
         try:
             return self._account_of(tag, user)
         except Unusable as error:
@@ -230,12 +230,12 @@ class Roster:
         refused.append(self._taken(tag, key, email))
 
     def _claims(self, tag: str, key: str) -> tuple[bytes, ...]:
-        """What this user wants for themselves alone."""
+        """The credential and addresses that the user claims in this inbound."""
         credential = self._credential[tag].get(key)
         return () if credential is None else (credential, *self._addresses[tag].get(key, ()))
 
     def _taken(self, tag: str, key: str, email: str) -> Refusal:
-        """Who has something of this user's, who waits."""
+        """The refusal of a user who waits: who holds the credential or address that they claim."""
         holder = self._holder[tag]
         claim = next(claim for claim in self._claims(tag, key) if holder[claim] != key)
         what = "credential" if claim == self._credential[tag][key] else f"address {ip_address(claim)}"
@@ -245,7 +245,7 @@ class Roster:
         holder, claims = self._holder[tag], self._claims(tag, key)
         self._credential[tag].pop(key, None)
         self._addresses[tag].pop(key, None)
-        self._idle[tag].pop(key, None)
+        self._off_accounts[tag].pop(key, None)
         touched = {(tag, key)} if self.target[tag].pop(key, None) is not None else set()
         for claim in claims:
             waiting = self._waiting[tag].get(claim, {})
@@ -256,12 +256,12 @@ class Roster:
                 if waiting:
                     touched |= self._inherit(tag, claim, waiting)
             if not waiting:
-                # Each change of users copies all that is left here.
+                # Empty entries would be copied with each change of users.
                 self._waiting[tag].pop(claim, None)
         return touched
 
     def _inherit(self, tag: str, claim: bytes, waiting: dict[str, bytes]) -> set[tuple[str, str]]:
-        """Give what is free to the first who waits for it, who is in when they have all that they claim."""
+        """Give a free claim to the first user who waits for it; they come in if they hold all of their claims now."""
         heir = next(iter(waiting))
         packed = waiting.pop(heir)
         holder = self._holder[tag]
@@ -272,7 +272,7 @@ class Roster:
         return {(tag, heir)}
 
     def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
-        """What an unchanged user was refused: it is told again each time they are supplied."""
+        """The refusals of an unchanged user: they are reported each time the user is supplied."""
         refused: list[Refusal] = []
         for tag in tags:
             if not self._has(tag, key) and self._account(tag, user, refused) is not None:
@@ -280,9 +280,9 @@ class Roster:
         return refused
 
     def outside(self, key: str, user: User) -> Iterator[str]:
-        """Why this user of the roster is not wanted in inbounds that they name: each inbound and the reason."""
+        """Yield, for each inbound that the user names but is not in the target of, the inbound and the reason."""
         for tag in self.known(tuple(user.inbounds)):
-            if key in self._idle[tag]:
+            if key in self._off_accounts[tag]:
                 yield f"{tag}: the user is off, by their limits"
             elif key not in self.target[tag]:
                 refused = self._refusals(key, user, (tag,))
@@ -290,7 +290,7 @@ class Roster:
 
 
 def _alike(users: Mapping[str, bytes], others: Mapping[str, bytes]) -> bool:
-    """Whether they are the same, in the same order."""
+    """Whether both have the same entries in the same order."""
     return users == others and [*users] == [*others]
 
 
@@ -299,7 +299,7 @@ def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
 
 
 def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """What turns one set of users into the other, by key: the new entry, or None for a user who is gone."""
+    """The differences between two sets of users, by key: the new entry, or None for a user who is gone."""
     changed: dict[str, bytes | None] = {key: None for key in before if key not in after}
     changed |= {key: packed for key, packed in after.items() if before.get(key) != packed}
     return changed

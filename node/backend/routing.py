@@ -1,4 +1,4 @@
-"""What controllers say of routing: taken into the desired backend, and brought to the core that runs."""
+"""Routing changes by controllers: taken into the desired state and applied to the running core."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from node.contract.driver import Reroutable, Routes
 from node.contract.routing import Routing
 from node.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 
-# Rules that may be added, and the characters of all together: each is read by the core again when another one comes.
+# Rules that may be added, and their characters in all: the core parses all of them again whenever one is added.
 MOST = 1000
 MOST_TEXT = 4 * 1024**2
-# Seconds that a core may take to answer at all.
+# Seconds that a core may take to answer after a failed change.
 ANSWER = 2.0
 
 
 class Router:
-    """Adds and removes rules, and leads balancers. One change at a time, in order with Starts and Stops.
+    """Adds and removes rules, and sets targets of balancers. One change at a time, in order with Starts and Stops.
 
-    What a core did not answer about is in force when it does: nothing is given up while it lives.
+    A change that the core did not confirm stays wanted while the core lives, and is applied when it answers again.
     """
 
     def __init__(
@@ -37,20 +37,22 @@ class Router:
         self._settling = settling
 
     async def add(self, text: str, reset: bool) -> None:
-        """Append the rule of this JSON; with `reset` all others go. Raises what `Reroutable.rerouted` raises."""
+        """Append a rule (JSON); `reset` removes all others. Raises what `Reroutable.rerouted` raises."""
 
         def adding(accepted: Accepted) -> Routing:
             routing = accepted.routing.adding(text, secrets.token_hex(4), reset)
             if len(routing.added) > MOST or sum(len(rule.text) for rule in routing.added) > MOST_TEXT:
-                raise InvalidRequest(f"no more than {MOST:,} rules, of {MOST_TEXT:,} characters together, can be added")
+                raise InvalidRequest(
+                    f"too many rules: at most {MOST:,}, of {MOST_TEXT:,} characters together, can be added"
+                )
             return routing
 
         await self._change(adding)
 
     async def remove(self, tag: str) -> None:
-        """Remove the rule of this tag; one that is not there is fine. Raises `InvalidRequest` for none."""
+        """Remove the rule with this tag, if there is one. Raises `InvalidRequest` for an empty tag."""
         if not tag:
-            raise InvalidRequest("a rule is removed by its tag")
+            raise InvalidRequest("the tag of the rule to remove is empty")
 
         def removing(accepted: Accepted) -> Routing:
             there = tag in _reroutable(accepted).rule_tags
@@ -59,7 +61,7 @@ class Router:
         await self._change(removing)
 
     async def lead(self, balancer: str, target: str) -> None:
-        """Have a balancer lead there; with an empty target it chooses again. Raises `UnknownName`."""
+        """Fix a balancer to a target; with an empty target it chooses by itself again. Raises `UnknownName`."""
 
         def leading(accepted: Accepted) -> Routing:
             if balancer not in _reroutable(accepted).balancers:
@@ -70,7 +72,7 @@ class Router:
 
     async def _change(self, change: Callable[[Accepted], Routing]) -> None:
         async def work(settled: Settled) -> None:
-            # It says nothing of users.
+            # Users do not change: the next operation need not wait.
             settled()
             await self._perform(change)
 
@@ -84,14 +86,14 @@ class Router:
             return
         wanted, adds = await before.with_routing(routing), not set(routing.added) <= set(before.routing.added)
         if adds:
-            # By a process of its own: some rules that the core can read it does not outlive.
+            # Checked in a process of its own: a core can crash with a rule although it parses it.
             await wanted.runs.check({tag: {} for tag in wanted.runs.tags})
-        # What is on its way for users was begun without it.
+        # A run that is starting for users was launched without the change.
         await self._settling.idle()
         accepted, run = self._require()
         if accepted is not before:
-            raise NotStarted("another backend took its place")
-        # Whatever is launched from now on has it.
+            raise NotStarted("another Start replaced the backend: the routing was not changed")
+        # Every run launched from now on has the change.
         self._desired.reroute(wanted)
         try:
             await run.reroute(wanted.runs)
@@ -104,11 +106,11 @@ class Router:
                 self._desired.keep_routing()
 
     async def _is_refused(self, run: Routes, error: Exception, adds: bool) -> bool:
-        """Whether a change that failed is not to be in force.
+        """Whether to take a failed change back.
 
-        A core that ended may have done so because of it, one that hangs because of a rule that it was to have. A rule
-        that was to go may be gone, and would come back in another place. Where another run has come up with the change,
-        that is not to blame.
+        A core that ended may have crashed because of it; one that hangs, because of an added rule. A removal is kept
+        while the core lives: the rule may be gone already and would come back in another place. If another run has
+        started with the change, the change is not to blame.
         """
         if isinstance(error, InvalidConfig):
             return True
@@ -116,11 +118,11 @@ class Router:
         return failed and self._generations.current in (run, None)
 
     def _require(self) -> tuple[Accepted, Routes]:
-        """What runs, and the run of it. Raises as `Status.require`, and `Unsupported`."""
+        """The accepted backend and its current run. Raises as `Status.require`, and `Unsupported`."""
         self._status.require()
         accepted, run = self._desired.accepted, self._generations.current
         if accepted is None or run is None:
-            raise NotStarted("users are being applied")
+            raise NotStarted("the core is being restarted to apply users")
         if not isinstance(run, Routes):
             raise Unsupported(FIXED)
         return accepted, run

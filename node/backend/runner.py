@@ -1,4 +1,4 @@
-"""Runs the one backend: Starts, Stops, and what ran when the node ended. Its parts do the rest."""
+"""Runs the one backend: Starts, Stops, and resuming what ran when the node ended."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
 from node.backend.drain import Drain, Limits
-from node.backend.faults import as_told, in_background, leave_out
+from node.backend.faults import as_node_error, in_background, leave_out
 from node.backend.generations import Generations
 from node.backend.listing import Listing
 from node.backend.members import Members
+from node.backend.patience import answered
 from node.backend.record import Record
 from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
-from node.backend.standing import Drainer, Standing
+from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.supplied import Supplied
-from node.backend.wind_down import WindDown
+from node.backend.wind_down import DRAINED, WindDown
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
 from node.contract.routing import Routing
@@ -35,24 +36,28 @@ from node.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, Shutti
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.events.users import UserEvents
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.reactor import PooledReactor
 from node.waiting import both
 from protos.service_pb2 import Backend
 
 T = TypeVar("T")
 
-# Bytes that a configuration may have, and characters above which it is read in the reactor's pool.
+# Bytes that a configuration may have, and characters above which it is parsed in the reactor's thread pool.
 MAX_CONFIG = 8 * 1024**2
 READ_INLINE = 64 * 1024
-# Seconds that the backend before a Start has to come back if that fails, while its caller waits.
+# Seconds that the core of a Start has at least if a later Start was tried first and failed.
+REST_OF_START = 3.0
+# Seconds that the previous backend has to come back after a failed Start, while its caller waits.
 BACK_TIMEOUT = 1.0
 DRAIN = Limits()
 UNCHANGED = Routing()
 
 
 class Runner:
-    """One backend at most. `users` changes who may use it, `listing` tells of them."""
+    """Runs at most one backend. `users` changes its users, `listing` lists them, `router` changes its routing."""
+
+    log = Logger()
 
     def __init__(
         self,
@@ -65,9 +70,9 @@ class Runner:
         upgrade: bool = False,
         journal: Journal | None = None,
     ) -> None:
-        """With `upgrade` an equal Start brings in a core whose files are others on disk by now.
+        """With `upgrade` an equal Start replaces a core whose files have changed on disk.
 
-        Without a `journal` what happens is told to nobody but the ring.
+        Without a `journal` no events are reported.
         """
         self._reactor = reactor
         self._ring = ring
@@ -78,8 +83,8 @@ class Runner:
         self._events = UserEvents(self.journal, reactor)
         self.status = Status(ring, self.journal)
         self.desired = Desired(reactor, record)
-        wind_down = WindDown(reactor, generations, read)
-        drain = Drain(reactor, generations, limits, wind_down.end, self.journal)
+        wind_down = WindDown(reactor, generations, read, self.journal)
+        drain = Drain(reactor, generations, limits, partial(wind_down.end, patience=DRAINED), self.journal)
         replacement = Replacement(reactor, generations, wind_down, drain)
         self._replacement = replacement
         self._supervisor = Supervisor(
@@ -95,7 +100,9 @@ class Runner:
             self._events,
         )
         self._settling = self._supervisor.settling
-        self.users = Members(self.status, self._control, self.desired, generations, self._settling, self._events)
+        self.users = Members(
+            reactor, self.status, self._control, self.desired, generations, self._settling, self._events
+        )
         self.listing = Listing(reactor, self.status, self.desired, generations, self._settling)
         self.router = Router(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
@@ -105,14 +112,14 @@ class Runner:
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
-        """Run a backend. One that runs and means the same goes on, with these users; nobody notices."""
+        """Run a backend. If an equal one runs already it goes on, with these users; no connection ends."""
 
         async def work(settled: Settled) -> None:
             await self._start(driver, request, settled)
             self._settling.require_out()
 
         try:
-            await self._control.run(work, request, core=True)
+            await answered(self._reactor, self._control.run(work, request, core=True, replaces=True), "the Start")
         except InvalidConfig as error:
             self.journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
             raise
@@ -121,18 +128,27 @@ class Runner:
     async def resume(
         self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing = UNCHANGED
     ) -> None:
-        """Run what ran when the node ended. If it does not come up it is tried again as after a crash.
+        """Run what ran when the node ended. If it does not start it is retried as after a crash.
 
-        `resumed` is called when it runs, now or later; never if a controller was faster. `routing` is what was changed
-        of its routing.
+        `resumed` is called when it runs, now or later; not if a controller was faster. `routing`: its routing changes.
         """
         await self._control.run(lambda _: self._resume(driver, request, resumed, routing), core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
-        """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
+        """Stop the backend and abort all operations. Its core ends after `grace` seconds, unless a Start wants it.
+
+        For controllers the backend is stopped at once; the caller waits for the core's end, but not longer than for any
+        other call.
+        """
+        try:
+            await answered(self._reactor, self._stop_now(reason, grace), "stopping the core")
+        except CoreFailed as error:
+            self.log.warn("{reason}", reason=error.text)
+
+    async def _stop_now(self, reason: str, grace: float = 0.0) -> None:
         self._supervisor.rest()
         self._resuming.cancel()
-        # Before others are aborted: who waited for them finds it stopped.
+        # Before the others are aborted: their callers must find the backend stopped.
         if not self.status.stopped:
             self.status.enter(State.STOPPED, reason)
         if not self._closed:
@@ -144,13 +160,11 @@ class Runner:
     async def exchange(
         self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
     ) -> bool:
-        """Run what is accepted from other files: `use` has plans be made from them, `back` from those of before again.
+        """Run the accepted backend with other files of this core: `use` switches plans to them, `back` undoes that.
 
-        They are of a driver of this name.
-
-        Nothing is changed before the core has read and accepted the configuration from them. Returns whether another
-        run has taken over for it: not where none runs, or the one that does is not `due`. Raises why that cannot be,
-        after `back`; what ran goes on then, or comes again.
+        The core first parses the configuration with the new files; until it accepts it nothing changes. Returns whether
+        a new run has taken over: not if none runs, or the current one is not `due`. On failure calls `back` and raises;
+        what ran goes on then, or is restarted.
         """
         took: list[bool] = []
 
@@ -170,25 +184,25 @@ class Runner:
 
     @property
     def on_probation(self) -> bool:
-        """Whether the run that took over last may still go back to the one before it."""
+        """Whether the current run is on probation: the node may go back to the previous one."""
         return self._supervisor.on_probation
 
     @property
     def returned(self) -> str:
-        """Why the run that took over last did not hold, if it did not."""
+        """Why the newest run failed on probation, if it did."""
         return self._supervisor.returned
 
     def inherit(self, recover: Callable[[Plan], Awaitable[Generation | None]]) -> None:
-        """What is resumed may run already: the node's last program has left it."""
+        """Have the resume recover the run that the previous node process handed over."""
         self._replacement.recover = recover
 
     def disinherit(self) -> bool:
-        """Nothing is resumed that runs already. Returns whether something still could have been."""
+        """Recover no handed-over run any more. Returns whether one was still to be recovered."""
         left, self._replacement.recover = self._replacement.recover, None
         return left is not None
 
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
-        """What was accepted by an earlier program of the node, or what is accepted now where there is no `request`.
+        """Prepare the backend of a handed-over run again; without a `request` it is the one accepted now.
 
         Raises as `Driver.prepare` and `Accepted.with_routing`.
         """
@@ -201,32 +215,32 @@ class Runner:
         fingerprint = (accepted.driver.name, meaning, frozenset(asked.exclude_inbounds))
         return await self._prepare(accepted.driver, asked, fingerprint, routing)
 
-    def inherit_draining(self, draining: Sequence[Drainer]) -> None:
-        """An earlier program of the node has left these beside what is resumed, oldest first."""
+    def inherit_draining(self, draining: Sequence[DrainingRun]) -> None:
+        """Take over draining runs, oldest first, from the previous node process."""
         self._supervisor.inherit(draining)
 
     def unsteady(self, several: bool) -> str:
-        """Why what runs could not be left to the node's next program now; empty if it could.
+        """Why the runs cannot be handed over to the next node process now; empty if they can.
 
-        `several`: it can go on with more than one run.
+        `several`: it can take over more than one run.
         """
         if self._supervisor.ending:
             return "a core is ending"
         if self._generations.draining and self.status.stopped:
-            return "a core that was stopped waits for a Start that wants it"
+            return "a stopped core waits for its Start (STOP_GRACE)"
         if self._generations.draining and not several:
-            return "a core whose place another one took has connections, and the next version goes on with one core"
+            return "a core still drains, and the next version can take over one core only"
         if self.status.awaited:
             return f"the backend is {self.status.state}"
         return ""
 
     @property
-    def standing(self) -> Standing | None:
-        """What there is to be left."""
-        return self._supervisor.standing
+    def snapshot(self) -> Snapshot | None:
+        """A snapshot of the runs to hand over; None without a current one."""
+        return self._supervisor.snapshot
 
     async def leave(self, then: Callable[[], Awaitable[None]]) -> None:
-        """Do `then` while no run comes or goes: what comes waits until it is done."""
+        """Do `then` while no run starts or ends: other operations wait until it is done."""
 
         async def work(_: Settled) -> None:
             self._supervisor.pause()
@@ -239,39 +253,39 @@ class Runner:
         await self._control.run(work, core=True)
 
     async def close(self) -> None:
-        """The node ends: the core goes, and no other comes before the next node's, which resumes it."""
+        """Stop the core for the end of the node. The saved backend stays: the next node resumes it."""
         self._closed = True
         try:
-            await self.stop("the node is shutting down")
+            await self._stop_now("the node is shutting down")
         finally:
             self._events.close()
 
     def current(self) -> Generation:
-        """The core to ask, while a Start is under way the one that still serves.
+        """The run to query; during a Start the one that still serves.
 
-        Raises as `Status.require`, and while one takes the place of another.
+        Raises as `Status.require`, and `NotStarted` while the core is restarted to apply users.
         """
         run = self._generations.current
         if run is not None and self.status.state is State.STARTING:
             return run
         self.status.require()
         if run is None:
-            raise NotStarted("users are being applied")
+            raise NotStarted("the core is being restarted to apply users")
         return run
 
     @property
     def accepted(self) -> Accepted | None:
-        """What was accepted last, unless it was stopped."""
+        """The backend accepted last; None if it was stopped."""
         return None if self.status.stopped else self.desired.accepted
 
     @property
     def happened(self) -> Happened:
-        """What became of cores and connections since the node began."""
+        """Counts of lost cores and cut connections since the node began."""
         return self._supervisor.happened
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know about the watch over the cores."""
+        """Warnings of the supervisor."""
         return self._supervisor.warnings
 
     # A Start
@@ -282,11 +296,11 @@ class Runner:
         deadline = self._reactor.seconds() + START_TIMEOUT
         fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
         if self._means(fingerprint) and self.status.running and not self._generations.current:
-            # A run is just taking the place of another one: it is the one that is asked for.
+            # A new run of this very backend is starting for users: wait for it.
             await self._settling.idle()
         if self._serves(fingerprint):
             built = await self.desired.build(self.desired.accepted, request.users, self.desired.roster)
-            # It may have died meanwhile.
+            # Checked again: the run may have died meanwhile.
             if run := self._serves(fingerprint):
                 await self._take_back(run, request, *built, settled)
                 return
@@ -296,7 +310,11 @@ class Runner:
         wanted, users = await both(preparing, self.desired.read(request.users))
         checking = self._in_time(self._check(wanted.runs), deadline)
         (roster, refused), _ = await both(self._build(wanted, users), checking)
-        self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
+        if await self._control.overtaken():
+            return
+        # The later Start that was tried first does not use up all the time of this one.
+        deadline = max(deadline, self._reactor.seconds() + REST_OF_START)
+        self._report(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
 
     async def _exchange(self, accepted: Accepted, due: Callable[[Generation], bool], settled: Settled) -> bool:
         deadline = self._reactor.seconds() + START_TIMEOUT
@@ -308,11 +326,11 @@ class Runner:
         if run is not None and self.status.running and not due(run):
             return False
         roster, refused = await self._build(wanted, await self.desired.read(await self.desired.users()))
-        self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
+        self._report(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
         return True
 
     async def _meaning(self, driver: Driver, config: str) -> str:
-        """The fingerprint of a configuration; of a long one it is made in the reactor's pool."""
+        """The fingerprint of a configuration; a long one is parsed in the reactor's thread pool."""
         if len(config) <= READ_INLINE:
             return driver.fingerprint(config)
         if len(config.encode()) > MAX_CONFIG:
@@ -320,7 +338,7 @@ class Runner:
         return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), driver.fingerprint, config)
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
-        """The run that means the same: the current one, or one that waits for a Start after a Stop."""
+        """The run of an equal backend: the current one, or one that waits for a Start after a Stop; else None."""
         run = self._waiting if self.status.stopped else self._generations.current
         if run is None or not run.alive or (self._upgrade and run.outdated):
             return None
@@ -332,21 +350,21 @@ class Runner:
     async def _take_back(
         self, run: Generation, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled
     ) -> None:
-        """The run is the one that is asked for: only its users follow."""
+        """Go on with a run of the requested backend: only apply the users."""
         self._cancel_grace()
         self._waiting = None
         self._supervisor.confirmed()
         if not self.status.running:
             self._generations.adopt(run)
             self.status.enter(State.RUNNING, "the same configuration was asked for again")
-        # Before it is settled: who waits for that says the next word, and says it at once.
+        # Before `settled`: the next operation begins at once then.
         self.desired.confirm(request, roster)
         settled()
-        self._tell(await self._settling.settle_start() + refused)
+        self._report(await self._settling.settle_start(wait=True) + refused)
         await self._supervisor.catch_up(run)
 
     async def _prepare(self, driver: Driver, request: Backend, fingerprint: Fingerprint, routing: Routing) -> Accepted:
-        """Everything that can refuse a Start, before anything is destroyed."""
+        """Have the core parse the configuration: the checks that can refuse a Start before anything is changed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
         accepted = Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
@@ -357,7 +375,7 @@ class Runner:
             await plan.check({tag: {} for tag in plan.tags})
 
     async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
-        """The roster; where accounts are what they were, as is usual, only new ones are built."""
+        """Build the roster; if the accounts are as before, which is usual, only new ones are built."""
         accepted = self.desired.accepted
         alike = accepted is not None and wanted.plan.alike(accepted.plan)
         return await self.desired.build(wanted, users, self.desired.roster if alike else None)
@@ -370,13 +388,13 @@ class Runner:
         return await ensureDeferred(work).addTimeout(left, self._reactor, late)
 
     async def _replace(self, wanted: Accepted, roster: Roster, settled: Settled, deadline: float) -> list[Refusal]:
-        """End what runs and run this; if it cannot be run, what ran before. Returns who the core refused."""
+        """Replace the running backend by this one; if it does not start, go back. Returns the core's refusals."""
         before = self.status.state, self.status.reason
         self._supervisor.forgive()
         self._cancel_grace()
-        # Before the roster changes: nothing of it is for the core that ends.
+        # Before the roster changes: the new users are not for the ending core.
         self.status.enter(State.STARTING)
-        # What was stopped does not come back.
+        # A stopped backend does not come back.
         self.desired.hold(wanted, roster, restorable=before[0] is not State.STOPPED)
         settled()
         try:
@@ -384,13 +402,17 @@ class Runner:
         except Exception as error:
             self.desired.give_up()
             if self.status.stopped:
-                raise  # a Stop ended it; after any other error something has to run
-            reason = as_told(error)
+                raise  # a Stop aborted it; after any other error a backend has to run
+            reason = as_node_error(error)
             if before[0] in (State.RUNNING, State.RESTARTING):
-                back = self._go_on(before[1]) if self._goes_on(before[0]) else self._put_back(reason)
+                back = (
+                    self._keep_previous(before[1])
+                    if self._previous_serves(before[0])
+                    else self._restart_previous(reason)
+                )
                 kind = InvalidConfig if isinstance(reason, InvalidConfig) else CoreFailed
-                raise kind(f"{reason.text}; the backend before it {await back}") from error
-            # What was stopped, and waited for this Start, ends now.
+                raise kind(f"{reason.text}; the previous backend {await back}") from error
+            # A stopped core that waited for a Start ends now.
             await self._supervisor.end_all()
             self.status.enter(*self._after_failure(reason, *before))
             raise
@@ -400,29 +422,29 @@ class Runner:
         return await self._settling.settle_start()
 
     def _after_failure(self, error: NodeError, state: State, reason: str) -> tuple[State, str]:
-        """The state after a Start that failed where nothing ran before: a refused one changes nothing."""
+        """The state after a failed Start if nothing ran before: an invalid configuration changes nothing."""
         if isinstance(error, InvalidConfig):
             return state, reason
-        again = "; what ran when the node ended is tried again" if self._resuming.pending else ""
+        again = "; the node tries again to resume what ran when it ended" if self._resuming.pending else ""
         return State.FAILED, error.text + again
 
-    def _goes_on(self, before: State) -> bool:
-        """Whether the new core was to come up beside the one that serves, which nobody has to notice then."""
+    def _previous_serves(self, before: State) -> bool:
+        """Whether the previous core still serves, as the new one was to start beside it."""
         return before is State.RUNNING and self._generations.current is not None
 
-    async def _go_on(self, reason: str) -> str:
-        """The old backend serves all the same. Returns what became of it, for the caller."""
+    async def _keep_previous(self, reason: str) -> str:
+        """Keep the previous backend, which still serves. Returns its fate for the error text."""
         self.status.enter(State.RUNNING, reason)
         await self._settling.settle_start()
         return "goes on"
 
-    async def _put_back(self, reason: NodeError) -> str:
-        """The old core had ended: run the old backend again. Returns what became of it, for the caller."""
+    async def _restart_previous(self, reason: NodeError) -> str:
+        """Restart the previous backend, whose core has ended. Returns its fate for the error text."""
         self.status.enter(State.RESTARTING, reason.text)
         fault = await self._supervisor.run_again(BACK_TIMEOUT)
-        return f"did not come up at once either: {fault.text}" if fault else "runs again"
+        return f"did not start at once either: {fault.text}" if fault else "runs again"
 
-    def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
+    def _report(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
             self._ring.event(warning)
         self.desired.refusals += len(refused)
@@ -436,20 +458,20 @@ class Runner:
         if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
-            # Whom nobody took out yet because a Start or another run was to end this one.
-            in_background(self._settling.settle_all(), "users were not removed")
+            # Removals that were left undone because a Start or a new run was to end this one.
+            in_background(self._settling.settle_all(), "users could not be removed from the core")
         else:
             await self._end(settled)
 
     def _grace_over(self) -> None:
-        """Nobody took the core back; a Start that is under way may still do so."""
+        """End the core after STOP_GRACE, unless a Start that is under way still takes it back."""
 
         async def work(settled: Settled) -> None:
             if self.status.stopped and self._grace is None:
                 await self._end(settled)
 
         self._cancel_grace()
-        in_background(self._control.run(work, core=True, final=True), "the core was not stopped after its grace")
+        in_background(self._control.run(work, core=True, final=True), "the core could not be stopped after STOP_GRACE")
 
     def _cancel_grace(self) -> None:
         if self._grace is not None and self._grace.active():
@@ -465,27 +487,27 @@ class Runner:
     # Resuming
 
     async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing) -> None:
-        """Whatever changes users waits until it is known whether this runs.
+        """Start the saved backend; changes of users wait for the outcome, so `settled` is not called before the end.
 
-        Taken in before, it would be forgotten with a try that fails, and the next one would bring back who was removed.
+        Applied earlier, a change would be lost with a failed try, and the next try would bring back removed users.
         """
         if self.desired.accepted is not None or self._closed:
             return  # a controller was faster, or the node ends
-        self.status.enter(State.STARTING, "it ran when the node ended")
+        self.status.enter(State.STARTING, "resuming what ran when the node ended")
         try:
-            await self._start(driver, request, _not_yet, routing)
+            await self._start(driver, request, _never_settled, routing)
         except Exception as error:
             if self.status.stopped:
-                raise  # a Stop ended it
-            reason = as_told(error)
+                raise  # a Stop aborted it
+            reason = as_node_error(error)
             again = not isinstance(reason, InvalidConfig)
-            self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))
+            self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; the node tries again" if again else ""))
             if again:
                 later = partial(self.resume, driver, request, resumed, routing)
-                self._resuming.later(lambda: in_background(later(), "it was not resumed"))
+                self._resuming.later(lambda: in_background(later(), "the backend could not be resumed"))
         else:
             resumed()
 
 
-def _not_yet() -> None:
-    """Its users are settled when it has ended."""
+def _never_settled() -> None:
+    """Do nothing: the users are final only when the resume has ended."""

@@ -1,33 +1,43 @@
-"""Brings what is said of users into every run of the core that has connections: one keeper for each."""
+"""Applies changes of users to every run of the core that serves.
+
+There are two lanes. What a run can take while it runs is applied at once; so users are removed. Additions that the
+current run cannot take wait for a new run (`node.backend.pending`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import ensureDeferred
+from twisted.python.failure import Failure
 
 from node.backend.desired import Desired
+from node.backend.faults import in_background
 from node.backend.generations import Generations
 from node.backend.keeper import Keeper
-from node.backend.reconcile import Pairs
-from node.backend.state import Status
+from node.backend.keepers import Keepers
+from node.backend.pending import Pending
+from node.backend.reconcile import Pairs, pairs
+from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal
-from node.contract.driver import Generation
+from node.contract.driver import Applied, Generation
 from node.errors import CoreFailed
-from node.waiting import together
+from node.logs import Logger
+from node.waiting import lasting, outcomes
 
-# Users that are named in an error.
+# Users that an error names at most.
 LISTED = 20
 
 _Differences = Mapping[Keeper, list[Change]]
 
 
 class Unsettled(NamedTuple):
-    """Of one user: inbounds that a core still lets them into though it should not, or by what it should not.
+    """One user's changes that are not in force yet.
 
-    `busy`: a change of them is under way. `refused`: why the core did not take the last one.
+    `leaving`: inbounds that a core still lets them into though it should not, or by an old credential. `busy`: a change
+    is under way. `refused`: why the core did not take the last one.
     """
 
     leaving: list[str]
@@ -36,54 +46,75 @@ class Unsettled(NamedTuple):
 
 
 class Settling:
-    """The keepers of all runs. `keep` makes one."""
+    """Applies changes through all keepers. `end` winds down a draining run with its last counters."""
+
+    log = Logger()
 
     def __init__(
-        self, status: Status, desired: Desired, generations: Generations, keep: Callable[[Generation], Keeper]
+        self,
+        status: Status,
+        desired: Desired,
+        generations: Generations,
+        pending: Pending,
+        keepers: Keepers,
+        end: Callable[[Generation], Coroutine[Any, Any, None]],
     ) -> None:
         self._status = status
         self._desired = desired
         self._generations = generations
-        self._keep = keep
-        # The last one is that of the current run, also while another run takes its place.
-        self._keepers: list[Keeper] = []
-        # What the last Start takes away that was in force.
+        self._pending = pending
+        self._keepers = keepers
+        self._end = end
+        # The accounts that the last Start takes away.
         self._leaving: list[Change] = []
+        self._draining: Collection[Generation] = ()
         generations.watch(self._follow)
 
-    async def settle(self, touched: Pairs) -> list[Refusal]:
-        """Wait until what was touched is in force in all runs; what a core refused of it.
+    @property
+    def warnings(self) -> list[str]:
+        """A warning if wanted users are missing from the core."""
+        reasons = self._pending.left_out.reasons
+        out = sorted({key for _, key in self.differing(reasons.keys())}) if reasons and self._status.running else []
+        if not out:
+            return []
+        return [f"{len(out)} users are missing from the core, or have an old credential there: {reasons[out[0]][0]}"]
 
-        A core on its way takes it along.
-        """
+    async def settle(self, touched: Pairs) -> list[Refusal]:
+        """Wait until every run has applied these pairs. Returns the refusals. A starting core comes up with them."""
         if not touched:
             return []
         keys = {key for _, key in touched}
-        return await self._everywhere(lambda keeper: keeper.settle(touched | keeper.touched(keys)))
+        return await self._everywhere(lambda keeper: touched | keeper.touched(keys), touched)
+
+    async def put_out(self, keys: Collection[str]) -> None:
+        """Take barred users (`Desired.barring`) out of every run."""
+        await self.settle({(tag, key) for tag in self._desired.target for key in keys})
 
     async def settle_all(self) -> list[Refusal]:
-        """The same for whatever differs."""
+        """Wait until every run has applied all differences. Returns the refusals."""
         return await self._settle(self._differences())
 
-    async def settle_start(self) -> list[Refusal]:
-        """The same at the end of a Start; `require_out` tells what became of those whom it took out."""
+    async def settle_start(self, wait: bool = False) -> list[Refusal]:
+        """Do the same at the end of a Start; `require_out` then checks the users whom the Start removed.
+
+        Waits for a new run that has to bring users only with `wait`.
+        """
         differences = self._differences()
         self._leaving = _kept(differences)
-        refused = await self._settle(differences)
-        for keeper in self._asked:
-            keeper.refresh_soon()
-        return refused
+        return await self._settle(differences, wait)
 
     def require_out(self) -> None:
-        """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
-        # Not whom somebody else took out meanwhile: that is on its way.
+        """Raise `CoreFailed` if the core did not answer and may still let in users whom the Start removed."""
+        # Only the Start's own removals: those by other calls since then are still under way.
         keys = sorted({change.key for change in set(self._leaving).intersection(_kept(self._differences()))})
         if keys:
             listed = ", ".join(map(repr, keys[:LISTED])) + (" and others" if len(keys) > LISTED else "")
-            raise CoreFailed(f"the core did not answer: {listed} may still be in; the node puts them out when it does")
+            raise CoreFailed(
+                f"the core did not answer: {listed} may still get in; the node removes them when it answers"
+            )
 
     def differing(self, keys: Collection[str]) -> Pairs:
-        """What of these users is not as it should be in some run, or in the one that is on its way."""
+        """The pairs of these users that some run has not applied yet; without a current run, all wanted ones."""
         current = self._generations.current
         confirmed = current.accounts if current else {}
         here = {
@@ -92,83 +123,150 @@ class Settling:
             for key in keys
             if confirmed.get(tag, {}).get(key) != target.get(key)
         }
-        for keeper in self._draining:
-            here |= {(change.tag, change.key) for change in keeper.changes(keeper.touched(keys))}
+        for keeper in self._keepers:
+            if not keeper.serves:
+                here |= pairs(keeper.changes(keeper.touched(keys)))
         return here
 
     def unsettled(self, key: str) -> Unsettled:
-        """What of this user is not as it should be."""
-        leaving, busy, refused = set[str](), False, list[str]()
+        """What of this user's changes is not in force yet."""
+        leaving, busy = set[str](), False
         for keeper in self._keepers:
             touched = keeper.touched((key,))
             leaving.update(change.tag for change in keeper.kept(keeper.changes(touched)))
-            busy = busy or keeper.busy(touched)
-            refused += keeper.reasons.get(key, ())
-        return Unsettled(sorted(leaving), busy, list(dict.fromkeys(refused)))
+            busy = busy or keeper.busy(touched) or self._pending.busy(touched)
+        reasons = self._pending.left_out.reasons.get(key, ())
+        return Unsettled(sorted(leaving), busy, list(dict.fromkeys(reasons)))
 
-    def restless(self) -> set[str]:
-        """The users, by key, of whom something is under way or was refused."""
-        return set[str]().union(*(keeper.restless() for keeper in self._keepers))
+    def unsettled_keys(self) -> set[str]:
+        """The keys of users whose changes are under way or were refused."""
+        under_way = self._pending.under_way.union(*(keeper.under_way for keeper in self._keepers))
+        return {key for _, key in under_way} | self._pending.left_out.reasons.keys()
 
     async def repair(self, run: Generation) -> None:
-        """Bring a run to what is wanted, whatever it has refused or lost."""
-        for keeper in self._keepers:
-            if keeper.run is run:
-                await keeper.repair()
-                return
+        """Apply all differences to a run, except changes that a core has refused: no new run would start with them."""
+        keeper = self._keepers.of(run)
+        if keeper is not None:
+            differences = keeper.differences()
+            if keeper.serves:
+                differences = self._pending.left_out.besides(differences)
+            touched = pairs(differences)
+            if touched:
+                await self._everywhere(lambda each: touched if each is keeper else set(), touched)
+            self._pending.refresh.soon()
+
+    def _follow(self) -> None:
+        """Repair each run that begins to drain: the removals that it left for the next run are still due on it."""
+        known, self._draining = self._draining, self._generations.draining
+        for run in self._draining:
+            if run not in known:
+                in_background(self.repair(run), "removed users could not be taken out of a draining core")
 
     async def idle(self) -> None:
-        """Wait until all that was touched so far is settled."""
-        for keeper in tuple(self._keepers):
+        """Wait until the changes so far are applied and no new run is starting."""
+        for keeper in self._keepers:
             await keeper.idle()
+        await self._pending.idle()
 
     def forget(self) -> None:
-        """No run is left, and none comes by itself: what is known of many users takes much memory."""
-        self._keepers, self._leaving = [], []
-
-    @property
-    def _draining(self) -> list[Keeper]:
-        return [keeper for keeper in self._keepers if keeper.drains]
-
-    @property
-    def _asked(self) -> list[Keeper]:
-        """Those of the runs that go on."""
-        return self._draining + (self._keepers[-1:] if self._status.running else [])
+        """Clear everything, to free memory: no run is left, and none is to start."""
+        self._leaving = []
+        self._pending.forget()
 
     def _differences(self) -> _Differences:
         return {keeper: keeper.differences() for keeper in self._keepers}
 
-    async def _settle(self, differences: _Differences) -> list[Refusal]:
-        def settle(keeper: Keeper) -> Deferred[list[Refusal]]:
+    async def _settle(self, differences: _Differences, wait: bool = True) -> list[Refusal]:
+        def touched(keeper: Keeper) -> Pairs:
             known = differences.get(keeper)
-            return keeper.settle(keeper.unsettled(keeper.differences() if known is None else known))
+            return keeper.unsettled(keeper.differences() if known is None else known)
 
-        return await self._everywhere(settle)
+        return await self._everywhere(touched, Pairs(), wait)
 
-    async def _everywhere(self, settle: Callable[[Keeper], Deferred[list[Refusal]]]) -> list[Refusal]:
-        """Settle something in every run, and in those that come or are left behind meanwhile. Returns who is refused.
+    async def _everywhere(self, touched: Callable[[Keeper], Pairs], wanted: Pairs, wait: bool = True) -> list[Refusal]:
+        """Apply pairs to every run, also to those that take over or begin to drain meanwhile.
 
-        What a run cannot do while the core of a Start comes up is asked for again when that is there.
+        If the current run is just being replaced, the new one brings `wanted`. With `wait`, and for removals, this
+        waits for the new run that brings what the current one left. Returns the refusals. Raises the first fault at the
+        end.
         """
-        known, refused = set[tuple[Keeper, bool]](), list[Refusal]()
-        while asked := [each for keeper in self._asked if (each := (keeper, self._status.running)) not in known]:
-            known.update(asked)
-            outcomes: list[list[Refusal]] = await together([settle(keeper) for keeper, _ in asked])
-            refused += chain.from_iterable(outcomes)
-        return refused
+        known, found = set[tuple[Keeper, bool, bool]](), _Found()
+        if self._status.running and self._generations.current is None:
+            found.left.append(wanted)
+        while (asked := self._asked(known)) or found.left:
+            if asked:
+                these = [touched(keeper) for keeper in asked]
+                found.touched.update(*these)
+                settled = await outcomes(map(Keeper.settle, asked, these))
+                for keeper, pairs_of, outcome in zip(asked, these, settled, strict=True):
+                    if isinstance(outcome, Failure):
+                        self._fail(keeper, pairs_of, outcome, found)
+                    else:
+                        await self._take(keeper, outcome, found)
+            else:
+                await self._bring(found, wait)
+        self._pending.left_out.note(found.touched, found.refused)
+        self._pending.refresh.soon()
+        for fault in found.faults:
+            fault.raiseException()
+        return found.refused
 
-    def _follow(self) -> None:
-        """A run came or went."""
-        known = [keeper.run for keeper in self._keepers]
-        self._keepers += [self._keep(run) for run in reversed(self._generations.serving) if run not in known]
-        self._keepers = [
-            keeper
-            for keeper in self._keepers
-            if keeper.run in self._generations.counting or keeper is self._keepers[-1]
-        ]
-        self._keepers.sort(key=lambda keeper: keeper.run is self._generations.current)
+    def _asked(self, known: set[tuple[Keeper, bool, bool]]) -> list[Keeper]:
+        """The keepers to ask: those that were not asked yet in the role that they have now."""
+        roles = {keeper: (keeper, keeper.serves, keeper.takes_over) for keeper in self._keepers if keeper.is_asked}
+        asked = [keeper for keeper, role in roles.items() if role not in known]
+        known.update(roles.values())
+        return asked
+
+    def _fail(self, keeper: Keeper, touched: Pairs, fault: Failure, found: _Found) -> None:
+        found.faults.append(fault)
+        if keeper.serves:
+            self._pending.try_again(touched)
+
+    async def _take(self, keeper: Keeper, outcome: Applied, found: _Found) -> None:
+        found.refused += outcome.refused
+        if outcome.left and keeper.serves and not found.brought:
+            found.left.append(pairs(outcome.left))
+            found.removes = found.removes or bool(keeper.kept(outcome.left))
+        elif outcome.left and keeper.drains:
+            await self._end_draining(keeper)
+
+    async def _bring(self, found: _Found, wait: bool) -> None:
+        left, found.left, found.brought = Pairs().union(*found.left), [], True
+        bringing = self._pending.bring(left)
+        if wait or found.removes:
+            found.refused += await bringing
+        else:
+            in_background(bringing, "users could not be applied to the core")
+
+    async def _end_draining(self, keeper: Keeper) -> None:
+        """End a draining run that cannot remove a user while it runs; it gets no new connections anyway.
+
+        A run that a Start may fall back on, or that waits for a Start, is not ended for that.
+        """
+        if self._status.stopped or self._status.state is State.STARTING:
+            self.log.warn("a waiting core cannot cut a removed user's connections: they last until it ends")
+        else:
+            self.log.info("ending a draining core: it cannot cut only a removed user's connections")
+            # Goes on if the call is aborted meanwhile.
+            await lasting(ensureDeferred(self._end(keeper.run)))
+
+
+@dataclass
+class _Found:
+    """The outcome so far; `left` are the pairs that the current run left for a new one.
+
+    `removes`: some of these remove a user who is in until then.
+    """
+
+    touched: Pairs = field(default_factory=set)
+    refused: list[Refusal] = field(default_factory=list)
+    faults: list[Failure] = field(default_factory=list)
+    left: list[Pairs] = field(default_factory=list)
+    removes: bool = False
+    brought: bool = False
 
 
 def _kept(differences: _Differences) -> list[Change]:
-    """What of them takes something away that is in force."""
+    """Removals and replaced credentials that are not in force yet."""
     return [change for keeper, changes in differences.items() for change in keeper.kept(changes)]

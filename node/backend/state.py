@@ -1,4 +1,4 @@
-"""What the backend is doing, as `info` tells it, and what may follow what."""
+"""The state of the backend, as `info` reports it, and its allowed transitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from node.logs import Logger, LogRing
 
 
 class State(StrEnum):
-    """The value is the word in BaseInfoResponse.state."""
+    """The states of the backend. The value is the word in BaseInfoResponse.state."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -20,9 +20,9 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-# A Start and a Stop are possible in every state, and what a Start that is refused found stays as it was.
+# A Start and a Stop are possible in every state; a refused Start leaves the state as it was.
 _ALWAYS = frozenset({State.STARTING, State.STOPPED})
-# What may follow what. A core that waits for its end is taken back from "stopped" to "running".
+# Allowed transitions. From "stopped" to "running": a core that waits for a Start is taken back.
 NEXT = {
     State.STOPPED: _ALWAYS | {State.RUNNING},
     State.STARTING: _ALWAYS | {State.RUNNING, State.RESTARTING, State.FAILED},
@@ -53,14 +53,14 @@ class Status:
         self.reason = ""
 
     def enter(self, state: State, reason: str = "") -> None:
-        """Enter a state: `info` tells it, and so do the logs and the events."""
+        """Enter a state and report it in both logs and as an event. Raises `AssertionError` if it may not follow."""
         if state not in NEXT[self.state]:
             raise AssertionError(f"a backend that is {self.state} cannot be {state} next")
         self.state, self.reason = state, reason
-        said = f"backend {state}" + (f": {reason}" if reason else "")
-        self._ring.event(said)
-        self._journal.tell(_KINDS[state], said, **({"reason": reason} if reason else {}))
-        self.log.info("backend {state} {reason}", state=str(state), reason=reason)
+        text = f"backend {state}" + (f": {reason}" if reason else "")
+        self._ring.event(text)
+        self._journal.tell(_KINDS[state], text, **({"reason": reason} if reason else {}))
+        self.log.info("{text}", text=text, state=str(state), reason=reason)
 
     @property
     def running(self) -> bool:
@@ -72,11 +72,11 @@ class Status:
 
     @property
     def awaited(self) -> bool:
-        """A core is on its way: users that are supplied now go with it."""
+        """Whether a core is starting: it comes up with users that are supplied now."""
         return self.state in (State.STARTING, State.RESTARTING)
 
     def require(self) -> None:
-        """Raises what a call that needs a running core fails with."""
+        """Raise `NotStarted`, `CoreFailed` or `NotInitialized` if no core is running."""
         if self.awaited:
             raise NotStarted(self.reason or self.state)
         if self.state is State.FAILED:

@@ -1,7 +1,8 @@
-"""Keeps what was accepted running: has a core come up, and come again when it goes or hangs."""
+"""Supervises the core: runs the accepted backend, restarts a core that ended or hangs, goes back to a previous one."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,15 +12,17 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
-from node.backend.faults import as_told, in_background, leave_out, pid_of
+from node.backend.faults import as_node_error, in_background, leave_out, pid_of
 from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
-from node.backend.probation import Probation, Taken
+from node.backend.keepers import Keepers
+from node.backend.pending import Pending
+from node.backend.probation import Probation, Takeover
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
-from node.backend.standing import Drainer, Standing
+from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.state import State, Status
 from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
@@ -28,19 +31,21 @@ from node.events.kinds import Kind
 from node.events.users import UserEvents
 from node.logs import Logger, LogRing
 
-# Seconds that a core may take to come up.
-START_TIMEOUT = 8.0
-# Why a core that is wanted went away, beside the kinds of `Exit`; the last one is of one that did not come up again.
+# Seconds that a core may take to start; less than the caller of a Start waits.
+START_TIMEOUT = 7.0
+# Why a wanted core was lost, besides the kinds of `Exit`; the second: a restart failed.
 HUNG, NOT_STARTED = "hung", "not_started"
 REASONS = ("exit", "signal", HUNG, NOT_STARTED)
+# Exits that do not count against the core's users: it was killed, mostly for lack of memory, or asked to end.
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class Happened:
-    """What became of cores and their connections since the node began.
+    """Counts since the node began, for metrics.
 
-    `losses`: cores that were wanted and went away, by reason. `cut`: connections of removed users. `dropped`: those
-    that were ended with a core that drained. `draining`: those that such cores have now.
+    `losses`: wanted cores that were lost, by reason. `cut`: connections of removed users that were cut. `dropped`:
+    connections ended early with a draining core. `draining`: connections of draining cores now.
     """
 
     losses: Mapping[str, int]
@@ -50,7 +55,7 @@ class Happened:
 
 
 class Supervisor:
-    """Watches over the runs. `settling` brings users into them."""
+    """Supervises the runs. `settling` applies users to them."""
 
     log = Logger()
 
@@ -78,26 +83,34 @@ class Supervisor:
         self._journal = journal
         self._events = events
         self._backoff = Backoff(reactor)
-        self._renewal = Renewal(status, desired, generations, replacement, self._again)
-        self.settling = Settling(status, desired, generations, self._keeper)
+        keepers = Keepers(generations, self._keeper)
+        renewal = Renewal(status, desired, generations, replacement, self._retry_later)
+        self._pending = Pending(reactor, status, desired, generations, renewal, events, keepers, self._adopt)
+        self.settling = Settling(status, desired, generations, self._pending, keepers, replacement.end)
+        generations.watch(self._follow)
         self._watch = Watch(reactor, self._hung, self._repair)
         self._probation = Probation(reactor, generations, self._hung)
-        # Why the run that took over last did not hold, if it did not.
+        # Why the newest run failed on probation, if it did.
         self.returned = ""
         self._losses = dict.fromkeys(REASONS, 0)
         self._hanging: set[Generation] = set()
-        # What was accepted when each of the runs served last.
+        self._watched: set[Generation] = set()
+        # The backend that was accepted when each of the runs served last.
         self._accepted: dict[Generation, Accepted] = {}
-        # To which of the runs that an earlier program left the current one may give way again.
-        self._way_back: Drainer | None = None
-        # Connections of removed users that were ended by runs that are gone.
+        # The handed-over run that the node may go back to from the current one.
+        self._way_back: DrainingRun | None = None
+        # Connections of removed users that were cut by runs that are gone.
         self._cut = 0
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know about the runs: what is not watched, did not hold, or ended connections."""
-        told = [f"the last change ended all connections: {obstacle}" for obstacle in self._replacement.obstacles]
-        return [*filter(None, [self.returned]), *told, *self._watch.warnings, *self._drain.warnings]
+        """Warnings about the runs: failed health checks, a failed new core, a restart that ended connections."""
+        ended = [
+            f"the last change restarted the core and ended all connections: {obstacle}"
+            for obstacle in self._replacement.obstacles
+        ]
+        watched = [*self._watch.warnings, *self._drain.warnings]
+        return [*filter(None, [self.returned]), *ended, *self.settling.warnings, *watched]
 
     @property
     def happened(self) -> Happened:
@@ -106,74 +119,73 @@ class Supervisor:
 
     @property
     def on_probation(self) -> bool:
-        """Whether the current run may still go back to the one before it."""
+        """Whether the current run is on probation: the node may go back to the previous one."""
         return self._probation.under_way
 
     @property
     def ending(self) -> bool:
-        """Whether a run ends, or is about to."""
+        """Whether a run is ending, or about to."""
         return bool(self._generations.ending) or self._drain.ending
 
     def pause(self, paused: bool = True) -> None:
-        """Have no run come or go by itself, or again: they are being left to another program."""
-        self._drain.paused = self._renewal.paused = paused
+        """Start and end no runs while they are being handed over; with False, go on."""
+        self._drain.paused = paused
+        self._pending.pause(paused)
 
     @property
-    def standing(self) -> Standing | None:
-        """The runs as they are; None where none is the current one."""
+    def snapshot(self) -> Snapshot | None:
+        """A snapshot of the runs; None without a current one."""
         current, accepted = self._generations.current, self._desired.accepted
         if current is None or accepted is None:
             return None
         draining = [
-            Drainer(run, self._accepted.get(run, accepted), self._drain.since(run), self._probation.left(run))
+            DrainingRun(run, self._accepted.get(run, accepted), self._drain.since(run), self._probation.left(run))
             for run in self._generations.draining
         ]
-        return Standing(current, accepted, draining)
+        return Snapshot(current, accepted, draining)
 
-    def inherit(self, draining: Sequence[Drainer]) -> None:
-        """An earlier program of the node has left these, oldest first."""
+    def inherit(self, draining: Sequence[DrainingRun]) -> None:
+        """Take over draining runs, oldest first, from the previous node process."""
         self._accepted |= {each.run: each.accepted for each in draining}
         self._generations.inherit(each.run for each in draining)
         self._drain.inherit({each.run: each.since for each in draining})
         self._way_back = next((each for each in draining if each.way_back is not None), None)
-        for each in draining:
-            self._look_after(each.run)
 
     async def run(self, deadline: float) -> None:
-        """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
+        """Run the accepted backend in place of the runs before. Raises what `Replacement.bring` raises."""
         assert self._desired.accepted is not None
-        await self.settling.idle()
+        await self._pending.cancel()
         run = await self._replacement.bring(self._desired.accepted.runs, lambda: self._desired.target, deadline)
         self._status.enter(State.RUNNING)
         self._adopt(run)
 
     async def run_again(self, seconds: float) -> NodeError | None:
-        """Have what was accepted before run. If it does not come up it is tried again later, and why is returned."""
+        """Run the accepted backend again. If it does not start, schedule a retry and return the reason."""
         try:
             await self.run(self._reactor.seconds() + seconds)
         except Exception as error:
             if self._status.stopped:
-                raise  # a Stop ended it
-            reason = as_told(error)
+                raise  # a Stop aborted it
+            reason = as_node_error(error)
             self._losses[NOT_STARTED] += 1
-            self._again(reason)
+            self._retry_later(reason)
             return reason
         await self.settling.settle_start()
         return None
 
     async def catch_up(self, run: Generation) -> None:
-        """Bring the current run the routing that is wanted: it may have changed while that came up, or was silent."""
+        """Apply the wanted routing to a run: it may have changed while the run started, or did not answer."""
         accepted = self._desired.accepted
         if isinstance(run, Routes) and accepted is not None:
             try:
                 await run.reroute(accepted.runs)
             except NodeError as error:
-                self.log.error("the routing of the core is not as it is to be: {reason}", reason=error.text)
+                self.log.error("the core's routing could not be updated: {reason}", reason=error.text)
 
     async def end_all(self) -> None:
-        """End every run; nothing comes again by itself."""
-        await self.settling.idle()
-        # Not before: one that was on its way may have taken over until now.
+        """End every run, and restart none."""
+        await self._pending.cancel()
+        # Not before that: a starting run may have taken over until now.
         self._probation.end()
         self._drain.stop()
         self.confirmed()
@@ -182,15 +194,15 @@ class Supervisor:
         self.settling.forget()
 
     def forgive(self) -> None:
-        """A controller wants another backend: no try of this one is to come, and its first crash is the first."""
+        """Reset the backoff: a controller wants another backend."""
         self._backoff.renew()
 
     def confirmed(self) -> None:
-        """A controller wants what runs, or nothing: what did not hold is no news any more."""
+        """Clear the warning about a failed new core: a controller wants what runs, or nothing."""
         self.returned = ""
 
     def rest(self) -> None:
-        """No try is to come."""
+        """Cancel the scheduled restart."""
         self._backoff.cancel()
 
     async def _repair(self, run: Generation) -> None:
@@ -199,20 +211,20 @@ class Supervisor:
             await self.catch_up(run)
 
     def _keeper(self, run: Generation) -> Keeper:
-        around = self._status, self._desired, self._generations, self._renewal, self._events
-        # One that another run has just taken the place of may be of what was accepted before.
+        around = self._status, self._desired, self._generations, self._events
+        # A run that has just been replaced may be of the backend accepted before.
         before = None if run is self._generations.current else self._accepted.get(run)
         accepted = before or self._desired.accepted
         assert accepted is not None
-        return Keeper(self._reactor, run, accepted.plan, *around, self._adopt, self._watch.doubt)
+        return Keeper(self._reactor, run, accepted.plan, *around, self._watch.doubt)
 
     def _adopt(self, run: Generation) -> None:
-        # Where none is the current one, those that drain may be of anything that was accepted once.
+        # Without a current run, the draining ones may be of any earlier backend.
         before, accepted = self._generations.current, self._desired.before
         self.confirmed()
-        self._note(before, accepted)
+        self._remember_accepted(before, accepted)
         self._generations.adopt(run)
-        self._note(run, self._desired.accepted)
+        self._remember_accepted(run, self._desired.accepted)
         self._probation.end()
         if isinstance(before, Shares) and accepted:
             self._probation.begin(run, before, accepted)
@@ -220,37 +232,45 @@ class Supervisor:
         if self._generations.draining:
             self._drain.begin()
         self._backoff.served()
-        self._tell_started(run)
-        self._look_after(run)
-        in_background(self.catch_up(run), "the routing of the core is not as it is to be")
+        self._report_started(run)
+        in_background(self.catch_up(run), "the core's routing could not be updated")
 
-    def _note(self, run: Generation | None, accepted: Accepted | None) -> None:
+    def _remember_accepted(self, run: Generation | None, accepted: Accepted | None) -> None:
         if run is not None and accepted is not None:
             self._accepted[run] = accepted
 
     def _go_on_probation(self, run: Generation) -> None:
-        """It may have been on probation when an earlier program left it."""
+        """Continue the probation of a run that was handed over during it."""
         left, self._way_back = self._way_back, None
         if left is not None and isinstance(left.run, Shares) and left.way_back is not None:
             self._probation.begin(run, left.run, left.accepted, left.way_back)
 
-    def _look_after(self, run: Generation) -> None:
-        self._watch.begin(run)
-        run.when_exited().addCallback(self._exited, run, pid_of(run))
+    def _follow(self) -> None:
+        """Watch every serving run, from before its first connection."""
+        for run in self._generations.serving:
+            if run not in self._watched:
+                self._watched.add(run)
+                if run not in self._accepted:
+                    self._remember_accepted(run, self._desired.accepted)
+                self._watch.begin(run)
+                run.when_exited().addCallback(self._exited, run, pid_of(run))
 
-    def _tell_started(self, run: Generation) -> None:
-        # None where all that was accepted was taken back while this run came.
+    def _report_started(self, run: Generation) -> None:
+        # None if a Stop came while this run started.
         accepted = self._desired.accepted
         named = {"core": accepted.driver.name, "version": accepted.version} if accepted else {}
-        text = f"a process of {' '.join(named.values()) or 'a core'} serves"
+        text = f"a {' '.join(named.values()) or 'core'} process serves"
         self._journal.tell(Kind.CORE_STARTED, text, **named, **pid_of(run))
 
     def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
-        """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
+        """Handle the exit of a process: if it was unasked, restart the core or go back to the previous run."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
         self._cut += _cut_by(run) if run in self._generations.counting else 0
+        if run in self._generations.serving:
+            in_background(self._replacement.book_last(run), "the last counters of an ended core could not be booked")
         unasked = self._generations.gone(run)
         self._accepted.pop(run, None)
+        self._watched.discard(run)
         self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
         hung = run in self._hanging
         self._hanging.discard(run)
@@ -259,58 +279,65 @@ class Supervisor:
         self._losses[HUNG if hung else ended.kind] += 1
         reason = CoreFailed(ended.reason)
         if way_back:
+            self._pending.crashed(run, killed=hung or ended.code in KILLED)
             self._go_back(way_back, reason)
         else:
-            self._again(reason)
+            self._retry_later(reason)
 
-    def _go_back(self, taken: Taken, reason: NodeError) -> None:
-        """What took over did not hold, and what was there before it still serves those who are connected."""
+    def _go_back(self, takeover: Takeover, reason: NodeError) -> None:
+        """Go back to the previous run, which still drains, after the new one failed on probation."""
         self._probation.end()
         self._status.enter(State.RESTARTING, reason.text)
 
         async def work(settled: Settled) -> None:
-            # What was on its way would take the place of the one before.
-            await self.settling.idle()
+            # A starting run would replace the previous one again.
+            await self._pending.cancel()
             if self._status.state is not State.RESTARTING:
                 return
             assert self._desired.accepted is not None
-            other = taken.accepted.plan is not self._desired.accepted.plan
-            if await self._gone_back(taken, other):
-                self.returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
+            other = takeover.accepted.plan is not self._desired.accepted.plan
+            if await self._return_to(takeover, other):
+                self.returned = (
+                    f"the new core failed soon after taking over, and the previous one serves again: {reason.text}"
+                )
                 self._status.enter(State.RUNNING, self.returned)
                 settled()
                 if other:
                     await self.settling.settle_start()
                 else:
-                    self._settle_later(taken.before)
+                    self._settle_later(takeover.before)
             else:
                 settled()
                 await self.run_again(START_TIMEOUT)
 
-        in_background(self._control.run(work, core=True), "the core before was not taken back")
+        in_background(self._control.run(work, core=True), "the previous core could not be taken back")
 
-    async def _gone_back(self, taken: Taken, other: bool) -> bool:
-        """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
-        if taken.before not in self._generations.draining:
+    async def _return_to(self, takeover: Takeover, other: bool) -> bool:
+        """Direct new connections to the previous run, and want its backend again. Returns False if that failed."""
+        if takeover.before not in self._generations.draining:
             return False
         assert self._desired.accepted is not None
-        if taken.accepted.means(self._desired.accepted):
-            await self.catch_up(taken.before)
+        if takeover.accepted.means(self._desired.accepted):
+            await self.catch_up(takeover.before)
         try:
-            await taken.before.lead()
+            await takeover.before.lead()
         except NotShared as error:
-            self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
+            self.log.warn("the previous core cannot serve again: {reason}; starting a new one", reason=str(error))
             return False
         if other:
-            leave_out(self._ring, self._events, await self._desired.revert(await self._as_it_is(taken.accepted)))
-        if taken.before not in self._generations.draining:
+            leave_out(
+                self._ring,
+                self._events,
+                await self._desired.revert(await self._with_current_routing(takeover.accepted)),
+            )
+        if takeover.before not in self._generations.draining:
             return False
-        self._generations.adopt(taken.before)
+        self._generations.adopt(takeover.before)
         self._drain.begin()
         return True
 
-    async def _as_it_is(self, before: Accepted) -> Accepted:
-        """What was accepted before; if that means what is accepted now, with what was changed of its routing since."""
+    async def _with_current_routing(self, before: Accepted) -> Accepted:
+        """The previous run's backend; if it is the same as the current one, with the current routing changes."""
         now = self._desired.accepted
         assert now is not None
         if not before.means(now) or before.routing == now.routing:
@@ -318,11 +345,11 @@ class Supervisor:
         try:
             return await before.with_routing(now.routing)
         except NodeError as error:
-            self.log.warn("the core before runs what another one began with: {reason}", reason=error.text)
+            self.log.warn("the previous core keeps its old routing: {reason}", reason=error.text)
             return now
 
     def _settle_later(self, run: Generation) -> None:
-        """Bring in who came with a run that did not hold: at once, and where the next ones do not either, later."""
+        """Apply the users again that came with a failed run: at once, and with backoff if the next runs fail, too."""
 
         async def work() -> None:
             try:
@@ -330,21 +357,21 @@ class Supervisor:
                     await self.settling.repair(self._generations.current)
             finally:
                 if run is self._generations.current:
-                    # It took them: its time begins anew.
+                    # It took the users: the backoff counts its serving time from now on.
                     self._backoff.served()
 
-        self._backoff.later(lambda: in_background(work(), "users were not brought in again"))
+        self._backoff.later(lambda: in_background(work(), "users could not be applied to the previous core"))
 
-    def _again(self, reason: NodeError) -> None:
-        """Try again when it is time to, unless a configuration is to blame: that does not mend itself."""
+    def _retry_later(self, reason: NodeError) -> None:
+        """Schedule a restart, with backoff. An invalid configuration is not retried: the state is then `failed`."""
         if isinstance(reason, InvalidConfig):
             self._status.enter(State.FAILED, reason.text)
             return
         self._status.enter(State.RESTARTING, reason.text)
         seconds = self._backoff.later(
-            lambda: in_background(self._control.run(self._restart, core=True), "the core was not started again")
+            lambda: in_background(self._control.run(self._restart, core=True), "the core could not be restarted")
         )
-        self._journal.tell(Kind.CORE_RETRY, f"the core is started again in {seconds:g} s", seconds=f"{seconds:g}")
+        self._journal.tell(Kind.CORE_RETRY, f"the core is restarted in {seconds:g} s", seconds=f"{seconds:g}")
 
     async def _restart(self, settled: Settled) -> None:
         settled()
@@ -352,10 +379,10 @@ class Supervisor:
             await self.run_again(START_TIMEOUT)
 
     def _hung(self, run: Generation, reason: str) -> None:
-        """It lives and does not answer: as good as gone."""
-        self._ring.event(f"the core is ended: {reason}")
+        """Kill a run that lives but does not answer."""
+        self._ring.event(f"the core is killed: {reason}")
         self._hanging.add(run)
-        self._journal.tell(Kind.CORE_HUNG, f"the core is ended: {reason}", reason=reason, **pid_of(run))
+        self._journal.tell(Kind.CORE_HUNG, f"the core is killed: {reason}", reason=reason, **pid_of(run))
         run.kill()
 
 

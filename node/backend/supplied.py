@@ -1,4 +1,4 @@
-"""Users as controllers supply them, read as far as nothing needs to be known of the backend. Pure."""
+"""Parses and validates the users that controllers supply, as far as that needs no backend. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Tags = tuple[str, ...]
 
 
 class Supplied(NamedTuple):
-    """The users of a whole set, in stored order: as they are kept by key, as they came, and the inbounds they name.
+    """The valid users of a whole set, in stored order: serialised by key, as messages, and the inbounds they name.
 
-    `refused` are those who cannot be in any set. `limits` are what some of them say of limits, packed.
+    `refused` are the invalid ones. `limits`: packed limits by key, of users who have some.
     """
 
     packed: dict[str, bytes]
@@ -27,7 +27,7 @@ class Supplied(NamedTuple):
 
     @classmethod
     def of(cls, users: Iterable[User]) -> Supplied:
-        """Of two entries with one e-mail the last wins."""
+        """Parse a whole set. Of two entries with one e-mail the last wins."""
         supplied = cls({}, [], [], [], {})
         for key, user in one_spelling(users, supplied.refused).items():
             try:
@@ -35,45 +35,45 @@ class Supplied(NamedTuple):
             except Unusable as error:
                 supplied.refused.append(Refusal(user.email, str(error)))
                 continue
-            # A slice, since going through them takes twice as long.
+            # A slice: iterating takes twice as long.
             tags = tuple(user.inbounds[:])
             supplied.packed[key] = normal(user, tags).SerializeToString()
             supplied.users.append(user)
             supplied.tags.append(tags)
-            if limits := limits_said(user):
+            if limits := packed_limits(user):
                 supplied.limits[key] = limits
         return supplied
 
     def within(self, known: Callable[[Tags], Tags]) -> Supplied:
-        """Those who name known inbounds, and these only."""
+        """The users who name known inbounds, with only those inbounds."""
         known = lru_cache(known)
         tags = [known(named) for named in self.tags]
         if all(tags):
             return self._replace(tags=tags)
         rows = [row for row in zip(self.packed.items(), self.users, tags, strict=True) if row[2]]
         packed = dict(row[0] for row in rows)
-        limits = {key: said for key, said in self.limits.items() if key in packed}
+        limits = {key: some for key, some in self.limits.items() if key in packed}
         return Supplied(packed, [row[1] for row in rows], [row[2] for row in rows], self.refused, limits)
 
 
 def check(user: User) -> None:
-    """Raises `Unusable` for a name that could not be removed, listed or told apart, and limits that cannot be."""
+    """Raise `Unusable` for an e-mail that counters, logs or lists could not hold, and for impossible limits."""
     email = user.email
     if user.HasField("limits") and (fault := fault_of(user.limits)):
         raise Unusable(fault)
     if not email:
         raise Unusable("the e-mail is empty")
     if not email.isprintable() or ">>>" in email:
-        raise Unusable("the e-mail has characters that cannot be told apart in counters and logs")
+        raise Unusable("the e-mail has unprintable characters or >>>, which counters and logs cannot hold")
 
 
-def limits_said(user: User) -> bytes:
-    """What a user says of limits, packed; nothing where that is nothing."""
+def packed_limits(user: User) -> bytes:
+    """The user's limits, serialised; empty without limits."""
     return user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else b""
 
 
 def normal(user: User, tags: Tags) -> User:
-    """The user with their inbounds (`tags`) in order and once each: controllers send them in any."""
+    """The user with their inbounds (`tags`) sorted and without duplicates: controllers send them in any order."""
     if len(tags) == 1 or tags == (ordered := tuple(sorted(set(tags)))):
         return user
     kept = User(email=user.email, inbounds=ordered)
@@ -84,7 +84,7 @@ def normal(user: User, tags: Tags) -> User:
 
 
 def one_spelling(users: Iterable[User], refused: list[Refusal]) -> dict[str, User]:
-    """By key one entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
+    """The last entry of each e-mail, by key. Entries with another spelling than the first go to `refused`."""
     chosen: dict[str, User] = {}
     for user in users:
         email = user.email

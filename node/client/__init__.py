@@ -1,6 +1,7 @@
-"""A client of the whole interface, over REST and gRPC alike: what a controller, a command line or a test is made of.
+"""A client for the whole interface, over REST or gRPC, for controllers, command lines and tests.
 
-`connect` makes a `Client` of a `Target`. Errors are those of `node.errors`, and `NoReply`. The node imports none of it.
+`connect` makes a `Client` for a `Target`. Errors are those of `node.errors`, and `NoReply`. The node itself does not
+import this package.
 """
 
 from node.client.client import DEADLINE, Client, connect

@@ -1,4 +1,4 @@
-"""Connecting again where a stream's connection broke."""
+"""Reconnect streams, with backoff."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from twisted.internet.task import deferLater
 
 from node.client.failures import NoReply
 
-# Seconds before a connection is tried again.
+# Seconds before the next attempt to connect, by its number.
 _delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
 
 
 async def until_done(
     reactor: IReactorTime, attempt: Callable[[], Awaitable[None]], patience: float, error: NoReply
 ) -> None:
-    """Try until an attempt succeeds. Raises the error of the last one when `patience` is over; `error` before any."""
+    """Retry until an attempt succeeds. After `patience` seconds raise the last error, which is `error` at first."""
     end = reactor.seconds() + patience
     for number in count():
         left = end - reactor.seconds()

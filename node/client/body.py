@@ -1,4 +1,4 @@
-"""The body of a REST response as it comes: whole, line by line, or event by event."""
+"""Read the body of a REST response: whole, line by line, or event by event."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from protos.service_pb2 import Event
 
 T = TypeVar("T")
 
-# Seconds without a byte, where there is a heartbeat every 15.
+# Seconds without a byte after which a stream counts as broken; the node sends a heartbeat every 15.
 SILENCE = 45.0
-# Bytes of a line; the node's have 64 Ki characters at most.
+# Bytes of a line or an event; the node's lines have at most 64 Ki characters.
 MAX_LINE = 1024 * 1024
 
 
 class Body(Protocol):
-    """Gives what comes to `take`, which may raise `NoReply`. `done` fires at the end; cancelling it hangs up."""
+    """Passes data to `take`, which may raise `NoReply`. `done` fires at the end; cancelling it ends the connection."""
 
     transport: Any
 
@@ -57,7 +57,7 @@ class Body(Protocol):
 
 
 async def whole(response: IResponse) -> bytes:
-    """All of it. Raises `UnexpectedReply` if it is longer than any reply may be."""
+    """Read a whole body. Raises `UnexpectedReply` if it is longer than any reply may be."""
     found = bytearray()
 
     def take(data: bytes) -> None:
@@ -72,7 +72,7 @@ async def whole(response: IResponse) -> bytes:
 
 
 class StreamBody(Generic[T]):
-    """What comes without an end, on its way to `inbox`. With `beats` the node says in silence that it lives."""
+    """Reads an endless body into `inbox`. `beats`: the node sends heartbeats, and silence means that it is gone."""
 
     def __init__(self, reactor: IReactorTime, response: IResponse, beats: bool) -> None:
         self._reactor = reactor
@@ -86,7 +86,7 @@ class StreamBody(Generic[T]):
         self._listen()
 
     def _read(self, data: bytes) -> tuple[Iterable[T], bytes]:
-        """What is whole of what came, and the rest. Raises `UnexpectedReply`."""
+        """Split the received data into complete items and the incomplete rest. Raises `UnexpectedReply`."""
         raise NotImplementedError
 
     def _take(self, data: bytes) -> None:
@@ -105,7 +105,7 @@ class StreamBody(Generic[T]):
         self._body.transport.resumeProducing()
 
     def _listen(self) -> None:
-        """A node that is gone without a word sends no heartbeat any more."""
+        """Restart the timer that ends the stream if no heartbeat comes."""
         self._unlisten()
         if self._beats and not self._body.done.called:
             self._watch = self._reactor.callLater(SILENCE, self._silent)
@@ -129,7 +129,7 @@ class StreamBody(Generic[T]):
 
 
 class LogBody(StreamBody[Line]):
-    """The lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats and places."""
+    """Reads the lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats and places."""
 
     def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
         self._events = events
@@ -137,7 +137,7 @@ class LogBody(StreamBody[Line]):
 
     def _read(self, data: bytes) -> tuple[Iterable[Line], bytes]:
         data = data.replace(b"\r\n", b"\n")
-        # An event is whole with the empty line behind it.
+        # An event ends with an empty line.
         end = b"\n\n" if self._events else b"\n"
         head, ended, tail = data.rpartition(end)
         raw = head.decode("utf-8", "replace").split(end.decode()) if ended else []
@@ -145,14 +145,14 @@ class LogBody(StreamBody[Line]):
 
 
 def _lines(event: str) -> Iterator[Line]:
-    """Those of one event, which is one; a comment has none."""
+    """Return the line of one event; a comment has none."""
     fields = [line.partition(":") for line in event.split("\n")]
     place = next((value.removeprefix(" ") for name, _, value in fields if name == "id"), "")
     return (Line(value.removeprefix(" "), place) for name, _, value in fields if name == "data")
 
 
 class EventBody(StreamBody[Event]):
-    """The events of `GET /events`, each behind its length; those that are empty are heartbeats."""
+    """Reads the events of `GET /events`, each after its length; empty ones are heartbeats."""
 
     def __init__(self, reactor: IReactorTime, response: IResponse) -> None:
         super().__init__(reactor, response, beats=True)
@@ -162,5 +162,5 @@ class EventBody(StreamBody[Event]):
             bodies, rest = arrived(data)
             events = [Event.FromString(body) for body in bodies]
         except (InvalidRequest, DecodeError) as error:
-            raise UnexpectedReply(f"this is no stream of events: {error}") from error
+            raise UnexpectedReply(f"the reply is not a stream of events: {error}") from error
         return [event for event in events if event.kind], rest

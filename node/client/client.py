@@ -1,4 +1,4 @@
-"""Every operation of METHODS as a coroutine of the reactor's, the same over both transports."""
+"""The client: every operation of METHODS as a coroutine on the reactor, the same over both transports."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from node.client.target import Target
 from node.client.transport import Transport
 from protos import service_pb2 as pb
 
-# Seconds that a call may take. A Start that does not come up takes the node some ten.
+# Seconds that a call may take. A Start whose core fails takes the node some ten.
 DEADLINE = 30.0
-# Bytes of one chunk of users: far below what any gRPC server takes by default.
+# Bytes of one chunk of users: far below the default limit of gRPC servers.
 CHUNK = 1024 * 1024
-# Names that one request asks for.
+# Names in one request.
 NAMES = 1000
 
 M = TypeVar("M", bound=Message)
@@ -37,11 +37,11 @@ _METHODS = {method.name: method for method in METHODS}
 
 
 def connect(reactor: IReactorTime, target: Target, *, deadline: float = DEADLINE, aio: Aio | None = None) -> Client:
-    """A client of this node. It connects with the first call. Whoever has many nodes gives one running `aio` to all.
+    """Make a client for this node. It connects at the first call. Clients for many nodes can share one running `aio`.
 
     Raises `OSError` or `ValueError` for a key or a certificate that cannot be read.
     """
-    # The libraries of a transport are loaded with it: a program that says one thing and ends would wait for both.
+    # Each transport's libraries are imported only when it is used: a short program need not wait for both.
     if target.transport == "rest":
         from node.client.rest import RestTransport
 
@@ -56,9 +56,9 @@ def connect(reactor: IReactorTime, target: Target, *, deadline: float = DEADLINE
 
 
 class Client:
-    """One node. Every call may raise `NodeError`: what the node says, or a `NoReply`.
+    """A client for one node. Every call may raise `NodeError`: the node's own error, or a `NoReply`.
 
-    A call that is cancelled, or too late, ends on this side; the node goes on with what it has accepted.
+    A cancelled call, or one past its deadline, ends on this side; the node goes on with what it has accepted.
     """
 
     def __init__(self, reactor: IReactorTime, transport: Transport, deadline: float = DEADLINE) -> None:
@@ -74,7 +74,7 @@ class Client:
         return other
 
     async def close(self) -> None:
-        """End all that is open, streams too."""
+        """Close all streams and connections."""
         for stream in tuple(self._streams):
             stream.close()
         await self._transport.close()
@@ -99,7 +99,7 @@ class Client:
         return await self.call("GetBaseInfo", pb.BaseInfoResponse, pb.Empty())
 
     def logs(self, patience: float = math.inf) -> LogStream:
-        """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
+        """Open a stream of log lines, for `async with`. `patience`: seconds for which it tries to reconnect."""
         lines = self._transport.lines
         stream = LogStream(self._reactor, lambda last: self._timed(lines(_METHODS["GetLogs"], last)), patience)
         self._streams.add(stream)
@@ -114,7 +114,10 @@ class Client:
         follow: bool = True,
         patience: float = math.inf,
     ) -> EventStream:
-        """Events behind a number, for `async with`; without `follow` those that there are. `patience` as for `logs`."""
+        """Open a stream of events after a number, for `async with`. Without `follow` it ends after the existing ones.
+
+        `patience` is as for `logs`.
+        """
 
         async def connected(request: pb.EventsRequest) -> Inbox[pb.Event]:
             return await self._timed(self._transport.events(_METHODS["StreamEvents"], request))
@@ -133,7 +136,7 @@ class Client:
         return await self.call("GetBackendStats", pb.BackendStatsResponse, pb.Empty())
 
     async def stats(self, kind: pb.StatType, name: str = "", reset: bool = False) -> pb.StatResponse:
-        """With `reset` these rows begin at zero again; if the reply does not arrive they are in the next one."""
+        """Read traffic counters. `reset` sets these to zero; if the reply is not delivered, the next one has them."""
         return await self.call("GetStats", pb.StatResponse, pb.StatRequest(type=kind, name=name, reset=reset))
 
     async def online(self, name: str) -> pb.OnlineStatResponse:
@@ -148,34 +151,34 @@ class Client:
     # Users
 
     async def sync_user(self, *users: pb.User) -> None:
-        """Add, change or remove these, in their order: by one stream, or by a request for each over REST.
+        """Add, change or remove these users, in order: by one stream over gRPC, by a request for each over REST.
 
-        Raises `UsersRefused` for those that cannot be applied; all others are.
+        Raises `UsersRefused` for users that cannot be applied; all others are.
         """
         await self.call("SyncUser", pb.Empty, *users)
 
     async def sync_users(self, users: Iterable[pb.User]) -> None:
-        """These are the users, all others go. Raises `UsersRefused` as above."""
+        """Replace the whole set of users. Raises `UsersRefused` as above."""
         await self.call("SyncUsers", pb.Empty, pb.Users(users=users))
 
     async def sync_chunked(self, users: Iterable[pb.User], size: int = CHUNK) -> None:
-        """Add, change or remove these at once, sent in chunks of up to so many bytes. Raises `UsersRefused` as above.
+        """Add, change or remove these users at once, in chunks of up to `size` bytes. Raises `UsersRefused` as above.
 
-        However it is sent, the node takes no more than 64 MiB together.
+        The node takes no more than 64 MiB in all chunks together.
         """
         await self.call("SyncUsersChunked", pb.Empty, *chunks(users, size))
 
     async def list_users(
         self, after: str = "", limit: int = 0, names: Iterable[str] = (), credentials: bool = False
     ) -> pb.ListUsersResponse:
-        """A page of them; `next` of the reply is `after` of the next one. See `all_users`."""
+        """Read a page of the users; pass the reply's `next` as `after` for the next page. See `all_users`."""
         request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials)
         return await self.call("ListUsers", pb.ListUsersResponse, request)
 
     async def all_users(
         self, names: Sequence[str] = (), credentials: bool = False
     ) -> AsyncIterator[pb.ListUsersResponse]:
-        """All pages. Where one has another `revision` than that before it, the users changed meanwhile."""
+        """Read all pages. If a page has another `revision` than the one before it, the users have changed meanwhile."""
         parts = [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]
         for part in parts:
             after, more = "", True
@@ -183,18 +186,18 @@ class Client:
                 page = await self.list_users(after, names=part, credentials=credentials)
                 yield page
                 if (more := bool(page.next)) and page.next <= after:
-                    raise UnexpectedReply("the node lists its users in circles")
+                    raise UnexpectedReply("the node's list of users does not end: `next` is not after the page before")
                 after = page.next
 
     async def set_limits(self, limits: Mapping[str, pb.Limits | None]) -> pb.SetLimitsResponse:
-        """Say what these users may use; None takes such a word back. The reply has what of it cannot be done."""
-        words = [pb.UserLimits(name=name, limits=word) for name, word in limits.items()]
-        return await self.call("SetLimits", pb.SetLimitsResponse, pb.SetLimitsRequest(users=words))
+        """Set the limits of these users; None removes a user's own limits. The reply lists those that cannot be set."""
+        users = [pb.UserLimits(name=name, limits=own) for name, own in limits.items()]
+        return await self.call("SetLimits", pb.SetLimitsResponse, pb.SetLimitsRequest(users=users))
 
     async def get_limits(
         self, after: str = "", limit: int = 0, names: Iterable[str] = (), off: bool = False
     ) -> pb.GetLimitsResponse:
-        """A page of what users may use and have used; `next` of the reply is `after` of the next one."""
+        """Read a page of users' limits and usage; pass the reply's `next` as `after` for the next page."""
         request = pb.GetLimitsRequest(after=after, limit=limit, names=names, off=off)
         return await self.call("GetLimits", pb.GetLimitsResponse, request)
 
@@ -203,21 +206,21 @@ class Client:
     async def update_core(
         self, core: pb.BackendType, version: str = "", sha256: str = "", back: bool = False
     ) -> pb.Job:
-        """Have another release of a core, or the one before. The job goes on when this has returned: see `jobs`."""
+        """Start an update of a core to a release, or `back` to the one before. It runs as a job: see `jobs`."""
         request = pb.UpdateCoreRequest(type=core, version=version, sha256=sha256, back=back)
         return await self.call("UpdateCore", pb.Job, request)
 
     async def update_geo_files(self, files: Mapping[str, str] | None = None, back: bool = False) -> pb.Job:
-        """Have the newest geo files, these by name with their digests, or those before."""
+        """Start an update to the newest geo files, to these by name and digest, or `back` to those before."""
         named = [pb.GeoFile(name=name, sha256=digest) for name, digest in (files or {}).items()]
         return await self.call("UpdateGeoFiles", pb.Job, pb.UpdateGeoFilesRequest(files=named, back=back))
 
     async def update_node(self, version: str = "", sha256: str = "") -> pb.Job:
-        """Have another version of the node, or what is installed by now."""
+        """Start an update of the node to a version, or to what is installed by now."""
         return await self.call("UpdateNode", pb.Job, pb.UpdateNodeRequest(version=version, sha256=sha256))
 
     async def jobs(self, identity: str = "") -> list[pb.Job]:
-        """The updates that the node knows, oldest first, or this one."""
+        """Return the update jobs that the node remembers, oldest first, or the one with this identity."""
         return list((await self.call("GetJob", pb.Jobs, pb.JobRequest(id=identity))).jobs)
 
     # Routing
@@ -232,7 +235,7 @@ class Client:
         return await self.call("TestRoute", pb.RouteResult, route)
 
     async def add_routing_rule(self, rule: str, should_reset: bool = False) -> None:
-        """`rule` is the JSON of one rule."""
+        """Add one routing rule, given as JSON."""
         await self.call("AddRoutingRule", pb.Empty, pb.AddRoutingRuleRequest(rule=rule, should_reset=should_reset))
 
     async def remove_routing_rule(self, rule_tag: str) -> None:
@@ -242,10 +245,10 @@ class Client:
         request = pb.OverrideBalancerTargetRequest(balancer_tag=balancer_tag, target=target)
         await self.call("OverrideBalancerTarget", pb.Empty, request)
 
-    # All of them
+    # Any operation
 
     async def call(self, name: str, reply: type[M], *messages: Message) -> M:
-        """An operation by its name in METHODS, with messages as they are."""
+        """Call an operation by its name in METHODS, with these messages."""
         body = await self._timed(self._transport.call(_METHODS[name], messages))
         try:
             return reply.FromString(body)
@@ -260,10 +263,10 @@ class Client:
 
 
 def chunks(users: Iterable[pb.User], size: int) -> Iterator[pb.UsersChunk]:
-    """The users in chunks of no more than `size` bytes, or of one user that is larger; the last one is marked."""
+    """Split users into chunks of at most `size` bytes, or of a single larger user; the last chunk is marked."""
     chunk, index, room = pb.UsersChunk(), 0, size
     for user in users:
-        # A tag, and a length of up to five bytes; the index and the mark have twelve.
+        # Each user has a tag, and a length of up to five bytes; the index and the mark have twelve.
         needed = user.ByteSize() + 6
         if chunk.users and needed > room - 14:
             yield chunk

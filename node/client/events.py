@@ -1,4 +1,4 @@
-"""A stream of events that outlives its connections."""
+"""A stream of events that reconnects."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from protos.service_pb2 import Event, EventsRequest
 
 
 class EventStream:
-    """What happened to the node behind a number, and what comes: each event once, in order.
+    """The events of a node after a number, then those that come: each one once, in order.
 
-    An async iterator, for `async with`; or `next`, which takes all that are there. If the connection breaks it is made
-    again, for as long as `patience` says, and goes on behind the last event that was taken: `since` and `epoch` say
-    which one, for whoever wants to go on later. Events of kind `events.missed` and `events.lost` say what is not kept.
+    An async iterator, for `async with`; or `next`, which returns all that are there. If the connection breaks, the
+    stream reconnects for up to `patience` seconds, and goes on after the last event that was taken. `since` and `epoch`
+    identify that event, with which another stream can resume later. Events of kind `events.missed` and `events.lost`
+    report events that the node no longer has.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class EventStream:
         self._closed = False
 
     async def open(self) -> Self:
-        """Connect for the first time, for which there is no patience. Raises `NodeError`."""
+        """Connect for the first time, without retries. Raises `NodeError`."""
         self._source = await self._connect(self._request)
         return self
 
     async def next(self, wait: float | None = None) -> Sequence[Event]:
-        """The next events; none if none come within `wait` seconds, or at the end. Raises what broke the stream."""
+        """Return the next events; none after `wait` seconds, or at the end. Raises the error that ended the stream."""
         events = await self._arrived(wait)
         if events:
             self._took(events[-1])
@@ -79,7 +80,7 @@ class EventStream:
         self.since, self.epoch = event.sequence, event.epoch
 
     async def _resume(self, error: NoReply) -> None:
-        """Connect again. Raises the error of the last attempt when patience is over."""
+        """Reconnect. Raises the error of the last attempt after `patience` seconds."""
         assert self._source is not None
         self._source.close()
         await until_done(self._reactor, self._reconnect, self._patience, error)

@@ -1,7 +1,7 @@
-"""What a call can fail with, as classes: those of `node.errors` where the node said so, and here where it said nothing.
+"""The errors of a client's calls: those of `node.errors` for the node's own, and those here without a reply.
 
-REST's JSON has the error's word. Over gRPC, and in the dialect of deployed clients, there are a status and a text; what
-they leave open is told by how the text begins.
+REST's JSON has the error's code. Over gRPC, and in the dialect of deployed clients, there are only a status and a text;
+where several errors have the same status, the beginning of the text decides.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from node.errors import KINDS, NodeError
 
 
 class NoReply(NodeError):
-    """There is no answer of the node's: whether it has done what was asked is not known."""
+    """The node has not answered: it is unknown whether it has processed the call."""
 
     code, http, grpc = "no_reply", 502, "UNKNOWN"
 
 
 class Unreachable(NoReply):
-    """No connection, none that can be trusted, or one that broke before the answer was here."""
+    """The connection failed, cannot be trusted, or broke before the answer arrived."""
 
     code, http, grpc = "unreachable", 503, "UNAVAILABLE"
 
 
 class StreamEnded(Unreachable):
-    """The node has ended a stream in good order."""
+    """The node has ended a stream gracefully."""
 
     def __init__(self) -> None:
         super().__init__("the node has ended the stream")
 
 
 class DeadlineExceeded(NoReply):
-    """The answer is not here in time. The node may still do what was asked."""
+    """The answer did not arrive in time. The node may still process the call."""
 
     code, http, grpc = "deadline_exceeded", 504, "DEADLINE_EXCEEDED"
 
 
 class UnexpectedReply(NoReply):
-    """An answer that no node of this interface gives: something else is listening there."""
+    """The answer is not a node's: some other server is listening there."""
 
     code = "unexpected_reply"
 
 
-# How the texts begin of kinds that share their status with others.
+# The beginnings of the texts of errors that share their status with others.
 _BEGINNINGS: dict[type[NodeError], tuple[str, ...]] = {
     errors.Internal: ("internal error",),
     errors.NotInitialized: (errors.NotInitialized().text,),
@@ -54,13 +54,13 @@ _BEGINNINGS: dict[type[NodeError], tuple[str, ...]] = {
     errors.ShuttingDown: (errors.ShuttingDown().text,),
     errors.Crowded: (errors.Crowded().text,),
     errors.UsersRefused: (errors.UsersRefused([]).text,),
-    # The second is gRPC's own.
+    # The second text is gRPC's own.
     errors.UnknownPath: ("there is no such path", "Method not found!"),
     errors.WrongVerb: ("this path takes other HTTP methods",),
 }
-# What is not about the configuration in a refused Start.
+# Begins the error of a Start that was refused for its body, and not for its configuration.
 _MALFORMED = "the body is not a "
-# How gRPC's own words begin for a connection that does not come about or broke.
+# The beginnings of gRPC's own texts for a connection that failed or broke.
 _BROKEN = (
     "failed to connect",
     "Stream removed",
@@ -77,45 +77,45 @@ _BROKEN = (
     "ping timeout",
     "recvmsg",
     "sendmsg",
-    # The node's words, which is there again in a second.
+    # The node's own text at a hand-over; it serves again within a second.
     "the node becomes another version",
 )
 
 
 def of_http(method: Method, status: int, body: bytes, dialect: Dialect) -> NodeError:
-    """The error that a REST response other than 200 stands for."""
+    """Return the error of a REST response with a status other than 200."""
     text = body.decode("utf-8", "replace")
     if dialect is Dialect.DEPLOYED:
-        return _meant(method, text, lambda kind: kind.http == status) or _unexpected(f"{status}: {text}")
+        return _guessed(method, text, lambda kind: kind.http == status) or _unexpected(f"{status}: {text}")
     try:
-        said = json.loads(text)
-        words = str(said["error"]), str(said["code"])
+        fields = json.loads(text)
+        error, code = str(fields["error"]), str(fields["code"])
     except (ValueError, LookupError, TypeError):
         return _unexpected(f"{status}: {text}")
-    kind = next((kind for kind in KINDS if (kind.code, kind.http) == (words[1], status)), None)
-    return _unexpected(f"{status}: {text}") if kind is None else kind.told(words[0])
+    kind = next((kind for kind in KINDS if (kind.code, kind.http) == (code, status)), None)
+    return _unexpected(f"{status}: {text}") if kind is None else kind.of_text(error)
 
 
 def of_grpc(method: Method, status: str, text: str, connected: bool) -> NodeError:
-    """The error that a gRPC status other than OK stands for; `connected`: the connection is still there."""
+    """Return the error of a gRPC status other than OK. `connected`: the connection is still open."""
     if status == "CANCELLED" or (status == "UNAVAILABLE" and text.startswith(_BROKEN)):
         return Unreachable(text)
-    found = _meant(method, text, lambda kind: kind.grpc == status)
+    found = _guessed(method, text, lambda kind: kind.grpc == status)
     if found is None:
         return _unexpected(f"{status}: {text}")
-    # A core that failed says so in words of its own; so may gRPC.
+    # The text of a failed core begins in any way, as may gRPC's own.
     return found if connected or not isinstance(found, errors.CoreFailed) else Unreachable(text)
 
 
-def _meant(method: Method, text: str, fits: Callable[[type[NodeError]], bool]) -> NodeError | None:
-    """The kind among those of a status: by the beginning of its text, else one that has no certain beginning."""
+def _guessed(method: Method, text: str, fits: Callable[[type[NodeError]], bool]) -> NodeError | None:
+    """Return the error of a status: the kind that the text's beginning matches, else one without a fixed beginning."""
     kinds = list(filter(fits, KINDS))
     known = [kind for kind in kinds if text.startswith(_BEGINNINGS.get(kind, ()))]
     open_ones = [kind for kind in kinds if kind not in _BEGINNINGS]
     if errors.InvalidConfig in open_ones and method.name == "Start" and not text.startswith(_MALFORMED):
         open_ones = [errors.InvalidConfig]
-    return next((kind.told(text) for kind in (*known, *open_ones, *kinds)), None)
+    return next((kind.of_text(text) for kind in (*known, *open_ones, *kinds)), None)
 
 
-def _unexpected(said: str) -> NodeError:
-    return UnexpectedReply(f"this is no answer of a node: {said[:500]}")
+def _unexpected(answer: str) -> NodeError:
+    return UnexpectedReply(f"this is not the answer of a txnode: {answer[:500]}")

@@ -1,4 +1,4 @@
-"""What is on its way from a stream to its reader, on the reactor: lines, or events."""
+"""The buffer between a stream and its reader, for lines or events. On the reactor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from twisted.python.failure import Failure
 
 T = TypeVar("T")
 
-# Lines that wait to be taken; whoever puts more is asked to wait.
+# Items that may wait to be taken; then the writer should wait.
 ROOM = 5_000
 
 
 class Inbox(Generic[T]):
-    """Lines that came and were not taken yet. Its one reader may give up waiting at any time, and loses nothing by it.
+    """Items that came and were not taken yet. Its one reader may cancel waiting at any time, and loses nothing.
 
-    `close` tells whoever fills it that no more are wanted.
+    `close` tells the writer that no more items are wanted.
     """
 
     def __init__(self, reactor: IReactorTime, close: Callable[[], None] = lambda: None) -> None:
@@ -39,18 +39,18 @@ class Inbox(Generic[T]):
             self._wake_reader()
 
     def end(self, error: BaseException) -> None:
-        """No more will come. What is here can still be taken, and then the reader has the error."""
+        """Put no more items. Those that are here can still be taken, then the reader gets the error."""
         if self._error is None:
             self._error = error
             self._wake_reader()
 
     def fail(self, failure: Failure) -> None:
-        """The same for a Deferred."""
+        """Like `end`, as the errback of a Deferred."""
         assert failure.value is not None
         self.end(failure.value)
 
     def room(self) -> Deferred[None]:
-        """Fires when there is room again. One writer waits at a time."""
+        """Return a Deferred that fires when there is room. One writer waits at a time."""
         writer: Deferred[None] = Deferred()
         if self.full:
             self._writer = writer
@@ -59,7 +59,7 @@ class Inbox(Generic[T]):
         return writer
 
     async def take(self, wait: float | None = None) -> list[T]:
-        """All lines that are here, else the next ones; none if none come within `wait` seconds. Raises the error."""
+        """Take all items, or wait for the next ones; none after `wait` seconds. Raises the error at the end."""
         if not self._lines and self._error is None:
             await self._arrival(wait)
         lines, self._lines = self._lines, []
@@ -81,7 +81,7 @@ class Inbox(Generic[T]):
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
-            # Not at once: the reader may close, and so end whoever is just putting lines here.
+            # Not at once: the reader may close the stream, while its writer is still in `put`.
             self._reactor.callLater(0, reader.callback, None)
 
     def _wake_writer(self) -> None:

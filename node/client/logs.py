@@ -1,4 +1,4 @@
-"""A log stream that outlives its connections."""
+"""A stream of log lines that reconnects."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from node.client.inbox import Inbox
 from node.client.line import Line
 from node.logs import NODE_MARK, REPLAY, TOO_SLOW
 
-# Seconds without a line after which a new connection has told what it begins with, and seconds after which it has so
-# in any case.
+# Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
+# count as complete in any case.
 QUIET, SETTLED = 0.3, 2.0
 
-# Begins what this client has to say itself.
+# Begins lines that the client itself adds.
 CLIENT_MARK = "[client] "
-# Stands where lines may be missing.
+# Added where lines may be missing.
 GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
 class LogStream:
-    """The node's log lines, in their order: those that it gives a new reader, then what comes.
+    """The node's log lines, in order: those that it sends a new reader, then those that come.
 
-    An async iterator of lines, for `async with`; or `next`, which takes all that are there. If the connection breaks,
-    it is made again, for as long as `patience` says, and the stream goes on behind the last line that was read. The
-    node tells the place of each, so none is missing, and none comes twice. Where more lines came meanwhile than the
-    node keeps, it says how many are lost; lines that it had not sent when it ended are, too: `GAP` stands there.
+    An async iterator of lines, for `async with`; or `next`, which returns all that are there. If the connection breaks,
+    the stream reconnects for up to `patience` seconds, and goes on after the last line that was read. The node sends
+    the place of each line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node
+    keeps, a line says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
 
-    Older nodes, and any in the deployed dialect, tell no places. What a new connection begins with, the newest REPLAY
-    lines of the ring, is laid over what was read last then. So some things cannot be promised there:
+    Older nodes, and all nodes in the deployed dialect, send no places. Then the first lines of a new connection, the
+    newest REPLAY lines of the ring, are matched with the lines that were read last. This has limits:
 
-    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost. `GAP` stands there.
-    - Where the same lines come again and again, word for word, one may be taken for its like, and be missing or come
-      twice. Lines of cores have their time; those of the node itself have not.
-    - After a break, the first lines may come SETTLED seconds late.
+    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost. `GAP` marks that.
+    - If identical lines repeat, one may be taken for another, and be missing or come twice. Lines of cores have a
+      time stamp; those of the node itself do not.
+    - After a reconnect, the first lines may come SETTLED seconds late.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LogStream:
         self._reactor = reactor
         self._connect = connect
         self._patience = patience
-        # What was read last.
+        # The last line that was read.
         self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
         self._ready: deque[str] = deque()
@@ -60,21 +60,21 @@ class LogStream:
         self._following: Deferred[None] | None = None
 
     async def open(self) -> Self:
-        """Connect for the first time, for which there is no patience. Raises `NodeError`."""
+        """Connect for the first time, without retries. Raises `NodeError`."""
         self._source = await self._connect("")
         self._following = Deferred.fromCoroutine(self._follow())
         self._following.addErrback(self._outbox.fail)
         return self
 
     async def next(self, wait: float | None = None) -> list[str]:
-        """The next lines; none if none come within `wait` seconds, or after `close`. Raises what ended the stream."""
+        """Return the next lines; none after `wait` seconds or after `close`. Raises the error that ended the stream."""
         try:
             return await self._outbox.take(wait)
         except _Closed:
             return []
 
     def close(self) -> None:
-        """End the stream. What was read and not taken still can be."""
+        """End the stream. Lines that were read can still be taken."""
         self._outbox.end(_Closed())
         following, self._following = self._following, None
         if following is not None:
@@ -109,7 +109,7 @@ class LogStream:
             await self._outbox.room()
 
     async def _resume(self, error: NoReply) -> None:
-        """Connect again and deliver what is new there. Raises the error of the last attempt when patience is over."""
+        """Reconnect and deliver the new lines. Raises the error of the last attempt after `patience` seconds."""
         self._source.close()
         await until_done(self._reactor, self._reconnect, self._patience, error)
 
@@ -123,7 +123,7 @@ class LogStream:
                 raise
 
     async def _beginning(self) -> list[Line]:
-        """What a new connection begins with, or more."""
+        """Read the first lines of a new connection, or more."""
         lines: list[Line] = []
         end = self._reactor.seconds() + SETTLED
         while len(lines) < REPLAY and self._reactor.seconds() < end and (more := await self._source.take(QUIET)):
@@ -139,7 +139,7 @@ class LogStream:
     def _deliver(self, lines: list[Line], before: Sequence[str] = ()) -> None:
         for text, _ in lines:
             if text.startswith(NODE_MARK) and text.endswith(TOO_SLOW):
-                self._seen.clear()  # what came before does not stand before what comes
+                self._seen.clear()  # lines are missing here, so the earlier ones do not precede the next
             else:
                 self._seen.append(text)
         self._last = lines[-1] if lines else self._last
@@ -147,13 +147,13 @@ class LogStream:
 
 
 class _Closed(Exception):
-    """Nobody wants more lines."""
+    """The reader has closed the stream."""
 
 
 def overlap(seen: Sequence[str], beginning: Sequence[str]) -> int | None:
-    """How many lines at a new stream's beginning were read before, if the last ones read are there; else None.
+    """Count the lines at the beginning of a new stream that were read before; None if the last ones are not there.
 
-    The most of what was read counts, and if all of it is there more than once, its first place.
+    The longest overlap counts; if all of `seen` occurs more than once, the first occurrence.
     """
     size = len(seen)
     whole = (end for end in range(size, len(beginning) + 1) if beginning[end - size : end] == seen)

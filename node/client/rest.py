@@ -1,4 +1,4 @@
-"""Calls over REST, by treq. A connection serves the calls that follow, too; a log stream has one of its own."""
+"""The client's calls over REST, by treq. Connections are kept for later calls; a log stream has one of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from node.errors import UsersRefused
 from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"
-# Seconds that a connection is kept for a next call; the node closes one after 120.
+# Seconds for which an idle connection is kept; the node closes one after 120.
 IDLE = 30
 _OK = 200
 _NO_HEADERS: Mapping[str, str] = {}
@@ -54,7 +54,7 @@ _BROKEN = (
 
 
 class RestTransport:
-    """See `Transport`. A feed of users is a request for each; all are sent, then the refused ones are told as one."""
+    """See `Transport`. A feed of users is one request for each; all are sent, then one error lists the refused ones."""
 
     def __init__(self, reactor: IReactorTime, target: Target) -> None:
         self._reactor = reactor
@@ -93,28 +93,28 @@ class RestTransport:
             except UsersRefused as fault:
                 refused.append(fault.text.removeprefix(UsersRefused([]).text))
         if refused:
-            raise UsersRefused.told(UsersRefused([]).text + "; ".join(refused))
+            raise UsersRefused.of_text(UsersRefused([]).text + "; ".join(refused))
         return b""
 
     async def _ask(self, method: Method, body: bytes) -> bytes:
         return await _whole(await self._opened(method, body))
 
     async def _opened(self, method: Method, body: bytes, more: Mapping[str, str] = _NO_HEADERS) -> IResponse:
-        """A response that says OK, and whose body is to come."""
+        """Return the response with status 200, before its body is read. Raises the error of any other status."""
         response = await self._request(method, body, more)
         if response.code != _OK:
             raise await self._error(method, response)
         return response
 
     async def _request(self, method: Method, body: bytes, more: Mapping[str, str]) -> IResponse:
-        said = {**self._credentials, **more, "host": self._host}
-        headers = Headers({name: [value] for name, value in said.items()})
+        fields = {**self._credentials, **more, "host": self._host}
+        headers = Headers({name: [value] for name, value in fields.items()})
         if body:
             headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
         try:
             return await self._http.request(
                 method.verbs[0],
-                # Not the host: treq takes no IPv6 address.
+                # Not the real host: treq does not accept IPv6 addresses.
                 "https://node" + method.path,
                 headers=headers,
                 data=body or None,
@@ -123,8 +123,8 @@ class RestTransport:
             )
         except _BROKEN as fault:
             raise _unanswered(fault) from fault
-        except ValueError as fault:  # from Twisted and from idna, before anything is looked up
-            raise Unreachable(f"{self._host!r} is no address: {fault}") from fault
+        except ValueError as fault:  # from Twisted and idna, before the name is resolved
+            raise Unreachable(f"{self._host!r} is not a valid address: {fault}") from fault
 
     async def _error(self, method: Method, response: IResponse) -> Exception:
         return of_http(method, response.code, await _whole(response), self._dialect)
@@ -145,7 +145,7 @@ async def _whole(response: IResponse) -> bytes:
 
 
 def _unanswered(fault: Exception) -> Exception:
-    """Why there is no answer: the caller did not want it any more, or there was no connection, or it broke."""
+    """Return the error of a call without an answer: cancelled by the caller, no connection, or a broken one."""
     reasons = [failure.value for failure in getattr(fault, "reasons", ())] or [fault]
     if any(isinstance(reason, CancelledError | error.ConnectingCancelledError) for reason in reasons):
         return CancelledError()

@@ -1,4 +1,4 @@
-"""Calls over gRPC: METHODS by their paths, in the asyncio thread of an `Aio`."""
+"""The client's calls over gRPC: METHODS by their paths, in the asyncio thread of an `Aio`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from node.client.line import LAST, Line
 from node.client.target import Target
 from protos.service_pb2 import Event, Log
 
-# Log lines, or events, that may wait for the reactor.
+# Log lines, or events, that may wait for the reactor's thread.
 BATCH = 1_000
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
@@ -30,14 +30,14 @@ Metadata = tuple[tuple[str, str], ...]
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),
-    # REST asks no proxy of the environment either.
+    # Ignore proxies of the environment, as REST does.
     ("grpc.enable_http_proxy", 0),
-    # Clients share no connection.
+    # Clients do not share connections.
     ("grpc.use_local_subchannel_pool", 1),
-    # A node that is back is found at once, not after gRPC's minutes.
+    # Reconnect soon to a node that is back; gRPC's default backoff grows to minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A node that is gone without a word: ping after 30 s, gone after 15 s without an answer.
+    # Notice a node that is gone without closing: a PING after 30 s, closed after 15 s without an answer.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 15_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -91,7 +91,7 @@ class RpcTransport:
 
     async def _relay(self, method: Method, stream: _Stream[T], inbox: Inbox[T]) -> None:
         while True:
-            inbox.put(await self._aio.run(self._told(method, stream.next())))
+            inbox.put(await self._aio.run(self._answered(method, stream.next())))
             await inbox.room()
 
     # In the asyncio thread
@@ -103,22 +103,22 @@ class RpcTransport:
         else:
             (body,) = bodies
             call = self._connected().unary_unary(path)(body, metadata=self._metadata)
-        return await self._told(method, call)
+        return await self._answered(method, call)
 
     async def _open(self, method: Method, request: bytes, read: Callable[[bytes], T], more: Metadata) -> _Stream[T]:
         metadata = (*self._metadata, *more)
         call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(request, metadata=metadata)
         try:
-            await self._told(method, call.initial_metadata())
+            await self._answered(method, call.initial_metadata())
             if call.done():
-                await self._told(method, call.read())
+                await self._answered(method, call.read())
         except BaseException:
             call.cancel()
             raise
         return _Stream(call, read)
 
-    async def _told(self, method: Method, work: Awaitable[T]) -> T:
-        """What it brings, or the error that the status stands for."""
+    async def _answered(self, method: Method, work: Awaitable[T]) -> T:
+        """Await the result of a call. Raises the error of its status."""
         try:
             return await work
         except grpc.aio.AioRpcError as error:
@@ -126,7 +126,7 @@ class RpcTransport:
             raise of_grpc(method, error.code().name, error.details() or "", connected) from error
 
     def _connected(self) -> Any:
-        if self._channel is None:  # a channel belongs to the loop that it was made in
+        if self._channel is None:  # made here, because a channel belongs to the loop that it was made in
             self._channel = grpc.aio.secure_channel(self._address, self._credentials, self._options)
         return self._channel
 
@@ -137,9 +137,9 @@ def _line(body: bytes) -> Line:
 
 
 class _Stream(Generic[T]):
-    """The messages of one call, as `read` has them.
+    """The messages of one call, parsed by `read`.
 
-    Those that are there go together: the way from thread to thread costs most.
+    `next` returns all that are there: crossing threads costs most.
     """
 
     def __init__(self, call: Any, read: Callable[[bytes], T]) -> None:
@@ -151,7 +151,7 @@ class _Stream(Generic[T]):
         self._reading.add_done_callback(lambda _: self._changed.set())
 
     async def next(self) -> list[T]:
-        """At least one line. Raises the error that ended the call when all lines were taken."""
+        """Return at least one message. Raises the error that ended the call when all messages were taken."""
         while not self._lines:
             if self._reading.done():
                 self._reading.result()

@@ -1,4 +1,4 @@
-"""Where a node is, how it is spoken to, and with which key and which trust."""
+"""The address of a node, with the transport, the key and the trusted certificates for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from node.api.auth import Dialect
 class Target:
     """A node to call.
 
-    `key` is its API key, `trust` its own certificate, or that of the authority that signed it, as PEM. A `Path` is a
-    file that has it, read when the client is made. Without `trust` the authorities count that the transport's library
-    knows. The host's name, or `certificate_name` where it is issued to another one, is checked against the certificate
-    in any case. `dialect` says how the key is sent, and over
-    REST how errors and log lines come: in the deployed one some kinds of errors cannot be told apart, and a node that
-    is gone without a word is not noticed.
+    `key` is its API key; `trust` is its own certificate, or that of the authority that signed it, as PEM. Either may be
+    the `Path` of a file, which is read when the client is made. Without `trust`, the transport library's default
+    authorities are trusted. The host name, or `certificate_name` if the certificate is issued to another one, is
+    checked against the certificate in any case. `dialect` decides how the key is sent and, over REST, the format of
+    errors and log lines: in the deployed one some kinds of errors cannot be distinguished, and a node that is gone
+    without closing its connections is not noticed.
     """
 
     transport: Literal["rest", "grpc"]
@@ -41,14 +41,14 @@ class Target:
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
     def credentials(self) -> dict[str, str]:
-        """The header, or the metadata, that carries the key; nothing for an empty one."""
+        """Return the header, or the metadata, with the key; nothing for an empty key."""
         key = _text(self.key).strip()
         if not key:
             return {}
         return {"x-api-key": key} if self.dialect is Dialect.DEPLOYED else {"authorization": f"Bearer {key}"}
 
     def certificates(self) -> bytes | None:
-        """The PEM of what is trusted. Raises `ValueError` for something else."""
+        """Return the trusted certificates, PEM; None without any. Raises `ValueError` for other content."""
         if self.trust is None:
             return None
         pem = _text(self.trust).encode()

@@ -1,4 +1,4 @@
-"""What a `Client` needs of a transport."""
+"""The interface between `Client` and its transports."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from protos.service_pb2 import Event
 
 
 class Transport(Protocol):
-    """Carries calls to one node. It raises `NodeError`; cancelling a call ends it on this side."""
+    """Sends calls to one node. All methods raise `NodeError`; cancelling a call ends it on this side."""
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
-        """The serialised reply: to one message, or to a feed of them."""
+        """Call a method with one message, or with a feed of them. Returns the serialised reply."""
 
     async def lines(self, method: Method, last: str) -> Inbox[Line]:
-        """A stream of log lines that is open; the inbox ends with the error that ended it.
+        """Open a stream of log lines, from after the place `last` if the node knows places.
 
-        It begins behind the line of the place `last`, where the node knows places.
+        The inbox ends with the error that ended the stream.
         """
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
-        """A stream of events that is open, as above."""
+        """Open a stream of events, as above."""
 
     async def close(self) -> None:
         """End all connections."""

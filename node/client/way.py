@@ -1,4 +1,4 @@
-"""The way to a node over TLS, for REST: to the certificate that is pinned, or to one that an authority signed."""
+"""The TLS endpoint of a node, for REST: with a pinned certificate, or one that an authority has signed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 @implementer(IAgentEndpointFactory)
 class Way:
-    """Leads to this host, whatever the URL. `name` is checked. Without `pem` the machine's authorities count."""
+    """Connects to this host, whatever the URL, and checks `name`. Without `pem` it trusts the machine's authorities."""
 
     def __init__(self, reactor: IReactorTime, host: str, port: int, name: str, pem: bytes | None) -> None:
         self._reactor = reactor
@@ -35,7 +35,7 @@ class Way:
 
 @implementer(IOpenSSLClientConnectionCreator)
 class _Pinning:
-    """Has a certificate trusted for itself where another one signed it, too, as gRPC's library does."""
+    """Trusts a pinned certificate also if another one has signed it, as gRPC's library does."""
 
     def __init__(self, creator: Any) -> None:
         self._creator = creator

@@ -1,4 +1,4 @@
-"""What the node and a driver have in common: users, changes, counters, and what a driver must bring.
+"""The contract between the node and its drivers: users, changes, counters, and the protocols of a driver.
 
-The node owns it. Drivers import this room and small parts of the hall, `node.errors` and `node.waiting` among them.
+The node owns it. Drivers import this package and small modules of `node`, such as `node.errors` and `node.waiting`.
 """

@@ -1,7 +1,7 @@
-"""Users as the node and a driver speak of them: the accounts of an inbound, and what changes of them. Pure.
+"""Users as the node and a driver exchange them: the accounts of an inbound, and changes of them. Pure.
 
-Users are keyed by e-mail without regard to case, as Xray does. An account is the bytes that a core takes: at 100,000
-users objects would cost hundreds of megabytes.
+Users are keyed by e-mail, ignoring case, as Xray does. An account is kept as the bytes that the core takes: 100,000
+message objects would cost hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from protos.service_pb2 import User
 
-# A driver's words for one user in one inbound, by lower-case e-mail.
+# The accounts of one inbound: the driver's bytes for each user, by lower-case e-mail.
 Accounts = dict[str, bytes]
 
 
 class Account(NamedTuple):
-    """A user of one inbound: what the core takes, and what must be theirs alone there.
+    """A user's account in one inbound: the bytes for the core, and what must be unique there.
 
-    That is the credential, and each of the addresses that they have in a tunnel: 4 bytes or 16.
+    Unique are the credential, and each of the user's addresses in a tunnel (4 or 16 bytes).
     """
 
     packed: bytes
@@ -27,22 +27,22 @@ class Account(NamedTuple):
 
 
 class Unusable(Exception):
-    """A user cannot be given to an inbound; the text says why."""
+    """A user cannot have an account in an inbound; the text has the reason."""
 
 
-# Builds a user's account for an inbound; None where they have no credential for it. Raises `Unusable`.
+# Builds a user's account for an inbound; None without a credential for it. Raises `Unusable`.
 AccountOf = Callable[[str, User], Account | None]
 
 
 class Refusal(NamedTuple):
-    """A user that could not be applied, by name, and why."""
+    """A user who could not be applied: their e-mail and the reason."""
 
     email: str
     reason: str
 
 
 class Change(NamedTuple):
-    """One user of one inbound: the account that they should have, None for none."""
+    """A change of one user in one inbound: the account that they should have; None removes them."""
 
     tag: str
     key: str
@@ -55,19 +55,19 @@ def key_of(email: str) -> str:
 
 
 def diff(confirmed: Mapping[str, Accounts], target: Mapping[str, Accounts]) -> list[Change]:
-    """What turns the confirmed accounts into the target. Equal accounts are not in it."""
+    """The changes that turn the confirmed accounts into the target, per inbound removals first."""
     changes = []
     for tag in target:
         have, want = confirmed.get(tag, {}), target[tag]
         if have == want:
-            continue  # most often, and much faster told at once
+            continue  # the usual case, and much faster than comparing user by user
         changes += [Change(tag, key, None) for key in have if key not in want]
         changes += [Change(tag, key, packed) for key, packed in want.items() if have.get(key) != packed]
     return changes
 
 
 def apply(changes: Iterable[Change], accounts: Mapping[str, Accounts]) -> dict[str, Accounts]:
-    """The accounts after the changes; the definition of what a change means."""
+    """A copy of the accounts with the changes applied. This defines what a change means."""
     after = {tag: dict(have) for tag, have in accounts.items()}
     for tag, key, packed in changes:
         if packed is None:

@@ -1,4 +1,4 @@
-"""What the node was told to use in the place of what it finds: executables of cores, lists of addresses."""
+"""Files that updates have installed in place of the default ones: core executables, geo lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class Choices:
-    """`executables` by the names of cores, `lists` is a directory. What plans are made from, from the next one on."""
+    """Executables by core name, and the directory of geo lists. A change applies to plans made from then on."""
 
     executables: dict[str, Path] = field(default_factory=dict)
     lists: Path | None = None

@@ -1,24 +1,24 @@
-"""The live connections of users, for limits: what a run of a core can tell of them, and do to them."""
+"""Live connections of users, for limits: the protocols of runs that can list, end and pace them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
-# An IP address as it travels: 4 bytes or 16; an IPv4-mapped IPv6 address is its IPv4 address.
+# An IP address in network order: 4 or 16 bytes; an IPv4-mapped IPv6 address is given as IPv4.
 Address = bytes
-# What tells a run which of its connections is meant; of one run only, and as long as the connection lives.
+# Identifies a connection within its run, for as long as the connection lives.
 Handle = bytes
-# A user (by key) has a connection from there that is new, or of which the run has just heard.
+# Called with a user's key and an address when a run learns of a new connection.
 Arrived = Callable[[str, Address], None]
 
 
 class Live(NamedTuple):
-    """A connection of a user (by key) as it is now.
+    """A snapshot of a user's connection; `key` is the user's.
 
-    `silent`: seconds since the client or somebody for it moved a byte. `sent`, `received`: bytes that the client has
-    confirmed, and that it has sent, since the connection began. `waiting`: bytes that are to be sent to it.
-    `round_trip`: the shortest one that was seen, in seconds.
+    `silent`: seconds since the client sent or acknowledged data. `sent`: bytes that the client has acknowledged, and
+    `received`: bytes that it has sent, since the connection began. `waiting`: bytes queued for the client.
+    `round_trip`: the shortest one seen, in seconds.
     """
 
     key: str
@@ -33,43 +33,43 @@ class Live(NamedTuple):
 
 @runtime_checkable
 class SeesConnections(Protocol):
-    """A generation that knows whose its connections are. Those that it does not know are nobody's: see its `unseen`."""
+    """A generation that knows which user each connection belongs to; `unseen` names inbounds where it does not."""
 
     arrived: Arrived
 
     @property
     def unseen(self) -> Mapping[str, str]:
-        """The managed inbounds whose users' connections it cannot tell, and why, for an operator."""
+        """The managed inbounds whose connections it cannot attribute to users, and why, for an operator."""
 
     def may_carry(self, key: str) -> bool:
-        """Whether the user may have a connection. False only where the run is sure; asked very often."""
+        """Whether the user may have a connection. False only if the run is sure. Called very often."""
 
     async def look(self, keys: Collection[str]) -> list[Live]:
-        """The connections of these users. Raises `errors.CoreFailed` if they cannot be known now."""
+        """The connections of these users. Raises `errors.CoreFailed` if they cannot be listed now."""
 
     async def end(self, connections: Iterable[Live]) -> int:
-        """End these, and only these. Returns how many were ended; those that have ended are none."""
+        """End these connections, and no others. Returns how many were ended, without those already gone."""
 
 
 @runtime_checkable
 class Paces(SeesConnections, Protocol):
-    """A generation that can hold connections to a speed."""
+    """A generation that can limit the speed of connections."""
 
     @property
     def unpaced(self) -> Mapping[str, str]:
-        """The managed inbounds, beside the unseen, whose connections cannot be paced, and why."""
+        """The managed inbounds, besides the unseen ones, whose connections cannot be paced, and why."""
 
     async def pace(self, rates: Mapping[Handle, int | None]) -> set[Handle]:
-        """Have these connections send to their clients at most so many bytes a second; None: as fast as they can.
+        """Limit the bytes a second that these connections send to their clients; None: no limit.
 
-        Returns those that are paced so now.
+        Returns the connections to which the limit now applies.
         """
 
     async def pace_new(self, rates: Mapping[str, int | None]) -> bool:
-        """The same for connections to come, by managed inbound; of each until `pace` says otherwise.
+        """Limit new connections in the same way, by managed inbound, until `pace` sets another rate for them.
 
-        Returns whether it is so now, where it can be.
+        Returns whether this applies now, as far as inbounds can be paced.
         """
 
     async def narrow(self, windows: Mapping[Handle, int | None]) -> set[Handle]:
-        """Have these connections take at most so many bytes from their clients at once; None: as the kernel has it."""
+        """Limit the receive windows of these connections to so many bytes; None: the kernel's default."""

@@ -1,4 +1,4 @@
-"""What a core has counted, and the rows of bytes that are made of it. Pure."""
+"""Traffic counters of a core, and the rows of bytes made of them. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DIRECTIONS = ("uplink", "downlink")
 Both = tuple[int, int]
 
 
-# What a core has counted, by names as the cores have them: `user>>>NAME>>>traffic>>>uplink`. See `counter_name`.
+# Counter values by the cores' names for them: `user>>>NAME>>>traffic>>>uplink`. See `counter_name`.
 Reading = Mapping[str, int]
 
 
@@ -23,18 +23,18 @@ _TRAFFIC = ">>>traffic>>>"
 
 
 class Scope(Enum):
-    """What a traffic counter belongs to."""
+    """The kind of object that a traffic counter belongs to."""
 
     USER = "user"
     INBOUND = "inbound"
     OUTBOUND = "outbound"
 
-    # Members are compared by identity. Enum's own is a call of Python's, for each of 100,000 counters.
+    # Members are compared by identity. Enum's own __hash__ is a Python call, for each of 100,000 counters.
     __hash__ = object.__hash__
 
 
 class Row(NamedTuple):
-    """The bytes of one user, inbound or outbound. `name` is spelled as a core was given it."""
+    """The bytes of one user, inbound or outbound. `name` has the spelling that the core was given."""
 
     scope: Scope
     name: str
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What a row is told by: two names of users that differ in case are one."""
+        """The key of the row: names of users that differ only in case are the same."""
         return _key(self.scope, self.name)
 
     @property
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def counter_name(scope: Scope, name: str, direction: str) -> str:
-    """The name of a counter in a reading."""
+    """Build the name of a counter in a reading."""
     return f"{scope.value}>>>{name}{_TRAFFIC}{direction}"
 
 

@@ -1,9 +1,9 @@
-"""What a core's driver is to the node, and what the node hands it.
+"""The protocols of a core's driver, and what the node gives it.
 
-A new core brings a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
-`Generation`, and an entry in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
-ends and another one begins is the node's affair (`node.backend.replace`). What only some cores can do is a protocol of
-its own (`CountsOnline`, `MeasuresLatency`, `Routes` with `Reroutable`).
+A driver is a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
+`Generation`, and an entry in `drivers.registry`. The node decides when a run starts and ends (`node.backend.replace`);
+the driver only carries it out. Abilities that only some cores have are protocols of their own (`CountsOnline`,
+`MeasuresLatency`, `Routes` with `Reroutable`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from protos.service_pb2 import (
     User,
 )
 
-# How the line begins that says why; a stack trace may follow it.
-_TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
+# Prefixes of the lines in which cores report why they end. Other lines may contain data of users.
+_FATAL = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a driver is given: the reactor, a private directory (0700), the ring, its settings.
+    """What a driver gets from the node: the reactor, the ring, a private directory (0700), its settings.
 
-    `withheld` are files and directories that no core reads, whatever else it may. `choices` may change.
+    `withheld`: files and directories that no core may read. `choices` may change while the node runs.
     """
 
     reactor: Reactor
@@ -52,14 +52,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a core's process ended: its exit code, or the negative signal, and its last lines."""
+    """How a core's process ended: its exit code, or the negated signal number, and its last lines."""
 
     code: int
     lines: tuple[str, ...]
 
     @property
     def kind(self) -> str:
-        """One word, for counting."""
+        """The kind of exit, for metrics: "signal" or "exit"."""
         return "signal" if self.code < 0 else "exit"
 
     @property
@@ -68,13 +68,18 @@ class Exit:
 
     @property
     def reason(self) -> str:
-        """One line for an operator."""
-        telling = [line for line in self.lines if line.startswith(_TELLING)] or self.lines
-        return f"the core ended by itself ({self.how})" + (f": {telling[-1]}" if telling else "")
+        """One line for an operator, without data of users. A killed core has no last words."""
+        fatal = fatal_lines(self.lines) if self.code >= 0 else []
+        return f"the core ended unexpectedly ({self.how})" + (f": {fatal[-1]}" if fatal else "")
+
+
+def fatal_lines(lines: Iterable[str]) -> list[str]:
+    """The lines in which a core reports why it ends. Other lines may contain a user's e-mail or address."""
+    return [line for line in lines if line.startswith(_FATAL)]
 
 
 class Applied(NamedTuple):
-    """What became of a batch of changes: whom the core refused, and which changes are left for another run of it."""
+    """The outcome of a batch of changes: the refused users, and the changes left for another run."""
 
     refused: list[Refusal]
     left: list[Change]
@@ -85,109 +90,109 @@ class Generation(Protocol):
 
     @property
     def alive(self) -> bool:
-        """The process runs and answered once."""
+        """Whether the process runs, after it has answered once."""
 
     @property
     def accounts(self) -> Mapping[str, Accounts]:
-        """Per managed inbound, what the core confirmed."""
+        """The accounts that the core has confirmed, by managed inbound."""
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What an operator should know about this run now: files that changed since it began, for instance."""
+        """Warnings for the operator about this run now: files that changed since it began, for instance."""
 
     @property
     def outdated(self) -> bool:
-        """Whether its executable, or a file that it read when it started, is another one on disk by now."""
+        """Whether its executable, or a file that it read when it started, has changed on disk."""
 
     @property
     def uncounted(self) -> frozenset[Scope]:
-        """What this run cannot count; asked for, it is unsupported."""
+        """The scopes that this run cannot count: a request for them is `errors.Unsupported`."""
 
     def when_exited(self) -> Deferred[Exit]:
-        """Fires when the process is gone; a Deferred of its own for each caller."""
+        """Fires when the process is gone. Each caller gets a Deferred of its own."""
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
-        """Change users while the core runs, all removals before all additions; called for one batch at a time.
+        """Change users while the core runs, all removals before all additions. Called for one batch at a time.
 
-        What the core did not confirm is refused, by name, and not in `accounts`. What it cannot do while it runs, or
-        only at a higher cost than by another run, is left, undone. Raises `errors.CoreFailed`.
+        Changes that the core does not confirm are refused, by user, and are not in `accounts`. Changes that it cannot
+        make while it runs, or only at a higher cost than a new run, are left undone. Raises `errors.CoreFailed`.
         """
 
     async def audit(self) -> int:
-        """Compare the core's own list of users with `accounts`, and make `accounts` tell the truth.
+        """Compare the core's own list of users with `accounts`, and correct `accounts`.
 
-        Returns in how many users they differed. Raises `errors.CoreFailed`.
+        Returns the number of users that differed. Raises `errors.CoreFailed`.
         """
 
     async def counters(self) -> Reading:
-        """All counters, cumulative since this process began, but those of the node's own inbounds and outbounds.
+        """All counters, cumulative since this process began, except those of the node's own inbounds and outbounds.
 
-        Inbounds and outbounds that carried nothing yet are among them with 0. Never resets. Raises `errors.CoreFailed`.
+        Inbounds and outbounds without traffic are included with 0. Never resets. Raises `errors.CoreFailed`.
         """
 
     async def online(self, key: str) -> Mapping[str, int]:
-        """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown.
+        """A user's addresses and when each was last seen (Unix seconds); empty if offline or unknown.
 
-        Raises `errors.Unsupported` where the core does not tell, and `errors.CoreFailed`.
+        Raises `errors.Unsupported` if the core does not track addresses, and `errors.CoreFailed`.
         """
 
     async def backend_stats(self) -> BackendStatsResponse:
-        """The core's own run-time figures. Raises `errors.CoreFailed`."""
+        """The core's own runtime statistics. Raises `errors.CoreFailed`."""
 
     async def answers(self, seconds: float) -> bool:
-        """Whether the core answers a small question within this time."""
+        """Whether the core answers a small request within these seconds."""
 
     async def wind_down(self) -> None:
-        """Take no more connections and end the live ones: after it the counters come to rest, and can still be read.
+        """Take no more connections and end the live ones, so that the counters come to rest; they can still be read.
 
-        Returns when the core has had the moment that it needs to notice; then two equal readings are the last ones.
-        What cannot be done is logged: the process ends soon anyway.
+        Returns when the core has had time to notice; after that two equal readings are final. Failures are only logged:
+        the process ends soon anyway.
         """
 
     async def stop(self) -> None:
-        """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""
+        """End the process, by force if it does not end when asked. Returns when it is gone. May be called again."""
 
     def kill(self) -> None:
-        """End the process at once: it does not answer any more."""
+        """Kill the process at once."""
 
 
 @runtime_checkable
 class CountsOnline(Protocol):
-    """A generation that can tell how many addresses a user has where it does not tell which."""
+    """A generation that can count a user's addresses even if it cannot list them."""
 
     async def online_count(self, key: str) -> int:
-        """How many addresses a user is connected from. Raises as `Generation.online`."""
+        """The number of addresses that a user is connected from. Raises as `Generation.online`."""
 
 
 @runtime_checkable
 class Cuts(Protocol):
-    """A generation that counts the connections of removed users that it has ended."""
+    """A generation that counts the connections of removed users that it has cut."""
 
     @property
     def cut(self) -> int:
-        """How many so far."""
+        """The number so far."""
 
 
 @runtime_checkable
 class Accepts(Protocol):
-    """A generation that can tell whether its inbounds still accept TCP connections, without making one."""
+    """A generation that can check whether its inbounds still accept TCP connections, without making one."""
 
     async def deaf(self) -> Sequence[str]:
-        """Where none is accepted, each in a line. Raises `errors.CoreFailed` if that cannot be known."""
+        """The inbounds that accept none, a line each. Raises `errors.CoreFailed` if that cannot be known."""
 
 
 @runtime_checkable
 class Closes(Generation, Protocol):
-    """A generation whose inbounds can be closed to new connections while those that it has go on."""
+    """A generation whose inbounds can be closed to new connections while existing ones go on."""
 
     @property
     def open_ports(self) -> Sequence[int]:
-        """Where users get in all the same, by UDP: their datagrams do not tell who is new."""
+        """UDP ports that stay open: a datagram does not show whether its sender is new."""
 
     async def close_door(self, *, empty: bool = False) -> None:
-        """Take no new TCP connections, at listeners that are new since the last call, too; whoever joins it neither.
+        """Take no new TCP connections, also at listeners opened since the last call, and in runs that join it later.
 
-        With `empty` those that it has end: somebody may have come before. Raises `errors.CoreFailed`.
+        With `empty` existing connections end, too: some may have come before the call. Raises `errors.CoreFailed`.
         """
 
     async def open_door(self) -> None:
@@ -200,25 +205,25 @@ class HasProcess(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """The process number while it runs."""
+        """The PID while it runs."""
 
 
 @runtime_checkable
 class CountsSome(Protocol):
-    """A generation that can tell of a few names what they have counted, at a fraction of the cost of all."""
+    """A generation that can read the counters of a few names at a fraction of the cost of all."""
 
     async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """At least the counters of these that it has; as `Generation.counters` otherwise, and raises as that."""
+        """At least the counters of these names, as far as they exist. Otherwise as `Generation.counters`."""
 
 
 @runtime_checkable
 class MeasuresLatency(Protocol):
-    """A generation that can tell how far away outbounds are."""
+    """A generation that measures the latency of outbounds."""
 
     async def latency(self) -> Sequence[Latency]:
-        """What was measured last, in any order; an outbound that was not tried yet may be missing.
+        """The newest measurements, in any order; an outbound that was not measured yet may be missing.
 
-        Raises `errors.Unsupported`, with what to add, where the configuration measures none, and `errors.CoreFailed`.
+        Raises `errors.Unsupported`, with what to add, if the configuration measures none, and `errors.CoreFailed`.
         """
 
 
@@ -228,83 +233,83 @@ class Lingers(Protocol):
 
     @property
     def lingering(self) -> bool:
-        """Whether it knows a credential that is not valid any more: another run would not."""
+        """Whether it still knows credentials of removed users, which a new run would not."""
 
 
 @runtime_checkable
 class Routes(Generation, Protocol):
-    """A generation that can tell of its routing, and change it. The node's own rules are no part of it."""
+    """A generation that can report and change its routing. The node's own rules are not part of it."""
 
     async def reroute(self, plan: Plan) -> None:
-        """Have the rules, and the targets of balancers, of this plan, which is one of its configuration.
+        """Apply the rules, and the targets of balancers, of this plan of the same configuration.
 
-        New rules come before old ones go. Raises `errors.InvalidConfig` for one that the core refuses, and
-        `errors.CoreFailed`: then it may have some of it.
+        New rules are added before old ones are removed. Raises `errors.InvalidConfig` for a rule that the core refuses,
+        and `errors.CoreFailed`: part of the changes may be in force then.
         """
 
     async def rules(self) -> Sequence[RoutingRule]:
-        """In their order. Raises `errors.Unsupported` where the core does not list them, and `errors.CoreFailed`."""
+        """The rules, in order. Raises `errors.Unsupported` if the core cannot list them, and `errors.CoreFailed`."""
 
     async def balancer(self, tag: str) -> BalancerInfoResponse:
-        """Raises `errors.UnknownName` and `errors.CoreFailed`."""
+        """The state of a balancer. Raises `errors.UnknownName` and `errors.CoreFailed`."""
 
     async def test_route(self, request: TestRouteRequest) -> RouteResult:
-        """Which way a connection would take. Raises `errors.InvalidRequest` and `errors.CoreFailed`."""
+        """The route that a connection would take. Raises `errors.InvalidRequest` and `errors.CoreFailed`."""
 
 
 class NotShared(Exception):
-    """A run cannot share its listeners with another one. The text says why, for an operator."""
+    """A run cannot share its listeners with another one; the text has the reason, for an operator."""
 
 
 @runtime_checkable
 class Shares(Generation, Protocol):
-    """A generation that can share its listeners with another run of its core, so that a change drops nobody.
+    """A generation that can share its listeners with another run of its core, so that a change ends no connection.
 
-    The run that serves joins before the next one is launched, and the next one when it answers. New connections go to
-    the run that was `led` to last, at first to the one that joined first; each run keeps the connections that it has.
-    A run that ends leaves by itself, and what it was given goes to the newest of the others.
+    The serving run joins before the next one is launched, and the next one when it answers. New connections go to the
+    run on which `lead` was called last, at first to the one that joined first; each run keeps its existing connections.
+    When a run ends, the newest of the others gets its new connections.
     """
 
     @property
     def pid(self) -> int | None:
-        """The process number while it runs."""
+        """The PID while it runs."""
 
     @property
     def ends_sessions(self) -> bool:
-        """Whether some clients have sessions with it by UDP, which end when another run takes over."""
+        """Whether clients have UDP sessions with it, which end when another run takes over."""
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
-        """Why a run of this plan could not take over from this one, each in a line; nothing is touched."""
+        """Why a run of this plan could not take over from this one, a line each. Changes nothing."""
 
     async def join(self) -> None:
-        """Share the listeners from now on; nobody is given to the run by that. Raises `NotShared`."""
+        """Share the listeners from now on; the run gets no connections by that yet. Raises `NotShared`."""
 
     async def prove(self, seconds: float) -> None:
         """Have it accept a TCP connection on every inbound. Raises `errors.CoreFailed` if it does not in time."""
 
     async def lead(self) -> None:
-        """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`.
+        """Direct all new connections to it; clients of inbounds that it lacks get no answer. Raises `NotShared`.
 
-        Sessions by UDP end in a short moment in which clients are told that nobody is there, and begin anew with it.
+        UDP sessions end: for a short moment clients get "port unreachable" (ICMP), then they begin again.
         """
 
     async def connected(self) -> int:
-        """How many connections it has, with those that wait for it."""
+        """The number of its connections, with those in its backlogs."""
 
 
 class NotNow(Exception):
-    """What runs cannot be left at this moment; later it can. The text says why."""
+    """The runs cannot be handed over at this moment, but later; the text has the reason."""
 
 
 class Gone(Exception):
-    """The run that was left has ended meanwhile. The text says how."""
+    """The handed-over run has ended meanwhile; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """A run that the node's next program goes on with: its process number, and what its driver has to know of it.
+    """A handed-over run: its PID, and what the driver needs to go on with it.
 
-    `descriptors`, of those that are named in `packed`, stay open.
+    `descriptors` are those named in `packed`: they stay open.
     """
 
     pid: int
@@ -314,84 +319,87 @@ class Left:
 
 @runtime_checkable
 class Leaves(Generation, Protocol):
-    """A generation that can be left to the next program of the node, which is the same process to the kernel."""
+    """A generation that can be handed over to the next node program, which runs in the same process."""
 
     async def leave(self) -> Left:
-        """Hear no more of it: what it says waits for the next program. Raises `errors.CoreFailed`."""
+        """Stop reading its output, which waits for the next program. Raises `errors.CoreFailed`."""
 
     def stay(self) -> None:
-        """It was not left after all."""
+        """Read its output again: the hand-over did not happen, or is complete."""
 
 
 @runtime_checkable
 class LivesOn(Leaves, Protocol):
-    """A generation that another node can go on with where this one is killed."""
+    """A generation that another node process can take over if this one is killed."""
 
     @property
     def handle(self) -> Left | None:
-        """What that one needs, as long as the run lives: for `Recovers.recover`. None where it cannot."""
+        """What that node needs, as long as the run lives: for `Recovers.recover`. None if it cannot take it over."""
 
 
 @runtime_checkable
 class Recovers(Protocol):
-    """A plan of a core that leaves its runs: see `Leaves`."""
+    """A plan of a core whose runs can be handed over: see `Leaves`."""
 
     async def recover(self, left: bytes) -> Leaves:
-        """The run that an earlier program left, of this very configuration. Raises `Gone` and `errors.CoreFailed`.
+        """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
 
-        What it says is not heard until it is told to `stay`: until then it can go back to that program.
+        Its output is not read until `stay` is called: until then it can go back to the earlier program.
         """
 
 
 @dataclass(frozen=True)
 class Together:
-    """What a driver has of all its runs together, for the node's next program. `descriptors` stay open."""
+    """What a driver shares among all its runs, for the next node program. `descriptors` stay open."""
 
     packed: bytes
     descriptors: Sequence[int]
 
 
 class Heirs(Protocol):
-    """Is told what becomes of the cores that the last version has left."""
+    """Called with the outcome of recovering the cores that the previous version handed over."""
 
     def taken(self, pids: Collection[int]) -> None:
-        """These are this version's from here on. Any other one has ended when this returns."""
+        """This version has taken over these cores. All others have ended when this returns."""
 
     def go_back(self, reason: str) -> None:
-        """One of them cannot be: they go back to the last version. Returns where there is none to go back to."""
+        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
 
     def failed(self, reason: str) -> None:
-        """None of them can be: they go back to the last version, or have ended when this returns."""
+        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
 
 
 class Plan(Protocol):
-    """A configuration that the core accepted, without its users: ready to be launched, again and again."""
+    """A configuration that the core accepted, without users; it can be launched any number of times."""
 
     @property
     def tags(self) -> Sequence[str]:
-        """The managed inbounds, those whose users are the supplied ones."""
+        """The managed inbounds: those that get the supplied users."""
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What an operator should know about this configuration."""
+        """Warnings for the operator about this configuration."""
 
     def account(self, tag: str, user: User) -> Account | None:
         """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""
+
+    def same_credential(self, one: bytes, other: bytes) -> bool:
+        """Whether two accounts of a user have the same credential; the spelling of the e-mail may differ. Pure."""
 
     def alike(self, other: Plan) -> bool:
         """Whether both have the same managed inbounds, with the same accounts for every user."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
-        """Have the core build everything with these users, and bind nothing: the second, dearer half of the check.
+        """Have the core build everything with these users without binding ports: the expensive half of the check.
 
-        Raises `errors.InvalidConfig`, or `errors.CoreFailed` where the core could not say.
+        Raises `errors.InvalidConfig`, or `errors.CoreFailed` if the core reached no verdict.
         """
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> Generation:
-        """Run the core with these users. Returns when it answers, within `seconds`; else no process is left.
+        """Start the core with these users. Returns when it answers, within `seconds`; else no process is left.
 
-        Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
-        where only the start itself can tell.
+        Raises `errors.PortTaken` for a port that it cannot bind now, `errors.CoreFailed`, or `errors.InvalidConfig` for
+        faults that only show at the start itself.
         """
 
 
@@ -401,21 +409,21 @@ class Reroutable(Plan, Protocol):
 
     @property
     def routing(self) -> Routing:
-        """What was changed of them, with the tags of the rules that were added."""
+        """The routing changes, with the tags of the added rules."""
 
     @property
     def rule_tags(self) -> Collection[str]:
-        """The tags of the rules that there are by now."""
+        """The tags of the current rules."""
 
     @property
     def balancers(self) -> Collection[str]:
         """The tags of its balancers."""
 
     async def rerouted(self, routing: Routing) -> Reroutable:
-        """The plan with these changes. To be asked of the plan as it was prepared.
+        """A copy of the plan with these changes. Call it on the plan as it was prepared.
 
-        Raises `errors.InvalidConfig` and `errors.InvalidRequest` for rules that cannot be, `errors.UnknownName` for an
-        outbound or a balancer that is not there.
+        Raises `errors.InvalidConfig` and `errors.InvalidRequest` for invalid rules, `errors.UnknownName` for an unknown
+        outbound or balancer.
         """
 
 
@@ -427,33 +435,36 @@ class Driver(Protocol):
         """The core's name, as in BaseInfoResponse.core_type."""
 
     def fingerprint(self, config_text: str) -> str:
-        """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""
+        """A text that is equal for configurations with equal meaning: key order, white space and comments do not count.
+
+        Pure.
+        """
 
     async def version(self) -> str:
         """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
-        """Have the core read a configuration, touching none that runs. Raises `errors.InvalidConfig`."""
+        """Have the core parse a configuration; running cores are not touched. Raises `errors.InvalidConfig`."""
 
 
 @runtime_checkable
 class LeavesAll(Driver, Protocol):
-    """A driver of a core that leaves its runs: see `Leaves`."""
+    """A driver of a core whose runs can be handed over: see `Leaves`."""
 
     def rehearse(self, begin: bool) -> None:
-        """Keep what the executable answers from here on, or no more: the next program would ask the same again."""
+        """Begin or end keeping the executable's answers, for the next program, which would ask the same again."""
 
     async def leave(self) -> Together:
-        """What it has of all its runs together, when these have been left."""
+        """What all runs share, to be handed over after the runs themselves."""
 
     def go_on(self, packed: bytes) -> None:
-        """Go on where an earlier program ended; before a run is recovered. Raises `errors.CoreFailed`."""
+        """Take over what `leave` returned; before a run is recovered. Raises `errors.CoreFailed`."""
 
     async def regain(self, runs: Sequence[Generation]) -> None:
-        """Go on with runs of a node that was killed, oldest first; the last one is the current one.
+        """Work out what the runs of a killed node share, oldest first; the last one is the current one.
 
-        After they are recovered. Raises `errors.CoreFailed`.
+        After the runs are recovered. Raises `errors.CoreFailed`.
         """
 
     def remain(self, pids: Collection[int]) -> None:
-        """Of the runs that were left these live, and are recovered; the others have ended."""
+        """Note which handed-over runs are recovered and live; the others have ended."""

@@ -1,17 +1,17 @@
-"""Whether what somebody says of a user's limits can be meant. Pure."""
+"""Validates a user's limits. Pure."""
 
 from __future__ import annotations
 
 from protos.service_pb2 import LimitAction, Limits, Quota
 
-# The last second of the year 9999; what is greater is in other units than seconds.
+# The last second of the year 9999; a greater number is not in seconds.
 _LAST = 253_402_300_799
 _ACTIONS = frozenset(LimitAction.values())
 _WAYS, _PERIODS = frozenset(Quota.Way.values()), frozenset(Quota.Period.values())
 
 
 def fault_of(limits: Limits) -> str:
-    """Why these cannot be, or nothing."""
+    """Why these limits are invalid; empty if they are valid."""
     quota = limits.bytes
     if not _ACTIONS.issuperset((limits.expires_action, limits.addresses_action, quota.action)):
         return "limits: an action is neither CUT nor TELL"
@@ -21,5 +21,5 @@ def fault_of(limits: Limits) -> str:
         return f"limits: bytes has a reset_day of {quota.reset_day}"
     for name, seconds in (("expires_at", limits.expires_at), ("bytes.since", quota.since)):
         if not 0 <= seconds <= _LAST:
-            return f"limits: {name} is {seconds}, which is no Unix time in seconds"
+            return f"limits: {name} is {seconds}, which is not a Unix time in seconds"
     return ""

@@ -1,4 +1,4 @@
-"""What controllers change of a backend's routing while it runs, as a value. Pure."""
+"""Routing changes that controllers make to a running backend, as a value. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Added(NamedTuple):
-    """A rule: its JSON as it came, a token that tells it from all others, and the tag that the core read in it."""
+    """An added rule: its JSON as received, a unique token, and the tag that the core found in it."""
 
     text: str
     token: str
@@ -18,10 +18,10 @@ class Added(NamedTuple):
 
 @dataclass(frozen=True)
 class Routing:
-    """How the rules differ from those of the configuration.
+    """The differences from the configuration's routing.
 
-    `cleared`: of those none is left; `removed`: the tags of those that are not. `added` stand behind all others, in
-    their order. `targets`: where balancers lead that are not left to choose, by their tags.
+    `cleared`: all rules of the configuration are removed; `removed`: the tags of those removed one by one. `added`
+    rules come after all others, in this order. `targets`: the fixed targets of balancers, by their tags.
     """
 
     cleared: bool = False
@@ -30,36 +30,36 @@ class Routing:
     targets: Mapping[str, str] = field(default_factory=dict)
 
     def adding(self, text: str, token: str, reset: bool = False) -> Routing:
-        """With this rule behind all others, or with `reset` as the only one."""
+        """A copy with this rule after all others, or with `reset` as the only one."""
         if reset:
             return replace(self, cleared=True, removed=frozenset(), added=(Added(text, token),))
         return replace(self, added=(*self.added, Added(text, token)))
 
     def without(self, tag: str) -> Routing:
-        """Without the rule of this tag."""
+        """A copy without the rule with this tag."""
         left = tuple(rule for rule in self.added if rule.tag != tag)
         if len(left) < len(self.added):
             return replace(self, added=left)
         return replace(self, removed=self.removed | {tag})
 
     def leading(self, balancer: str, target: str) -> Routing:
-        """With a balancer that leads there, whatever it would choose; with an empty target it chooses again."""
+        """A copy with a balancer fixed to this target; with an empty target the balancer chooses by itself again."""
         others = {tag: at for tag, at in self.targets.items() if tag != balancer}
         return replace(self, targets={**others, balancer: target} if target else others)
 
     def pack(self) -> bytes:
-        """For the record; empty where nothing differs."""
+        """Serialise for the state file; empty without differences."""
         if self == Routing():
             return b""
         added = [list(rule) for rule in self.added]
-        told = {"cleared": self.cleared, "removed": sorted(self.removed), "added": added, "targets": {**self.targets}}
-        return json.dumps(told).encode()
+        packed = {"cleared": self.cleared, "removed": sorted(self.removed), "added": added, "targets": {**self.targets}}
+        return json.dumps(packed).encode()
 
     @classmethod
     def unpack(cls, packed: bytes) -> Routing:
-        """What `pack` made."""
+        """Parse what `pack` made."""
         if not packed:
             return cls()
-        told = json.loads(packed)
-        added = tuple(Added(*rule) for rule in told["added"])
-        return cls(told["cleared"], frozenset(told["removed"]), added, told["targets"])
+        found = json.loads(packed)
+        added = tuple(Added(*rule) for rule in found["added"])
+        return cls(found["cleared"], frozenset(found["removed"]), added, found["targets"])

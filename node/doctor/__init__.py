@@ -1,4 +1,5 @@
-"""What commonly goes wrong with a node: checks that take values and return findings, each with what to do about it.
+"""`nodectl doctor`: checks for common problems of a node. Each finding has a remedy.
 
-`checks` has them all; `facts` and `config` look at the machine and at what a node runs. No command line is in here.
+`findings` lists the checks and `local` runs them all. `machine`, `credentials` and `running` judge the values that
+`kernel`, `network` and `config` read. The command line is in `node.nodectl`.
 """

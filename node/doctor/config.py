@@ -1,4 +1,4 @@
-"""What a configuration listens on and shows to strangers, in the words of any core. Pure."""
+"""Reads the ports and REALITY destinations of a core's configuration (Xray or sing-box). Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Ports of a range that are looked at.
+# Most ports of an inbound that are checked.
 RANGE = 32
 _UDP = ("hysteria", "hysteria2", "tuic", "wireguard", "kcp", "mkcp", "quic")
 
 
 @dataclass(frozen=True)
 class Inbound:
-    """Where one listens, and whether by UDP alone."""
+    """An inbound: its host and ports, and whether it listens by UDP alone."""
 
     tag: str
     host: str
@@ -24,14 +24,14 @@ class Inbound:
 
 @dataclass(frozen=True)
 class Listening:
-    """What a configuration has: inbounds, and destinations of REALITY as host and port."""
+    """The inbounds of a configuration, and its REALITY destinations as host and port."""
 
     inbounds: tuple[Inbound, ...] = ()
     destinations: tuple[tuple[str, int], ...] = ()
 
 
 def read(text: str) -> Listening:
-    """Raises `ValueError` for what is no plain JSON."""
+    """Parse a configuration. Raises `ValueError` if it is not plain JSON."""
     document = json.loads(text)
     found = document.get("inbounds") if isinstance(document, dict) else None
     inbounds = [inbound for inbound in found or () if isinstance(inbound, dict)]
@@ -49,10 +49,10 @@ def _inbound(number: int, inbound: Mapping[str, Any]) -> Inbound:
     return Inbound(str(inbound.get("tag") or f"inbound {number}"), host, ports, bool(names & set(_UDP)))
 
 
-def _ports(said: Any) -> tuple[int, ...]:
-    """Of a number, or of a text with numbers and ranges."""
+def _ports(value: Any) -> tuple[int, ...]:
+    """Parse a number, or a text with numbers and ranges."""
     found: list[int] = []
-    for part in str(said if said is not None else "").split(","):
+    for part in str(value if value is not None else "").split(","):
         first, _, last = part.strip().partition("-")
         if first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit())):
             found += range(int(first), min(int(last or first), int(first) + RANGE - 1) + 1)
@@ -61,8 +61,8 @@ def _ports(said: Any) -> tuple[int, ...]:
 
 def _destinations(inbound: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     match inbound:
-        case {"streamSettings": {"realitySettings": {"target": said} | {"dest": said}}}:
-            host, _, port = str(said).rpartition(":")
+        case {"streamSettings": {"realitySettings": {"target": target} | {"dest": target}}}:
+            host, _, port = str(target).rpartition(":")
             if port.isascii() and port.isdigit():
                 yield host.strip("[]") or "127.0.0.1", int(port)
         case {"tls": {"reality": {"handshake": {"server": str(host), "server_port": int(port)}}}}:

@@ -17,17 +17,17 @@ SOON = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Pair:
-    """The two files; a text in their place says why they cannot be read."""
+    """The contents of the two files, or texts that say why they cannot be read."""
 
     certificate: bytes | str
     key: bytes | str
-    # What controllers may call the node; `host` is what the operator set.
+    # NODE_HOST, and the machine's own names and addresses, by which controllers may call the node.
     host: str = ""
     own: Collection[str] = ()
 
 
 def check(pair: Pair, now: datetime) -> Iterator[Finding]:
-    """Of the certificate: can it be used, until when, and for which names?"""
+    """Check that the certificate can be used, until when, and for which names."""
     unread = [fault for fault in (pair.certificate, pair.key) if isinstance(fault, str)]
     if isinstance(pair.certificate, str) or isinstance(pair.key, str):
         yield fail(Check.CERTIFICATE, "; ".join(unread))
@@ -36,11 +36,13 @@ def check(pair: Pair, now: datetime) -> Iterator[Finding]:
         certificate = x509.load_pem_x509_certificate(pair.certificate)
         key = load_pem_private_key(pair.key, None)
     except (ValueError, TypeError) as error:
-        yield fail(Check.CERTIFICATE, f"it cannot be used: {error}")
+        yield fail(Check.CERTIFICATE, f"the certificate or its key cannot be used: {error}")
         return
     spki = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     alike = certificate.public_key().public_bytes(*spki) == key.public_key().public_bytes(*spki)
-    yield (ok if alike else fail)(Check.CERTIFICATE, "they belong together" if alike else "the key is of another one")
+    yield (ok if alike else fail)(
+        Check.CERTIFICATE, "certificate and key match" if alike else "the key belongs to another certificate"
+    )
     yield _expiry(certificate, now)
     yield _names(certificate, pair)
 
@@ -48,8 +50,8 @@ def check(pair: Pair, now: datetime) -> Iterator[Finding]:
 def _expiry(certificate: x509.Certificate, now: datetime) -> Finding:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        return fail(Check.EXPIRY, f"it is not valid before {begin:%Y-%m-%d %H:%M}: is this machine's clock right?")
-    found = f"it ended on {end:%Y-%m-%d}" if now >= end else f"valid until {end:%Y-%m-%d}"
+        return fail(Check.EXPIRY, f"not valid before {begin:%Y-%m-%d %H:%M}: is this machine's clock right?")
+    found = f"expired on {end:%Y-%m-%d}" if now >= end else f"valid until {end:%Y-%m-%d}"
     return by(Check.EXPIRY, found, failing=now >= end, warning=end - now < SOON)
 
 
@@ -57,22 +59,22 @@ def _names(certificate: x509.Certificate, pair: Pair) -> Finding:
     try:
         sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return fail(Check.NAMES, "it has no names: clients refuse it")
+        return fail(Check.NAMES, "the certificate has no names: clients refuse it")
     names = [str(name.value) for name in sans]
     wanted = {pair.host} if pair.host else set(pair.own)
-    # A public name that leads here is not known here.
+    # Whether a public name leads to this machine cannot be checked here.
     fits = not wanted or bool(wanted & set(names)) or any("*" in name or _public(name) for name in names)
     found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return (ok if fits else warn)(Check.NAMES, f"it is for {found}")
+    return (ok if fits else warn)(Check.NAMES, f"valid for {found}")
 
 
 def _public(name: str) -> bool:
-    """A host name with a dot, which only the DNS knows."""
+    """Whether this is a host name with a dot, as in the DNS."""
     return "." in name and not name.replace(".", "").isdigit() and ":" not in name
 
 
 def key_files(exposed: Sequence[Path]) -> Finding:
-    """Files with keys that everybody on the machine may read or write."""
+    """Check that no file with keys may be read or written by all users of the machine."""
     if not exposed:
-        return ok(Check.KEY_FILES, "theirs alone")
-    return fail(Check.KEY_FILES, f"everybody may read or write {', '.join(map(str, exposed))}")
+        return ok(Check.KEY_FILES, "only their owner may read them")
+    return fail(Check.KEY_FILES, f"all users of the machine may read or write {', '.join(map(str, exposed))}")

@@ -1,4 +1,4 @@
-"""What a check says: how it is, what was found, and what to do. The documentation is made of the checks here."""
+"""The list of checks with their remedies, and the findings of a check. The table in docs/doctor.md is made from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, StrEnum
 
 
 class Level(StrEnum):
-    """How it is."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -15,72 +15,80 @@ class Level(StrEnum):
 
 
 class Check(Enum):
-    """The name of a check, what it looks at, and what to do where it is not well."""
+    """The name of a check, what has to hold, and what to do if it does not."""
 
-    SETTINGS = "settings", "the node's settings can be used", "Mend the setting; docs/settings.md says what it takes."
-    NODE = "node", "a node runs in STATE_DIR", "Start it: systemctl start node, or twistd --nodaemon --pidfile= node."
+    SETTINGS = (
+        "settings",
+        "the node's settings can be used",
+        "Correct the setting; docs/settings.md has the values that it accepts.",
+    )
+    NODE = "node", "a node runs in STATE_DIR", "Start it: systemctl start node, or scripts/run in a clone."
     KEY_FILES = (
         "key-files",
-        "nobody else reads files with keys",
-        "chmod 600 the file, and make new keys: nodectl key new.",
+        "files with keys are readable by their owner alone",
+        "chmod 600 the file, and replace its keys: nodectl key new NAME.",
     )
     CERTIFICATE = (
         "certificate",
-        "the certificate and its key can be read, and belong together",
-        ("Put a pair there that the node's user can read, or have one made: nodectl certificate make --force."),
+        "the certificate and its key can be read, and match",
+        ("Install a matching pair that the node's user can read, or make one: nodectl certificate make --force."),
     )
     EXPIRY = (
         "certificate-expiry",
-        "the certificate is valid, for 30 days at least",
-        ("Renew it, or have one made: nodectl certificate make --force; then give controllers the new PEM."),
+        "the certificate is valid for at least 30 days more",
+        ("Renew it, or make one: nodectl certificate make --force; then give controllers the new PEM."),
     )
     NAMES = (
         "certificate-names",
-        "the certificate is for NODE_HOST, or for a name or an address of this machine",
-        ("Have one made with the name that controllers use: nodectl certificate make --force --san NAME."),
+        "the certificate is valid for NODE_HOST, or for a name or an address of this machine",
+        ("Make one with the name that controllers use: nodectl certificate make --force --san NAME."),
     )
     CLOCK = (
         "clock",
-        "the kernel's clock is kept in time",
-        ("Have it kept: timedatectl set-ntp true, or chrony. TLS, REALITY and VMess fail where clocks differ."),
+        "the kernel's clock is synchronised",
+        ("Synchronise it: timedatectl set-ntp true, or chrony. TLS, REALITY and VMess fail if clocks differ."),
     )
-    PORTS = "ports", "the node's ports are its own", "End what has the port (ss -ltnp), or choose another port."
+    PORTS = (
+        "ports",
+        "the node listens on its ports",
+        "Stop the program that has the port (ss -ltnp), or choose another port.",
+    )
     FIREWALL = (
         "firewall",
-        "ufw or firewalld lets the node's and the inbounds' ports in",
+        "ufw or firewalld allows the ports of the node and of the inbounds",
         ("Open them: ufw allow PORT, or firewall-cmd --permanent --add-port=PORT/tcp and firewall-cmd --reload."),
     )
     INBOUNDS = (
         "inbounds",
-        "each inbound of what runs has its port, and accepts there",
-        ("nodectl logs has the core's words; start it again: nodectl start. A port that another program has is taken."),
+        "each inbound of the running configuration accepts connections on its ports",
+        ("Look for the core's error: nodectl logs; then start it: nodectl start. Or another program has the port."),
     )
     REALITY = (
         "reality",
-        "the sites that REALITY inbounds show to strangers are reached from here",
-        ("Choose a destination with TLS 1.3 that this machine reaches: without it no client of REALITY gets in."),
+        "the destinations of REALITY inbounds can be reached from this machine",
+        ("Choose a destination with TLS 1.3 that this machine can reach: without it no REALITY client gets in."),
     )
     CORE = (
         "core",
-        "a core is installed, and is the pinned release",
-        "nodectl core install CORE, or nodectl core update.",
+        "a core is installed, in the release that this node was tested with",
+        "Install or update it: nodectl core install CORE, or nodectl core update CORE.",
     )
     GEO = (
         "geo-files",
-        "geoip.dat and geosite.dat are there, and younger than 90 days",
-        ("Put current files where docs/settings.md says, or beside the core's executable."),
+        "geoip.dat and geosite.dat exist, and are at most 90 days old",
+        ("nodectl update geo, or put current files where docs/settings.md says, or beside the core's executable."),
     )
     FILES = (
         "open-files",
         "the node may open 65,536 files",
-        "LimitNOFILE=65536 in the unit, else ulimit -n 65536.",
+        "Set LimitNOFILE=65536 in the unit, or ulimit -n 65536.",
     )
     CONNTRACK = (
         "conntrack",
-        "the table of connections has room",
-        ("sysctl net.netfilter.nf_conntrack_max=1048576, or leave proxied ports out of it (notrack)."),
+        "the kernel's connection tracking table has room",
+        ("sysctl net.netfilter.nf_conntrack_max=1048576, or exempt the proxied ports from tracking (notrack)."),
     )
-    BACKLOG = "somaxconn", "4,096 connections may wait to be accepted", "sysctl net.core.somaxconn=4096."
+    BACKLOG = "somaxconn", "a listener's backlog may have 4,096 connections", "sysctl net.core.somaxconn=4096."
     BUFFERS = (
         "tcp-buffers",
         "a connection's buffers may grow to 4 MiB",
@@ -88,31 +96,35 @@ class Check(Enum):
     )
     CONGESTION = (
         "congestion",
-        "the congestion control carries over lines with loss: bbr or cubic",
+        "the congestion control is bbr or cubic, which work on lines with packet loss",
         ("modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr net.core.default_qdisc=fq."),
     )
-    DISK = "disk", "STATE_DIR can be written, and has 100 MiB free", "Free the disk, or mount it for writing."
+    DISK = "disk", "STATE_DIR can be written, and has 100 MiB free", "Free disk space, or mount the disk for writing."
     MEMORY = (
         "memory",
-        "128 MiB are free, in the machine and below the node's own limit",
-        ("End what takes it, or give the machine or the service (MemoryMax) more."),
+        "128 MiB of memory are free, in the machine and within the node's own limit",
+        ("Stop what uses it, or give the machine or the service (MemoryMax) more."),
     )
     SOCKETS = (
         "sockets",
-        "a node may have duplicates of its cores' sockets: no change drops anybody",
-        ("Let pidfd_open and pidfd_getfd pass, and kernel.yama.ptrace_scope be 0 or 1; docs/install.md has a table."),
+        "the node may duplicate its cores' sockets, so that changes of the core do not disconnect users",
+        ("Allow pidfd_open and pidfd_getfd, and set kernel.yama.ptrace_scope to 0 or 1; docs/install.md has a table."),
     )
     LANDLOCK = (
         "landlock",
         "Landlock confines the core",
-        ("Take Linux 5.13 or later with Landlock, and let its system calls pass; docs/install.md says which."),
+        ("Use Linux 5.13 or later with Landlock, and allow its system calls; docs/install.md lists them."),
     )
-    STATE = "state", "the node's core runs, or none is wanted", "nodectl logs has the core's words; nodectl start."
-    WARNINGS = "warnings", "the node itself warns of nothing", "Each says what to do."
+    STATE = (
+        "state",
+        "the core runs, or was stopped",
+        "Look for the core's error: nodectl logs; then start it: nodectl start.",
+    )
+    WARNINGS = "warnings", "the node has no warnings", "Do what each warning says."
     CRASHES = (
         "crashes",
-        "no core has crashed within a day",
-        "nodectl logs has its words; a newer core may do better.",
+        "no core has crashed within the last day",
+        "Look for the core's error: nodectl logs. A newer core may help: nodectl core update CORE.",
     )
 
     def __init__(self, word: str, wanted: str, remedy: str) -> None:
@@ -123,7 +135,7 @@ class Check(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     check: Check
     level: Level
@@ -131,7 +143,7 @@ class Finding:
 
     @property
     def document(self) -> dict[str, str]:
-        """For scripts; the remedy where there is something to do."""
+        """The JSON form; the remedy is empty if all is well."""
         remedy = "" if self.level is Level.OK else self.check.remedy
         return {"name": self.check.word, "level": str(self.level), "found": self.found, "remedy": remedy}
 
@@ -149,5 +161,5 @@ def fail(check: Check, found: str) -> Finding:
 
 
 def by(check: Check, found: str, failing: bool, warning: bool) -> Finding:
-    """The worst that holds."""
+    """A finding with the worst level that holds."""
     return (fail if failing else warn if warning else ok)(check, found)

@@ -1,4 +1,4 @@
-"""What the kernel of this machine says, as values for the checks."""
+"""Reads the kernel's values for the checks of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from node.doctor.machine import Machine
 
 T = TypeVar("T")
 
-# System calls, the same on every architecture that cores are built for.
+# Numbers of system calls, the same on every architecture that cores are built for.
 _PIDFD_OPEN, _PIDFD_GETFD, _LANDLOCK = 434, 438, 444
 # adjtimex(2): the clock is not synchronised.
 _TIME_ERROR = 5
@@ -23,7 +23,7 @@ _VERSION_FLAG = 1
 
 
 def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine:
-    """What there is to see. `pid`: the node's process, whose limits count; `root` is where /proc is, and /sys."""
+    """Read all values. `pid`: the node's process, whose limits count; `root`: the directory of /proc and /sys."""
     net = root / "proc/sys/net"
     free, fault = _disk(state)
     return Machine(
@@ -44,7 +44,7 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
 
 
 def node_of(state: Path, locks: Path = Path("/proc/locks")) -> int | None:
-    """The process that holds the lock of this state directory."""
+    """The process that holds the lock of this state directory, from /proc/locks; None if there is none."""
     try:
         wanted = (state / "lock").stat().st_ino
         lines = locks.read_text().splitlines()
@@ -55,6 +55,12 @@ def node_of(state: Path, locks: Path = Path("/proc/locks")) -> int | None:
         if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(wanted):
             return int(words[4])
     return None
+
+
+def given(pid: int, proc: Path = Path("/proc")) -> tuple[Path, dict[str, str]]:
+    """Return a process's working directory and initial environment. Raises `OSError` if they may not be read."""
+    words = os.fsdecode((proc / f"{pid}/environ").read_bytes()).split("\0")
+    return (proc / f"{pid}/cwd").readlink(), dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def _text(file: Path) -> str | None:
@@ -79,7 +85,7 @@ def _pair(count: int | None, most: int | None) -> tuple[int, int] | None:
 
 
 def _open_files(root: Path, pid: int | None) -> int | None:
-    """The node's own limit; without one what a process of this shell may raise itself to, as the node does."""
+    """The node's limit of open files; without a node this shell's hard limit, to which a node raises its own."""
     limits = _text(root / f"proc/{pid}/limits") if pid else None
     for line in (limits or "").splitlines():
         if line.startswith("Max open files"):
@@ -99,7 +105,7 @@ def _memory(root: Path) -> Iterator[int]:
 
 
 def _disk(state: Path) -> tuple[int | None, str]:
-    """Bytes that are free, and why it cannot be written."""
+    """Free bytes, and why the directory cannot be written, or ""."""
     try:
         found = os.statvfs(state)
     except OSError as error:
@@ -111,7 +117,7 @@ def _disk(state: Path) -> tuple[int | None, str]:
 
 
 def _synchronised() -> bool | None:
-    """As the kernel has it from whatever keeps its time."""
+    """Whether the kernel's clock is synchronised, by systemd-timesyncd or adjtimex(2); None if unknown."""
     if Path("/run/systemd/timesync/synchronized").exists():
         return True
     answer = _call(lambda libc: int(libc.adjtimex(ctypes.create_string_buffer(512))))
@@ -119,7 +125,7 @@ def _synchronised() -> bool | None:
 
 
 def _duplicates() -> str:
-    """Why a duplicate of a descriptor cannot be had of another process; nothing where it can. Asked of this one."""
+    """Why pidfd_getfd(2) does not work here, tried on this process, or ""."""
     with suppress(OSError):
         pidfd = os.pidfd_open(os.getpid())
         try:
@@ -135,7 +141,7 @@ def _duplicates() -> str:
 
 
 def _landlock() -> int | None:
-    """The version; 0 where there is none, or where it is filtered."""
+    """Landlock's ABI version; 0 if the kernel has none or a filter blocks it."""
     answer = _call(lambda libc: int(libc.syscall(_LANDLOCK, None, 0, _VERSION_FLAG)))
     return None if answer is None else max(answer, 0)
 

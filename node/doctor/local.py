@@ -1,4 +1,4 @@
-"""All checks of this machine and of the node on it."""
+"""Runs all checks of this machine and of the node on it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from node.settings import Settings
 from node.state.database import Database
 from protos.service_pb2 import Backend
 
-_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - what a node may be told to listen on
+_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - values of NODE_HOST for all addresses
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node of this machine: its settings, or why they cannot be used; its cores; this machine's own names."""
+    """A node on this machine: its settings or their faults, its cores and geo files, and the machine's own names."""
 
     settings: Settings | None
     faults: Sequence[str]
@@ -34,7 +34,7 @@ class Place:
 
 
 def examine(place: Place) -> list[Finding]:
-    """All findings, in the order of the checks."""
+    """Run all checks; the findings are in the order of `Check`."""
     pid = kernel.node_of(place.state)
     found = [*_settings(place), _node(place, pid), *machine.check(kernel.look(place.state, pid))]
     found += running.cores(place.cores)
@@ -50,11 +50,11 @@ def _settings(place: Place) -> Iterator[Finding]:
     for fault in place.faults:
         yield fail(Check.SETTINGS, fault)
     if not place.faults:
-        yield ok(Check.SETTINGS, "they can be used")
+        yield ok(Check.SETTINGS, "all settings can be used")
 
 
 def _node(place: Place, pid: int | None) -> Finding:
-    return warn(Check.NODE, f"none runs in {place.state}") if pid is None else ok(Check.NODE, f"process {pid}")
+    return warn(Check.NODE, f"no node runs in {place.state}") if pid is None else ok(Check.NODE, f"process {pid}")
 
 
 def _credentials(settings: Settings, own: Collection[str]) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def _listening(settings: Settings, state: Path, pid: int | None) -> Iterator[Fin
         config = _config(state) if pid is not None else Listening()
     except ValueError as error:
         config = Listening()
-        yield warn(Check.INBOUNDS, f"the configuration is no plain JSON, and was not looked at: {error}")
+        yield warn(Check.INBOUNDS, f"not checked: the configuration is not plain JSON: {error}")
     yield from running.inbounds(network.inbounds(config.inbounds))
     yield from running.destinations(network.destinations(config.destinations))
     wanted = [*own, *(port for inbound in config.inbounds for port in inbound.ports)]
@@ -81,7 +81,7 @@ def _listening(settings: Settings, state: Path, pid: int | None) -> Iterator[Fin
 
 
 def _config(state: Path) -> Listening:
-    """What runs, as the state file has it. Raises `ValueError`."""
+    """The running configuration, from the state file. Raises `ValueError`."""
     saved = Database(state / "state.db").peek() if os.access(state / "state.db", os.R_OK) else None
     if saved is None or not saved.request:
         return Listening()

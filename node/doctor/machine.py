@@ -1,4 +1,4 @@
-"""Checks of the machine. Pure: each takes what was found there, None where it cannot be known."""
+"""Checks of the machine. Pure: they take values, None where one is unknown."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from node.doctor.findings import Check, Finding, by, ok, warn
 
 MEBIBYTE = 1024**2
-# What the node wants of the machine.
+# The values that a node needs.
 OPEN_FILES = 65_536
 BACKLOG = 4096
 BUFFER = 4 * MEBIBYTE
 FREE, SCARCE = 100 * MEBIBYTE, 10 * MEBIBYTE
 MEMORY, SHORT = 128 * MEBIBYTE, 48 * MEBIBYTE
-# Of a table of connections, what may be taken before it is time.
+# The part of the connection tracking table above which to warn.
 FULL = 0.8
 _GOOD = ("bbr", "bbr2", "bbr3", "cubic")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the kernel says. Bytes, and numbers; None where it does not say."""
+    """Values from the kernel; sizes are in bytes, None is unknown."""
 
     synchronised: bool | None = None
     open_files: int | None = None
@@ -39,9 +39,9 @@ class Machine:
 
 
 def check(machine: Machine) -> Iterator[Finding]:
-    """All of them, those that cannot be known left out."""
+    """Make all checks whose value is known."""
     if machine.synchronised is not None:
-        found = "in time" if machine.synchronised else "nothing keeps the clock in time"
+        found = "synchronised" if machine.synchronised else "the clock is not synchronised"
         yield by(Check.CLOCK, found, failing=False, warning=not machine.synchronised)
     yield from _limits(machine)
     yield from _network(machine)
@@ -51,10 +51,10 @@ def check(machine: Machine) -> Iterator[Finding]:
 
 def _limits(machine: Machine) -> Iterator[Finding]:
     if (files := machine.open_files) is not None:
-        yield by(Check.FILES, f"{files:,} files", failing=files < 1024, warning=files < OPEN_FILES)
+        yield by(Check.FILES, f"{files:,} open files allowed", failing=files < 1024, warning=files < OPEN_FILES)
     if machine.conntrack is not None:
         count, most = machine.conntrack
-        found = f"{count:,} of {most:,} entries are taken"
+        found = f"{count:,} of {most:,} entries are used"
         yield by(Check.CONNTRACK, found, failing=count >= most, warning=count >= FULL * most)
 
 
@@ -63,7 +63,7 @@ def _network(machine: Machine) -> Iterator[Finding]:
         yield by(Check.BACKLOG, str(backlog), failing=False, warning=backlog < BACKLOG)
     if machine.tcp_rmem and machine.tcp_wmem:
         received, sent = machine.tcp_rmem[-1], machine.tcp_wmem[-1]
-        found = f"up to {received:,} bytes received, {sent:,} sent"
+        found = f"up to {received:,} bytes to receive, {sent:,} to send"
         yield by(Check.BUFFERS, found, failing=False, warning=min(received, sent) < BUFFER)
     if (name := machine.congestion) is not None:
         yield by(Check.CONGESTION, name, failing=False, warning=name not in _GOOD)
@@ -81,11 +81,11 @@ def _room(machine: Machine) -> Iterator[Finding]:
 def _features(machine: Machine) -> Iterator[Finding]:
     scope = machine.ptrace_scope or 0
     if scope > 1:
-        yield warn(Check.SOCKETS, f"kernel.yama.ptrace_scope is {scope}: a change restarts the core")
+        yield warn(Check.SOCKETS, f"kernel.yama.ptrace_scope is {scope}: changes of the core disconnect users")
     elif machine.duplicates:
-        yield warn(Check.SOCKETS, f"{machine.duplicates}: a change restarts the core")
+        yield warn(Check.SOCKETS, f"{machine.duplicates}: changes of the core disconnect users")
     elif machine.duplicates is not None:
         yield ok(Check.SOCKETS, "allowed")
     if (version := machine.landlock) is not None:
-        found = f"Landlock's version is {version}" if version else "there is no Landlock"
+        found = f"Landlock version {version}" if version else "this kernel offers no Landlock"
         yield by(Check.LANDLOCK, found, failing=False, warning=not version)

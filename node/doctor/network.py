@@ -1,4 +1,4 @@
-"""What listens on this machine and what is reached from it, and what its firewall says; each look has its time."""
+"""Looks up listening ports and firewall rules of this machine, and tries connections, with timeouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from node.doctor.config import Inbound
 
-# Seconds for a connection on this machine, and to another one; destinations that are tried.
+# Timeout in seconds for a connection on this machine, and to another one; most destinations that are tried.
 HERE, THERE = 1.0, 3.0
 DESTINATIONS = 8
 _LISTENS, _BOUND = "0A", "07"
@@ -18,7 +18,7 @@ _FIREWALLD = re.compile(r'<port\s[^>]*port="([\d-]+)"')
 
 
 def bound(kind: str, proc: Path = Path("/proc/net")) -> dict[int, set[int]]:
-    """Ports of "tcp" that listen, or of "udp", and the sockets' numbers."""
+    """The listening TCP ports, or the bound UDP ports, with the inodes of their sockets."""
     found: dict[int, set[int]] = {}
     for name in (kind, f"{kind}6"):
         try:
@@ -32,7 +32,7 @@ def bound(kind: str, proc: Path = Path("/proc/net")) -> dict[int, set[int]]:
 
 
 def sockets_of(pid: int | None, proc: Path = Path("/proc")) -> set[int]:
-    """The numbers of a process's sockets; none where that may not be asked."""
+    """The inodes of a process's sockets; empty if they may not be read."""
     found: set[int] = set()
     try:
         files = list((proc / f"{pid}/fd").iterdir()) if pid else []
@@ -46,7 +46,7 @@ def sockets_of(pid: int | None, proc: Path = Path("/proc")) -> set[int]:
 
 
 def ports(wanted: Iterable[int], pid: int | None) -> dict[int, str]:
-    """Of each of the node's ports who has it."""
+    """For each of the node's ports: "ours", "free", or who has it."""
     listening, own = bound("tcp"), sockets_of(pid)
     return {port: _owner(listening.get(port), own, pid) for port in wanted}
 
@@ -54,11 +54,11 @@ def ports(wanted: Iterable[int], pid: int | None) -> dict[int, str]:
 def _owner(sockets: set[int] | None, own: set[int], pid: int | None) -> str:
     if not sockets:
         return "free" if pid is None else "the node does not listen there"
-    return "ours" if sockets & own or (pid is not None and not own) else "another program has it"
+    return "ours" if sockets & own or (pid is not None and not own) else "another program has the port"
 
 
 def reach(host: str, port: int, seconds: float) -> str:
-    """Why there is no TCP connection; nothing if there is."""
+    """Return why a TCP connection fails, or ""."""
     try:
         socket.create_connection((host, port), seconds).close()
     except TimeoutError:
@@ -69,7 +69,7 @@ def reach(host: str, port: int, seconds: float) -> str:
 
 
 def inbounds(found: Iterable[Inbound]) -> dict[str, str]:
-    """Of each inbound why nobody is answered there; of one by UDP only whether something has the port."""
+    """For each inbound why it accepts no connection, or ""; for one by UDP only whether its port is bound."""
     tcp, udp = bound("tcp"), bound("udp")
     return {inbound.tag: _deaf(inbound, tcp, udp) for inbound in found}
 
@@ -77,20 +77,20 @@ def inbounds(found: Iterable[Inbound]) -> dict[str, str]:
 def _deaf(inbound: Inbound, tcp: Mapping[int, object], udp: Mapping[int, object]) -> str:
     for port in inbound.ports:
         if port not in tcp and port not in udp:
-            return f"nobody listens on port {port}"
+            return f"no program listens on port {port}"
         host = inbound.host if inbound.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
         if port in tcp and not inbound.udp and (fault := reach(host, port, HERE)):
-            return f"port {port} is deaf: {fault}"
+            return f"port {port} accepts no connection: {fault}"
     return ""
 
 
 def destinations(found: Iterable[tuple[str, int]]) -> dict[str, str]:
-    """Of the first destinations why they are not reached."""
+    """For each of the first DESTINATIONS why it cannot be reached, or ""."""
     return {f"{host}:{port}": reach(host, port, THERE) for host, port in list(found)[:DESTINATIONS]}
 
 
 def closed(wanted: Collection[int], etc: Path = Path("/etc")) -> tuple[str, set[int]] | None:
-    """The firewall that is on, and which of these it keeps out; None where there is none, or it cannot be read."""
+    """The active firewall and the ports that it blocks; None if there is none, or it cannot be read."""
     try:
         if "ENABLED=yes" in (etc / "ufw/ufw.conf").read_text():
             rules = "\n".join((etc / f"ufw/{name}.rules").read_text() for name in ("user", "user6"))
@@ -105,9 +105,9 @@ def closed(wanted: Collection[int], etc: Path = Path("/etc")) -> tuple[str, set[
 
 
 def shut(wanted: Collection[int], allowed: Iterable[str]) -> set[int]:
-    """Those that are in none of these numbers and ranges; "any" is all of them."""
+    """The wanted ports that are in none of these numbers and ranges; "any" allows all."""
     left = set(wanted)
-    for part in (part for said in allowed for part in said.split(",")):
+    for part in (part for rule in allowed for part in rule.split(",")):
         first, _, last = part.replace(":", "-").partition("-")
         if part == "any":
             return set()

@@ -1,4 +1,4 @@
-"""Checks of what runs here, and of what a node says of itself. Pure."""
+"""Checks of a node's ports, inbounds and cores, and of its own information. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLD = 90
 
 @dataclass(frozen=True)
 class Core:
-    """A core of this machine: where, which release, and the pinned one; or why it cannot be used."""
+    """A core on this machine: its path, its release and the tested (pinned) one; or why it cannot be used."""
 
     name: str
     path: str = ""
@@ -25,32 +25,34 @@ class Core:
 
 
 def ports(states: Mapping[int, str]) -> Iterator[Finding]:
-    """Of the node's ports: "ours", "free", or who has it."""
+    """Check the node's ports: `states` are "ours", "free", or who has the port."""
     for port, state in states.items():
         found = f"{port}: {state}"
         yield by(Check.PORTS, found, failing=state not in ("ours", "free"), warning=state == "free")
 
 
 def closed(name: str, ports: Collection[int]) -> Finding:
-    """Ports that a firewall of this name keeps out."""
+    """Report the ports that a firewall blocks."""
     listed = ", ".join(map(str, sorted(ports)))
-    return warn(Check.FIREWALL, f"{name} keeps out {listed}") if ports else ok(Check.FIREWALL, f"{name} lets all in")
+    return (
+        warn(Check.FIREWALL, f"{name} blocks {listed}") if ports else ok(Check.FIREWALL, f"{name} allows all of them")
+    )
 
 
 def inbounds(states: Mapping[str, str]) -> Iterator[Finding]:
-    """Of each inbound by its tag: why nobody is answered there, nothing where all is well."""
+    """Check inbounds: by tag, why it accepts no connection, or ""."""
     for tag, fault in states.items():
         yield fail(Check.INBOUNDS, f"{tag}: {fault}") if fault else ok(Check.INBOUNDS, tag)
 
 
 def destinations(states: Mapping[str, str]) -> Iterator[Finding]:
-    """Of each destination of REALITY: why it is not reached."""
+    """Check REALITY destinations: by name, why it cannot be reached, or ""."""
     for name, fault in states.items():
         yield fail(Check.REALITY, f"{name}: {fault}") if fault else ok(Check.REALITY, name)
 
 
 def cores(found: Sequence[Core]) -> Iterator[Finding]:
-    """One core does; which one is wanted a controller says."""
+    """Check the installed cores. One is enough: the controller chooses which one runs."""
     lacking = not any(core.path for core in found)
     for core in found:
         if core.fault:
@@ -59,26 +61,26 @@ def cores(found: Sequence[Core]) -> Iterator[Finding]:
             if lacking:
                 yield fail(Check.CORE, f"{core.name} is not installed")
         elif core.release != core.pinned:
-            yield warn(Check.CORE, f"{core.name} is {core.release}, the pinned release is {core.pinned}")
+            yield warn(Check.CORE, f"{core.name} is {core.release}; this node was tested with {core.pinned}")
         else:
             yield ok(Check.CORE, f"{core.name} {core.release}")
 
 
 def geo_files(ages: Mapping[str, float | None]) -> Iterator[Finding]:
-    """Of each file its age in days, None where it is not there."""
+    """Check geo files: by name, the age in days, or None if there is no such file."""
     for name, age in ages.items():
         found = f"there is no {name}" if age is None else f"{name} is {age:.0f} days old"
         yield by(Check.GEO, found, failing=False, warning=age is None or age > OLD)
 
 
 def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterator[Finding]:
-    """What a node says of itself, and what has happened to it."""
-    said = f"{info.state}{f': {info.reason}' if info.reason else ''}"
-    yield by(Check.STATE, said, failing=info.state == "failed", warning=info.state == "restarting")
+    """Check a node's state, warnings and crashes, from its information and events."""
+    state = f"{info.state}{f': {info.reason}' if info.reason else ''}"
+    yield by(Check.STATE, state, failing=info.state == "failed", warning=info.state == "restarting")
     for warning in info.warnings:
         yield warn(Check.WARNINGS, warning)
     if not info.warnings:
         yield ok(Check.WARNINGS, "none")
     crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
-    words = f"{len(crashes)} within a day" + (f", the last: {crashes[-1].text}" if crashes else "")
+    words = f"{len(crashes)} within the last day" + (f", the last: {crashes[-1].text}" if crashes else "")
     yield by(Check.CRASHES, words, failing=False, warning=bool(crashes))

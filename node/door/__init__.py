@@ -1,1 +1,1 @@
-"""Where connections come in, whichever protocol they speak: TLS, places, deadlines, HTTP/2's frames, what arrived."""
+"""Accepts the connections of both protocols: TLS, limits, deadlines, HTTP/2 frames, delivery of replies."""

@@ -1,4 +1,4 @@
-"""The memory for bodies under way: one budget, whichever protocol they come by; who finds none left comes again."""
+"""The memory budget for request bodies under way, shared by both protocols; over it, clients must retry later."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 from node.http2 import PREFIX
 
-# Bytes of all bodies together. What is smaller than `SMALL` costs no more than the call itself, and has a place always.
+# Bytes of all bodies together. A body smaller than `SMALL` costs no more than the call itself, and is not counted.
 BUDGET = 256 * 1024 * 1024
 SMALL = 64 * 1024
-# What is longer gRPC itself refuses, before it takes it.
+# gRPC's server itself refuses longer messages, before it reads them.
 LARGEST = 64 * 1024 * 1024
-# Seconds after which whoever found no place may come again.
+# Seconds after which a refused client may retry.
 AGAIN = 1.0
 
 
 class Bodies:
-    """What is taken of the budget."""
+    """The budget, and the bytes of it in use."""
 
     def __init__(self, size: int = BUDGET) -> None:
         self._size = size
         self.taken = 0
 
     def take(self, count: int) -> bool:
-        """Whether there is a place for so many bytes more; then they are to be given back."""
+        """Reserve this many bytes, to be released by `give`. Returns False if there are not as many left."""
         if self.taken + count > self._size:
             return False
         self.taken += count
@@ -35,7 +35,7 @@ class Bodies:
 
 @dataclass
 class _Stream:
-    """`left` of a message that is coming in, and the bytes that it holds a place for."""
+    """One stream: the bytes that are `left` of the current message, and the bytes reserved for it."""
 
     prefix: bytes = b""
     left: int = 0
@@ -43,9 +43,10 @@ class _Stream:
 
 
 class Messages:
-    """The messages of one connection's requests: each stream has a place for the last one, until it is answered.
+    """Reserves memory for the requests of one connection: for each stream's last message, until the stream is answered.
 
-    Strangers hold none: their calls are refused at the headers. `refused` are streams that found no place.
+    Nothing is reserved for clients that have not shown a key: their calls are refused at the headers. `refused` are the
+    streams for which the budget had no room.
     """
 
     def __init__(self, bodies: Bodies) -> None:
@@ -55,7 +56,7 @@ class Messages:
         self.refused: list[int] = []
 
     def data(self, stream: int, payload: memoryview) -> None:
-        """More bytes of a stream that is not answered."""
+        """Take the next bytes of an unanswered stream."""
         one = self._streams.setdefault(stream, _Stream())
         while payload:
             if one.left:
@@ -77,7 +78,7 @@ class Messages:
             self._bodies.give(one.held)
 
     def count(self) -> None:
-        """The key was shown: what is here counts from now on."""
+        """The client has shown a key: reserve memory from here on, also for what has come already."""
         self._counts = True
         for stream, one in self._streams.items():
             held, one.held = one.held, 0

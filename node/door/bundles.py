@@ -1,7 +1,7 @@
-"""Many messages of a stream in one of gRPC's: for each, whatever is in it, its server takes a tenth of a millisecond.
+"""Bundles: many messages of a stream in one gRPC message, because gRPC's server takes 0.1 ms for each, of any size.
 
-A handler writes BUNDLED first. Each message that follows is around others, which have prefixes of their own; what is
-around them is taken away here, before the client sees it. Pure.
+A handler writes BUNDLED first. Each message after it is a bundle, of messages with prefixes of their own. The door
+removes the prefix of the bundle, so that the client gets the single messages. Pure.
 """
 
 from __future__ import annotations
@@ -14,37 +14,45 @@ from dataclasses import dataclass
 from node.door.frames import Frame
 from node.http2 import HEADER, PREFIX, Kind, framed, window_update
 
-# No message of protobuf's is like it: a field without a number.
+# The mark of a stream with bundles. No protobuf message is like it: it would be a field without a number.
 BUNDLED = b"\0"
 _FIRST = framed(BUNDLED)
 _CONNECTION = 0
-# Bytes taken away after which the server is told at once; else it is when the client says something, which it may not
-# do before it has seen half of its window.
+# Removed bytes after which the server gets a WINDOW_UPDATE for them at once. Fewer wait until the client sends
+# something, which it may not do before it has seen half of its window.
 MUCH = 64
+# Bytes of the smallest window with which a client sends something before MUCH of it is removed.
+LEAST = 2 * MUCH
 
 
 def bundle(messages: Iterable[bytes]) -> bytes:
-    """One message for gRPC's server, around these."""
+    """Join messages into one, for gRPC's server."""
     return b"".join(map(framed, messages))
 
 
 class Bundles:
-    """What gRPC's server writes to one connection; `passed` bytes of it are done with. `open` are not answered."""
+    """Takes bundles apart in what gRPC's server writes to one connection. `open` are the unanswered streams.
+
+    `passed`: bytes of the server's that are done with. `wanted`: the server may write bundles. It may not if the
+    client's windows are smaller than `LEAST`: held and removed bytes could fill one, and the client, which never sees
+    them, would not widen it.
+    """
 
     def __init__(self, open: AbstractSet[int]) -> None:
+        self.wanted = True
         self.passed = 0
         self._open = open
         self._skip = 0
         self._held = b""
-        # Streams of which the server has sent no more than what BUNDLED begins with, and those with bundles. A window
-        # that is all but full cuts anything, so what may be the sign waits until it is known.
+        # Streams of which the server has sent at most a beginning of BUNDLED, with that beginning; and those with
+        # bundles. A nearly full window cuts messages anywhere, so a possible beginning of the mark waits for its rest.
         self._fresh: dict[int, bytes] = {}
         self._streams: dict[int, _Bundled] = {}
-        # Bytes that the client never sees, so the server would wait in vain for it to have taken them.
+        # Removed bytes by stream: the client never sees them, so it does not widen the server's window for them.
         self._taken: Counter[int] = Counter()
 
     def feed(self, data: bytes) -> bytes:
-        """What the client is to have now. A frame that may have to be another one is held until it is whole."""
+        """Return what the client gets now. A frame that may have to be changed is held until it is whole."""
         data = self._held + data
         parts, begin, at, end = list[bytes](), 0, self._skip, len(data)
         while at + HEADER.size <= end:
@@ -70,23 +78,25 @@ class Bundles:
 
     @property
     def much(self) -> bool:
-        """So much was taken away that the server may wait for a client that has not seen enough to let it go on."""
+        """Whether so much was removed that the server may wait for a WINDOW_UPDATE that the client will not send."""
         return self._taken[_CONNECTION] >= MUCH
 
     def give_back(self) -> bytes:
-        """Frames that let the server send as much again as was taken away."""
+        """Return the WINDOW_UPDATE frames for the removed bytes."""
         frames = b"".join(window_update(stream, size) for stream, size in self._taken.items())
         self._taken.clear()
         return frames
 
     def _concerns(self, frame: Frame) -> bool:
-        """Whether this may be another frame for the client."""
+        """Whether this frame may have to be changed for the client."""
+        if not self.wanted:
+            return False
         if frame.kind == Kind.HEADERS and frame.stream in self._open:
             self._fresh.setdefault(frame.stream, b"")
-        return frame.kind == Kind.DATA and (frame.stream in self._streams or self._may_tell(frame))
+        return frame.kind == Kind.DATA and (frame.stream in self._streams or self._may_begin(frame))
 
-    def _may_tell(self, frame: Frame) -> bool:
-        """It may be the sign, or a part of it: of most streams' first one its length tells that it is not."""
+    def _may_begin(self, frame: Frame) -> bool:
+        """Whether the frame may be the mark, or a part of it: most streams' first frame is longer than that."""
         begun = self._fresh.get(frame.stream)
         if not begun and begun is not None and frame.length > len(_FIRST):
             del self._fresh[frame.stream]
@@ -94,7 +104,7 @@ class Bundles:
         return begun is not None
 
     def _inside(self, frame: Frame, payload: bytes) -> bytes:
-        """The frame as it is for the client."""
+        """Return the frame as the client gets it."""
         bundled = self._streams.get(frame.stream)
         if bundled is None:
             return self._first(frame, payload)
@@ -103,14 +113,14 @@ class Bundles:
         return frame._replace(length=len(inside)).header() + inside if inside or frame.flags else b""
 
     def _first(self, frame: Frame, payload: bytes) -> bytes:
-        """Of a stream of which it is not known whether it has bundles."""
+        """Decide by a stream's first DATA frames whether it has bundles; return what the client gets now."""
         begun = self._fresh.pop(frame.stream)
-        sign = begun + payload
-        if sign == _FIRST:
+        mark = begun + payload
+        if mark == _FIRST:
             self._streams[frame.stream] = _Bundled()
-            self._take(frame.stream, len(sign))
-        elif _FIRST.startswith(sign) and not frame.flags:
-            self._fresh[frame.stream] = sign
+            self._take(frame.stream, len(mark))
+        elif _FIRST.startswith(mark) and not frame.flags:
+            self._fresh[frame.stream] = mark
         else:
             before = frame._replace(flags=0, length=len(begun)).header() + begun if begun else b""
             return before + frame.header() + payload
@@ -123,13 +133,13 @@ class Bundles:
 
 @dataclass
 class _Bundled:
-    """Of the message that is around others: what is here of its prefix, and what is to come behind that."""
+    """A stream with bundles: the received part of the current bundle's prefix, and the bytes left of the bundle."""
 
     prefix: bytes = b""
     left: int = 0
 
     def inside(self, payload: bytes) -> bytes:
-        """What of these bytes is in it."""
+        """Return these bytes without the prefixes of bundles."""
         kept = []
         while payload:
             if self.left:

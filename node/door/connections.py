@@ -1,4 +1,4 @@
-"""The connections that there are, whichever protocol they speak: each has a place, a deadline, and an address."""
+"""All open connections of both protocols: each has a place, a deadline and an address."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from twisted.internet.task import deferLater
 from node.door.bodies import BUDGET, Bodies
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
+from node.door.headings import Knows
 from node.door.places import Places
+from node.limited_warning import LimitedWarning
 from node.logs import Logger
-from node.repeated import Repeated
 
-# Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
+# Seconds after which a client that acknowledges nothing, or reads nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
 
-# Seconds between two looks at which requests are answered, for hands that are being shaken, and for the last bytes: of
-# an answer, or where nobody has asked anything lately.
+# Seconds, at the node's end: between two looks at what is answered, for handshakes under way, for the last bytes of a
+# reply, and for those where no client has asked anything lately.
 LOOK, SHAKE, LAST, SOON = 0.01, 0.3, 0.1, 0.03
-# Looks in a row at which nothing was under way, before that is believed: a call may be between two threads.
+# Looks in a row without a call under way before the node counts as idle: a call may be between two threads.
 QUIET = 5
 
 _KEEP_ALIVE = (
@@ -37,14 +38,14 @@ _KEEP_ALIVE = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may take. Times are in seconds and absolute: what trickles in does not prolong them.
+    """Limits for clients. Times are in seconds and absolute: bytes that trickle in do not prolong them.
 
-    `deadline` is for the headers of a request, of the first one together with TLS's handshake. `key` is for the key on
-    an HTTP/2 connection, from there. `body_deadline` is from the end of the headers to that of the body: 64 MiB in
-    120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for a connection on which
-    everything is answered. `linger` is for a refused client: it may still send, so that a reset does not destroy the
-    answer before it is read. `strangers` is for the connections of one address that have not shown the key. `bodies` is
-    for the bytes of all bodies together.
+    `deadline` is for the headers of a request; for the first one it includes the TLS handshake. `key` is for the key on
+    an HTTP/2 connection, after its first headers. `body_deadline` is from the end of the headers to the end of the
+    body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for a
+    connection on which everything is answered. `linger` is for a refused client: it may still send, so that a reset
+    does not destroy the answer before it is read. `strangers` is the number of connections without a key from one
+    address. `bodies` is the number of bytes of all bodies together.
     """
 
     deadline: float = 10.0
@@ -57,21 +58,29 @@ class Limits:
     bodies: int = BUDGET
 
 
-class Relayed(Protocol):
-    """The side of a client whose calls somebody else answers."""
+class Session(Protocol):
+    """The protocol of one connection: knows the calls under way, and can end the connection gracefully.
 
+    `relayed`: gRPC's server answers the calls, and sends GOAWAY when it stops.
+    """
+
+    @property
+    def relayed(self) -> bool: ...
     def hold(self) -> None:
-        """Hear no more of the client."""
+        """Begin no further call, as far as the protocol allows."""
 
-    def finish(self, now: bool) -> bool:
-        """End it if all its calls are answered; `now`: those that are not are told so. Whether it ends."""
+    def finish(self, now: bool, streams: bool) -> bool:
+        """End the connection if nothing is under way. Returns whether no call waits for an answer here.
+
+        `now`: end it also if a request has not arrived completely. `streams`: end it also if streams are open.
+        """
 
 
 class Connection:
-    """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
+    """One connection. Its one timer runs while the node waits for the client, and not while the node answers.
 
-    `secured`: hands were shaken. `known`: the client has shown the key. `idle`: all its requests are answered. `over`:
-    nothing counts any more. `since`: when it was made.
+    `secured`: the TLS handshake is done. `known`: the client has shown a key. `idle`: all its requests are answered.
+    `over`: the connection was cut or lost; further events are ignored. `since`: when it was accepted.
     """
 
     def __init__(self, connections: Connections, transport: Any) -> None:
@@ -82,25 +91,25 @@ class Connection:
         self.peer = transport.getPeer()
         host = str(getattr(self.peer, "host", ""))
         self.network = network(host)
-        # For people; a listener for both has IPv4's in IPv6's form.
+        # For logs; a dual-stack listener has IPv4 addresses in IPv6's form.
         self.address = host.removeprefix("::ffff:")
         self.known = False
         self.secured = False
         self.idle = False
         self.idle_since = 0.0
         self.since = connections.reactor.seconds()
-        self.relay: Relayed | None = None
+        self.session: Session | None = None
         self.over = False
 
     def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
-        """Have this done after so many seconds, instead of what was to be done before."""
+        """Start the timer: call `action` after this many seconds. Replaces the timer before it."""
         self.disarm()
         if not self.over:
             self.idle, self._action = idle, action
             self._timer = self._connections.reactor.callLater(seconds, self._due)
 
     def arm_instead(self, action: Callable[[], None]) -> None:
-        """Have this done, at the time that the timer is armed for."""
+        """Call this instead when the running timer fires."""
         self._action = action
 
     def disarm(self) -> None:
@@ -110,22 +119,22 @@ class Connection:
         self.idle = False
 
     def rest(self, action: Callable[[], None]) -> None:
-        """Everything is answered: have this done if nothing more is asked for long."""
+        """Everything is answered: call `action` if no request comes within the idle limit."""
         self.idle_since = self._connections.reactor.seconds()
         self.arm(self._connections.limits.idle, action, idle=True)
 
     def rested(self, since: float) -> bool:
-        """Whether everything has been answered since then, if there was anything."""
+        """Whether all requests were answered before that time; a connection without a key only has to be older."""
         return (self.idle and self.idle_since < since) or (not self.known and self.since < since)
 
     def cut(self) -> None:
-        """End the connection at once, without a word."""
+        """Abort the connection at once, without an answer."""
         self.disarm()
         self.over = True
         self.transport.abortConnection()
 
     def leave(self) -> None:
-        """It is lost."""
+        """The connection is lost: give its place up."""
         self.disarm()
         self.over = True
         self._connections.left(self)
@@ -135,18 +144,22 @@ class Connection:
 
 
 class Connections:
-    """Lets connections in, while there are places, and knows them until they end."""
+    """Admits connections while there are places, and keeps track of them until they end.
+
+    `knows` checks the key of a request, by its values of `authorization` and of `x-api-key`.
+    """
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, limits: Limits) -> None:
+    def __init__(self, reactor: IReactorTime, limits: Limits, knows: Knows) -> None:
         self.reactor = reactor
+        self.knows = knows
         self.limits = limits
         self.places: Places[Connection] = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
         self.bodies = Bodies(limits.bodies)
-        self.handshakes = Repeated(reactor, self.log.warn, "a TLS handshake failed")
+        self.handshakes = LimitedWarning(reactor, self.log.warn, "a TLS handshake failed")
         self._by_link: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:
@@ -156,9 +169,9 @@ class Connections:
         return len(self.places)
 
     def enter(self, transport: Any) -> Connection:
-        """The connection of this transport, or of the one below it, which is ended by this one from here on.
+        """Return the connection of this transport, or of the one below it; from here on it is ended by this transport.
 
-        At the first ask it takes a place; if there is none, it is over.
+        The first call takes a place; without a free one the connection is cut.
         """
         link = tcp(transport)
         connection = self._by_link.get(link)
@@ -172,26 +185,42 @@ class Connections:
         self.places.leave(connection)
         self._by_link.pop(tcp(connection.transport), None)
 
+    async def dismiss(self) -> None:
+        """Close HTTP/1.1 connections when the node ends: at once if idle for `LAST` seconds, else with the next reply.
+
+        Waits for those replies, for at most 2 * `LAST` seconds.
+        """
+        sessions = [each.session for each in self if each.session is not None and not each.session.relayed]
+        for session in sessions:
+            session.hold()
+
+        def over() -> bool:
+            ended = [session.finish(False, False) for session in sessions]
+            return all(ended)
+
+        await self._until(over, 2 * LAST)
+
     def disconnect(self) -> None:
-        """End every connection, for the node's own end: log streams never end by themselves."""
+        """Abort every connection when the node ends: log streams never end by themselves."""
         self.deliveries.close()
         self.sum_up()
         for connection in self:
             connection.transport.abortConnection()
 
     async def finish(self, seconds: float, idle: Callable[[], bool]) -> None:
-        """Let what is under way be answered, for so many seconds, and end each connection in good order after it.
+        """Let calls under way be answered, for at most this many seconds; then end each connection gracefully.
 
-        For when somebody else accepts here soon. What clients send meanwhile is not read, so that they know that it was
-        not heard, and say it again. `idle`: nothing is being done for anybody; once that has been so for a moment, what
-        is open on relays are streams that may last for ever.
+        For a hand-over: the next node process accepts connections on these ports. Clients of HTTP/1.1 get the end with
+        their last reply, or at once if they are idle. The node does not read what gRPC clients send meanwhile: by
+        GOAWAY they learn that those calls were not processed, and repeat them. `idle`: no call is under way; after that
+        has held for a moment, what is open on relays are streams that may last for ever.
         """
-        # Who has not shaken hands for so long has no call under way.
+        # A connection without a handshake for this long has no call under way.
         early = self.reactor.seconds() - SHAKE
         await self._until(lambda: all(each.secured or each.since < early for each in self), SHAKE)
         for each in self:
-            if each.relay is not None:
-                each.relay.hold()
+            if each.session is not None:
+                each.session.hold()
         await deferLater(self.reactor, LOOK)
         looks = 0
 
@@ -202,22 +231,22 @@ class Connections:
 
         await self._until(over, seconds)
         self._finished(streams=True, all_of_them=True)
-        # Clients that have had their last answer for long may take their time with the end.
+        # If all clients have had their last answer for long, a shorter wait is enough.
         lately = self.reactor.seconds() - LAST
         await self._until(lambda: not len(self), SOON if all(each.rested(lately) for each in self) else LAST)
 
     def _finished(self, streams: bool, all_of_them: bool = False) -> bool:
-        """End those that have their answers, those of strangers, and `streams`. Whether nobody waits for an answer."""
+        """End connections whose calls are answered, those without a key and, with `streams`, those with open streams.
+
+        Returns whether no client waits for an answer, and no delivery is being watched.
+        """
         waiting = False
         for each in self:
-            now = all_of_them or not each.known
-            if each.relay is not None:
-                waiting |= not each.relay.finish(now or streams)
-            elif each.idle or now:
-                each.transport.loseConnection()
+            if each.session is not None:
+                waiting |= not each.session.finish(all_of_them or not each.known, streams)
             else:
-                waiting = True
-        return not waiting
+                each.transport.loseConnection()
+        return not (waiting or self.deliveries.under_way)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = self.reactor.seconds() + seconds
@@ -225,7 +254,7 @@ class Connections:
             await deferLater(self.reactor, LOOK)
 
     def sum_up(self) -> None:
-        """Tell what of strangers was only counted."""
+        """Log the rate-limited warnings that were only counted."""
         for part in (self.handshakes, self.guesses, self.places):
             part.sum_up()
 
@@ -239,10 +268,10 @@ class Connections:
 
 
 def network(host: str) -> str:
-    """What counts as one address: of IPv6 the 64 bits that a customer has at least."""
+    """Return what counts as one address: for IPv6 its first 64 bits, which a customer has at least."""
     try:
         address = ip_address(host.partition("%")[0])
-    except ValueError:  # of a test's transport, or none
+    except ValueError:  # no IP address: a transport of a test, or none
         return host
     if isinstance(address, IPv6Address):
         return str(address.ipv4_mapped or int(address) >> 64)
@@ -250,6 +279,6 @@ def network(host: str) -> str:
 
 
 def _notice_death(link: Any) -> None:
-    """Have the kernel end the connection when the client is gone without a word."""
+    """Make the kernel end the connection when the client is gone without closing it."""
     for option in _KEEP_ALIVE if ITCPTransport.providedBy(link) else ():
         link.getHandle().setsockopt(*option)

@@ -1,8 +1,8 @@
-"""Whether a reply reached the client's machine: its kernel has acknowledged every byte of it.
+"""Watch the delivery of replies: one is delivered when the client's kernel has acknowledged every byte of it.
 
-No event of Twisted's tells. Bytes wait in its queues and in the kernel's, and a response counts as finished as soon as
-it is queued. So the end of a reply is marked as a position in the connection's stream, and the kernel is asked how far
-the other side has acknowledged. What is written behind the reply has no part in that.
+Twisted has no event for this. Bytes wait in its queues and in the kernel's, and a response counts as finished as soon
+as it is queued. So the end of a reply is noted as a position in the connection's stream, and the kernel is asked how
+far the other side has acknowledged. Bytes written after the reply do not matter.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from node.waiting import fire
 FIRST_LOOK = 0.001
 LAST_LOOK = 0.25
 
-# Of linux/tcp.h: where struct tcp_info has tcpi_bytes_acked, and the state that is the end of all.
+# From linux/tcp.h: the offset of tcpi_bytes_acked in struct tcp_info, and the state TCP_CLOSE.
 _BYTES_ACKED = 120
 _CLOSED = 7
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the kernel knows of a connection: bytes of its stream that were acknowledged, and bytes it was given.
+    """The kernel's state of a connection: acknowledged bytes of its stream, and bytes that the kernel has taken.
 
     `over`: no more will be acknowledged.
     """
@@ -48,26 +48,26 @@ class Progress:
 
 
 def progress(link: socket.socket) -> Progress:
-    """Of a TCP connection, also after its end for as long as the socket is open. Raises `OSError`."""
+    """Read the progress of a TCP connection; after its end, too, while the socket is open. Raises `OSError`."""
     info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-    # Sent or not: tcp(7), SIOCOUTQ. A connection that was reset keeps the number.
+    # Bytes that are not acknowledged, sent or not: tcp(7), SIOCOUTQ. A connection that was reset keeps the number.
     (waiting,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
     (acknowledged,) = struct.unpack_from("Q", info, _BYTES_ACKED)
     return Progress(acknowledged, acknowledged + waiting, info[0] == _CLOSED)
 
 
 def tcp(transport: Any) -> Any:
-    """The transport below TLS."""
+    """Return the TCP transport below TLS."""
     while isinstance(transport, ProtocolWrapper):
         transport = transport.transport
     return transport
 
 
 def written(transport: Any) -> int:
-    """The length of the connection's stream with all that was written to `transport` so far, TLS's own bytes included.
+    """Return the length of the TCP stream with all that was written to `transport` so far, TLS's own bytes included.
 
-    Twisted has no public way to ask: TLS gathers small writes for a turn of the reactor, TCP keeps what the kernel did
-    not take. What TLS itself holds back or throws away, because the connection ends, is not in the length.
+    Twisted has no public API for this: TLS buffers small writes for a reactor turn, TCP keeps what the kernel did not
+    take. Bytes that TLS itself holds back or drops, because the connection ends, are not counted.
     """
     below = tcp(transport)
     if isinstance(transport, BufferingTLSTransport):
@@ -76,43 +76,56 @@ def written(transport: Any) -> int:
 
 
 def queued(below: Any) -> int:
-    """Bytes that the kernel was not given yet."""
+    """Return the number of bytes that the kernel has not taken yet."""
     return int(len(below.dataBuffer) - below.offset + below._tempDataLen)
 
 
 class Deliveries:
-    """The replies on their way that somebody asked about."""
+    """The replies under way whose delivery is watched."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._under_way: dict[Delivery, Any] = {}
 
     def write(self, request: Any, body: bytes, delivered: Deferred[bool]) -> None:
-        """Write the whole body of a response; `delivered` is fired when it is known what became of it."""
+        """Write the whole body of a response; fire `delivered` with whether it was delivered, when that is known."""
         with ExitStack() as failed:
             failed.callback(fire, delivered, False)
             transport = request.channel.transport
             begin = written(transport)
-            # Its own, for the transport closes the other before it tells that the connection is lost.
+            # A duplicate: the transport closes its own before it reports that the connection is lost.
             link = tcp(transport).getHandle().dup()
             failed.callback(link.close)
             request.write(body)
             end = written(transport)
-            # There is more than the body, the headers at least: a connection that is ending took nothing.
+            # More than the body is written, the headers at least; an ending connection takes nothing.
             if end - begin > len(body):
                 failed.pop_all()
                 self._watch(transport, link, end, delivered)
 
     def watch(self, transport: Any, end: int, delivered: Deferred[bool]) -> None:
-        """Fire `delivered` when it is known what became of the connection's stream, as it was `written` up to there."""
+        """Fire `delivered` when it is known whether the stream was delivered up to position `end`: see `written`."""
         with ExitStack() as failed:
             failed.callback(fire, delivered, False)
             link = tcp(transport).getHandle().dup()
             failed.pop_all()
             self._watch(transport, link, end, delivered)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether any delivery is being watched."""
+        return bool(self._under_way)
+
+    def when_known(self, transport: Any, act: Callable[[], object]) -> None:
+        """Call `act` as soon as no delivery on this transport is being watched."""
+        waiting = [delivery for delivery, of in self._under_way.items() if of is transport]
+        if waiting:
+            waiting[-1].delivered.addCallback(lambda _: self.when_known(transport, act))
+        else:
+            act()
+
     def lost(self, transport: Any, reason: Failure) -> None:
-        """The connection of this transport is no more. Unless it was aborted, the kernel may still be delivering."""
+        """The connection of this transport is lost. Unless it was aborted, the kernel may still be delivering."""
         for delivery in [one for one, of in self._under_way.items() if of is transport]:
             if reason.check(ConnectionAborted):
                 delivery.give_up()
@@ -120,7 +133,7 @@ class Deliveries:
                 delivery.lost(short=queued(tcp(transport)) > 0)
 
     def close(self) -> None:
-        """The node ends: all is told that is known now."""
+        """The node ends: decide all deliveries by what is known now."""
         for delivery in tuple(self._under_way):
             delivery.give_up()
 
@@ -135,7 +148,7 @@ class Deliveries:
 
 
 class Delivery:
-    """One reply on its way. Looks at the connection, first often and then seldom, until `delivered` is fired."""
+    """One watched reply. Polls the connection, with growing pauses, until `delivered` is fired."""
 
     log = Logger()
 
@@ -145,48 +158,48 @@ class Delivery:
         self._reactor = reactor
         self._look = look
         self._end = end
-        self._delivered = delivered
+        self.delivered = delivered
         self._lost = False
         self._pause = FIRST_LOOK
         self._timer: IDelayedCall = reactor.callLater(self._pause, self._again)
-        # Whoever fires it, also the node's end.
+        # Stops the timer, also when the node's end fires it.
         delivered.addCallback(self._stop)
 
     def lost(self, short: bool) -> None:
-        """The kernel is given no more. `short`: it was not given all that was written.
+        """The connection is lost: the kernel gets no more bytes. `short`: it did not get all that were written.
 
-        Then the end of the connection stands where the next byte would be, and is acknowledged like one.
+        Then the FIN has the position of the next byte, and would be taken for that byte when it is acknowledged.
         """
         self._lost = True
         self._end += short
-        self._tell()
+        self._decide()
 
     def give_up(self) -> None:
-        """There is no time to wait for more."""
-        self._tell()
-        fire(self._delivered, False)
+        """Decide now: without an acknowledgement the reply counts as not delivered."""
+        self._decide()
+        fire(self.delivered, False)
 
     def _again(self) -> None:
-        """The kernel ends a connection that makes no progress: see `site`."""
+        """Poll. It ends in any case: the kernel ends a connection that makes no progress (`connections.DEAD_AFTER`)."""
         self._timer = self._reactor.callLater(self._pause, self._again)
         self._pause = min(2 * self._pause, LAST_LOOK)
-        self._tell()
+        self._decide()
 
     def _stop(self, _: object) -> None:
         if self._timer.active():
             self._timer.cancel()
 
-    def _tell(self) -> None:
-        """Tell what is known, once."""
-        delivered = None if self._delivered.called else self._fate()
+    def _decide(self) -> None:
+        """Fire `delivered` if the outcome is known, once."""
+        delivered = None if self.delivered.called else self._fate()
         if delivered is not None:
-            fire(self._delivered, delivered)
+            fire(self.delivered, delivered)
 
     def _fate(self) -> bool | None:
         try:
             seen = self._look()
         except OSError:
-            self.log.failure("it cannot be known whether a reply arrived")
+            self.log.failure("cannot read from the kernel whether a reply was delivered; it counts as not delivered")
             return False
         if seen.acknowledged >= self._end:
             return True

@@ -1,4 +1,4 @@
-"""Listens for both protocols. The first bytes tell which one a client speaks, whatever port it came to."""
+"""The listeners of both ports. The first bytes of a connection decide its protocol, whichever port it came to."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.http2 import PREFACE
 
-# Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
+# Connections that may wait to be accepted; the kernel drops the SYN of further ones, which retry after a second.
 BACKLOG = 1024
 
 
 class Entrance(Factory):
-    """Leads each connection to `site`, or over a relay to gRPC's server."""
+    """Hands each connection to `site`, or to a relay to gRPC's server."""
 
     noisy = False
 
@@ -32,19 +32,19 @@ class Entrance(Factory):
         self._site = site
         self._upstream = upstream
 
-    def buildProtocol(self, addr: IAddress | None) -> Threshold:
-        return Threshold(self, addr)
+    def buildProtocol(self, addr: IAddress | None) -> ProtocolDetector:
+        return ProtocolDetector(self, addr)
 
     def listen(
         self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator, held: int | None = None
     ) -> Port:
-        """Raises `CannotListenError`. `held`: the descriptor of a socket that listens there already."""
-        vestibule = Vestibule(self.connections, context, self)
+        """Listen on a port. `held`: descriptor of a socket that listens there already. Raises `CannotListenError`."""
+        factory = PlainFactory(self.connections, context, self)
         if held is None:
-            listening = Port(port, vestibule, BACKLOG, interface, reactor)
+            listening = Port(port, factory, BACKLOG, interface, reactor)
         else:
             with socket.socket(fileno=os.dup(held)) as there:
-                listening = Port._fromListeningDescriptor(reactor, held, there.family, vestibule)
+                listening = Port._fromListeningDescriptor(reactor, held, there.family, factory)
         listening.startListening()
         return listening
 
@@ -55,8 +55,8 @@ class Entrance(Factory):
         return Relay(self.connections, self._upstream)
 
 
-class Vestibule(Factory):
-    """Where connections wait for their first byte: until then they cost next to nothing, TLS not at all."""
+class PlainFactory(Factory):
+    """Makes an `AwaitFirstByte` for each connection: TLS is set up only at the first byte, and costs nothing before."""
 
     noisy = False
 
@@ -64,43 +64,43 @@ class Vestibule(Factory):
         self.connections = connections
         self.tls = TLSMemoryBIOFactory(context, False, entrance)
 
-    def buildProtocol(self, addr: IAddress | None) -> Silent:
-        return Silent(self, addr)
+    def buildProtocol(self, addr: IAddress | None) -> AwaitFirstByte:
+        return AwaitFirstByte(self, addr)
 
 
-class Silent(Protocol):
-    """One connection, until its first byte is here."""
+class AwaitFirstByte(Protocol):
+    """Waits for the first byte of a connection, then starts TLS and passes everything on to it."""
 
     transport: Any
 
-    def __init__(self, vestibule: Vestibule, address: IAddress | None) -> None:
-        self._vestibule = vestibule
+    def __init__(self, factory: PlainFactory, address: IAddress | None) -> None:
+        self._factory = factory
         self._address = address
         self._tls: Any = None
 
     def connectionMade(self) -> None:
-        self._connection = self._vestibule.connections.enter(self.transport)
+        self._connection = self._factory.connections.enter(self.transport)
 
     def dataReceived(self, data: bytes) -> None:
         if self._tls is None:
-            self._tls = self._vestibule.tls.buildProtocol(self._address)
+            self._tls = self._factory.tls.buildProtocol(self._address)
             self._tls.makeConnection(self.transport)
         self._tls.dataReceived(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._tls is not None:
             if not self._connection.secured:
-                self._vestibule.connections.handshakes.happened(self._connection.address)
+                self._factory.connections.handshakes.happened(self._connection.address)
             self._tls.connectionLost(reason)
         else:
             self._connection.leave()
 
 
 @implementer(IHandshakeListener)
-class Threshold(Protocol):
-    """One connection, until its first bytes are here.
+class ProtocolDetector(Protocol):
+    """Decides by the first decrypted bytes of a connection whether it speaks HTTP/2, then passes everything on.
 
-    Not ALPN decides: there are deployed clients that offer h2 alone and then speak HTTP/1.1.
+    It ignores ALPN: some deployed clients offer only h2, and then speak HTTP/1.1.
     """
 
     transport: Any

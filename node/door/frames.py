@@ -1,4 +1,4 @@
-"""HTTP/2's frames by their headers alone (RFC 9113, 4.1): bytes in, headers out. What they carry passes unread."""
+"""Parse HTTP/2 frames by their headers (RFC 9113, 4.1): bytes in, frame headers out. Most payloads pass unread."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from node.http2 import END_HEADERS, END_STREAM, HEADER, STREAM, Code, Kind, frame
 
-# HPACK: `:status: 200` is the eighth of the fields that everybody knows; a length that fits into one byte.
+# HPACK (RFC 7541): `:status: 200` is entry 8 of the static table; lengths below 127 take one byte.
 _STATUS_200 = b"\x88"
 _LONG = 127
 
 
-_LOOKED_INTO = {Kind.DATA, Kind.HEADERS, Kind.CONTINUATION}
+_LOOKED_INTO = {Kind.DATA, Kind.HEADERS, Kind.SETTINGS, Kind.CONTINUATION}
 
 
 class Frame(NamedTuple):
-    """The header of a frame. `kind` may be one that nobody knows."""
+    """The header of a frame. `kind` may be an unknown one."""
 
     kind: int
     flags: int
@@ -26,7 +26,7 @@ class Frame(NamedTuple):
 
     @classmethod
     def at(cls, data: bytes, at: int) -> Frame:
-        """The one whose header is there."""
+        """Parse the header at this position."""
         high, low, kind, flags, stream = HEADER.unpack_from(data, at)
         return cls(kind, flags, stream & STREAM, high << 16 | low)
 
@@ -35,12 +35,13 @@ class Frame(NamedTuple):
 
 
 class Frames:
-    """Cuts one direction of a connection; `skip` bytes stand before the first frame.
+    """Finds the frames in one direction of a connection; `skip` bytes come before the first frame.
 
-    Keeps less than one header between two pieces, however they are cut. For whoever looks into DATA, HEADERS and
-    CONTINUATION: `rest` is what the last piece has of a frame that began before it, `payloads` what it has of its own
-    ones, by their places in the list; to be emptied then. `gap` is the last place in the piece where a frame ends and
-    another one may be put, and the frame that begins there, if any.
+    Keeps less than one header between two pieces, however they are cut. For those who read the payloads of DATA,
+    HEADERS, SETTINGS and CONTINUATION: `rest` is the part in the last piece of a frame that began before it, `payloads`
+    the parts of the piece's own frames, by their index in the list; call `empty` after reading them. `gap` is the last
+    position in the piece where a frame ends, so that another one may be inserted, and the frame that begins there, if
+    any.
     """
 
     def __init__(self, skip: int = 0) -> None:
@@ -53,11 +54,11 @@ class Frames:
 
     @property
     def between(self) -> bool:
-        """The last piece ended where a frame ends."""
+        """Whether the last piece ended where a frame ends."""
         return not self._skip and not self._begun
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that begin in this piece."""
+        """Return the frames that begin in this piece."""
         before = len(self._begun)
         if self._begun:
             data, self._begun = self._begun + data, b""
@@ -81,20 +82,20 @@ class Frames:
         return found
 
     def empty(self) -> None:
-        """Let go of the last piece."""
+        """Drop the references to the last piece."""
         self.rest = None
         self.payloads.clear()
 
 
 def goaway(last: int, code: Code) -> bytes:
-    """The frame that says goodbye: streams above `last` were not looked at, so a client may repeat them elsewhere."""
+    """Pack a GOAWAY: streams above `last` were not processed, so a client may repeat them on another connection."""
     return frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", last, code))
 
 
 def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
-    """The end of a reply, or a reply that is no more than that where none was `begun`: what gRPC's clients read.
+    """Pack the trailers that end a gRPC reply, or, unless the reply has `begun`, a reply of trailers only.
 
-    The fields are spelled out, so that neither side's table of them changes (RFC 7541, 6.2.2).
+    The fields are literals without indexing, so that neither side's dynamic table changes (RFC 7541, 6.2.2).
     """
     head = {} if begun else {"content-type": "application/grpc"}
     status = b"" if begun else _STATUS_200

@@ -1,4 +1,4 @@
-"""Wrong keys by address: beyond some at once their answers come late. Right ones are never kept waiting."""
+"""Rate limit for wrong keys by address: beyond it, answers are delayed. Requests with a valid key are never delayed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.limited_warning import LimitedWarning
 from node.logs import Logger
-from node.repeated import Repeated
 
-# Wrong keys of one address that are answered at once, and more a second; and how late the answers to others are. Who
-# waits holds a place of a stranger, which any newcomer may have.
+# Wrong keys of one address that are answered at once, and how many more each second; and the delay of further answers
+# in seconds. A delayed client's connection counts as one without a key, which a newcomer may replace.
 AT_ONCE = (60, 1.0)
 LATE = 3.0
-# Addresses that are remembered: of those that guess, the last.
+# Addresses that are remembered: the last ones that sent wrong keys.
 REMEMBERED = 4096
 
 
 class Connection(Protocol):
-    """`network` is what counts as its address, `address` what people are told."""
+    """`network` is what counts as its address, `address` is for logs."""
 
     @property
     def network(self) -> str: ...
@@ -28,19 +28,21 @@ class Connection(Protocol):
 
 
 class Guesses:
-    """How many wrong keys of each address are still answered at once."""
+    """Counts wrong keys by address: a token bucket for each."""
 
     log = Logger()
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        # What is left, and when that was.
+        # By network: the tokens that were left, and when that was.
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._keys = Repeated(reactor, self.log.warn, "a wrong key, or none")
-        self._late = Repeated(reactor, self.log.warn, "many wrong keys of one address, whose answers come late now")
+        self._keys = LimitedWarning(reactor, self.log.warn, "a request with a wrong key or none")
+        self._late = LimitedWarning(
+            reactor, self.log.warn, "many wrong keys from one address; answers to it are delayed"
+        )
 
     def wrong(self, connection: Connection) -> float:
-        """One more wrong key, or none. Returns the seconds after which it is to be answered."""
+        """Count a request with a wrong key or none. Returns the seconds by which to delay its answer."""
         self._keys.happened(connection.address)
         now, (size, rate) = self._reactor.seconds(), AT_ONCE
         left, at = self._left.pop(connection.network, (float(size), now))
@@ -54,6 +56,6 @@ class Guesses:
         return LATE
 
     def sum_up(self) -> None:
-        """Tell what was only counted."""
+        """Log the warnings that were only counted."""
         self._keys.sum_up()
         self._late.sum_up()

@@ -1,36 +1,51 @@
-"""The headers of a stranger's requests, read before gRPC hears of them.
+"""Check the request headers of clients without a key, before gRPC's server gets them.
 
-gRPC's server reads a path outside any of its guards: one that is no text ends the loop that serves everybody. Who has
-shown the key is trusted with that much; reading on would cost as much as a small call.
+gRPC's server decodes the path outside any error handling: a path that is not text ends the loop that serves all
+clients. The door also checks the key here: a controller may begin with hundreds of calls, and gRPC's server starts the
+first one only after many have come. Once a client has shown a key, its headers are not read any more: that would cost
+as much as a call.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from hpack import Decoder, HPACKError
 
 from node.door.frames import Frame
 from node.http2 import END_HEADERS, PRIORITY, Kind
 
-# Bytes of a block, unpacked; gRPC takes less.
+# Bytes of a block, unpacked; gRPC accepts fewer.
 UNPACKED = 64 * 1024
-# Bytes before the block itself: a stream that it depends on, and a weight.
+# Bytes of the priority fields before the block: a stream dependency and a weight.
 _PRIORITY = 5
+# The fields that carry a key.
+_AUTHORIZATION, _X_API_KEY = b"authorization", b"x-api-key"
+# Keys of one request that are compared here; clients send one or two. With more, only gRPC's server checks them.
+_KEYS = 4
+Knows: TypeAlias = Callable[[Sequence[str], Sequence[str]], bool]
 
 
 class BadHeadings(Exception):
-    """They cannot be read, or what gRPC takes for text is none."""
+    """The headers cannot be decoded, or a field that gRPC takes for text is not text."""
 
 
 class Headings:
-    """Reads the blocks of one connection, all from the first one on: each builds on those before it."""
+    """Decodes the header blocks of one connection, from the first one on: each builds on the table of those before it.
 
-    def __init__(self) -> None:
+    `knows` checks the values of `authorization` and of `x-api-key`. `shown`: a request had a valid key.
+    """
+
+    def __init__(self, knows: Knows) -> None:
+        self._knows = knows
+        self.shown = False
         self._decoder = Decoder(UNPACKED)
         self._payload = b""
         self._block = b""
 
     def read(self, frame: Frame, payload: memoryview) -> None:
-        """More of a frame of HEADERS or CONTINUATION. Raises `BadHeadings`."""
+        """Take the next part of a HEADERS or CONTINUATION frame. Raises `BadHeadings`."""
         self._payload += payload
         if len(self._payload) < frame.length:
             return
@@ -44,15 +59,21 @@ class Headings:
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
-            raise BadHeadings(f"headers that cannot be read: {error}") from error
+            raise BadHeadings(f"unreadable headers: {error}") from error
         for name, value in fields:
             if name.startswith(b":") and not value.isascii():
-                raise BadHeadings("a request whose path is no text")
+                raise BadHeadings("a request whose path is not ASCII")
+        authorization, keys = _values(fields, _AUTHORIZATION), _values(fields, _X_API_KEY)
+        self.shown = len(authorization) + len(keys) <= _KEYS and self._knows(authorization, keys)
+
+
+def _values(fields: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
+    return [value.decode("utf-8", "surrogateescape") for name, value in fields if name == wanted]
 
 
 def _stripped(payload: bytes, flags: int) -> bytes:
-    """Without what stands before the block in the frame that begins it; nobody may pad it: see `manners`."""
+    """Return the block of a HEADERS frame without its priority fields. `manners` refuses padding."""
     begin = _PRIORITY if flags & PRIORITY else 0
     if begin > len(payload):
-        raise BadHeadings("headers shorter than what stands before them")
+        raise BadHeadings("a HEADERS frame shorter than its priority fields")
     return payload[begin:]

@@ -1,4 +1,4 @@
-"""The places for connections: which ones are taken, and which connection gives its place up when all are."""
+"""The connection limits: how many there may be, and which one is closed for a new one when all places are taken."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.limited_warning import LimitedWarning
 from node.logs import Logger
-from node.repeated import Repeated
 
 
 class Connection(Protocol):
-    """`known`: it has shown the key. `secured`: it has shaken hands. `idle`: all its requests are answered.
+    """`known`: it has shown a key. `secured`: its TLS handshake is done. `idle`: all its requests are answered.
 
-    `network` is what counts as its address, `address` what people are told.
+    `network` is what counts as its address, `address` is for logs.
     """
 
     @property
@@ -30,17 +30,14 @@ class Connection(Protocol):
     @property
     def address(self) -> str: ...
     def cut(self) -> None:
-        """End at once."""
+        """Abort the connection."""
 
 
 C = TypeVar("C", bound=Connection)
 
 
 class Places(Generic[C]):
-    """The connections there are, in the order of their coming.
-
-    There are `size` of them, and of one address at most `strangers` that have not shown the key.
-    """
+    """The open connections, oldest first: at most `size`, and at most `strangers` without a key from one address."""
 
     log = Logger()
 
@@ -49,11 +46,10 @@ class Places(Generic[C]):
         self._size = size
         self._strangers = strangers
         self._taken: dict[C, None] = {}
-        limit = f"connection limit ({size}) reached: a new one ends a stranger's or an idle one"
-        self._full = Repeated(reactor, self.log.warn, limit)
-        self._crowded = Repeated(
-            reactor, self.log.warn, f"an address has {strangers} connections without the key: a new one ends one"
-        )
+        limit = f"connection limit ({size}) reached; each new one closes one without a key, or an idle one"
+        self._full = LimitedWarning(reactor, self.log.warn, limit)
+        limit = f"{strangers} connections without a key from one address; each new one closes one"
+        self._crowded = LimitedWarning(reactor, self.log.warn, limit)
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -62,7 +58,7 @@ class Places(Generic[C]):
         return iter(self._taken)
 
     def admit(self, connection: C) -> bool:
-        """Whether there is a place for one more, if need be that of one that is worth less."""
+        """Admit a connection, if need be by cutting one that is worth less. Returns False if there is no such one."""
         spare = self._crowding(connection)
         if spare is None and len(self._taken) >= self._size:
             self._full.happened(connection.address)
@@ -81,22 +77,22 @@ class Places(Generic[C]):
         self._taken.pop(connection, None)
 
     def _crowding(self, newcomer: C) -> C | None:
-        """A stranger of the newcomer's address, if there are as many as may be."""
+        """A connection without a key from the newcomer's address, if that address has as many as allowed."""
         crowd = [one for one in self._taken if one.network == newcomer.network and not one.known]
         return _stranger(crowd) if len(crowd) >= self._strangers else None
 
     def _spare(self) -> C | None:
-        """A stranger, else the connection that has been idle for longest."""
+        """A connection without a key, otherwise the one that has been idle for longest."""
         idle = (connection for connection in self._taken if connection.idle)
         return _stranger(self._taken) or min(idle, key=lambda one: one.idle_since, default=None)
 
     def sum_up(self) -> None:
-        """Tell what was only counted."""
+        """Log the warnings that were only counted."""
         self._full.sum_up()
         self._crowded.sum_up()
 
 
 def _stranger(connections: Iterable[C]) -> C | None:
-    """The oldest one that did not even shake hands, else the oldest that never showed the key."""
+    """The oldest connection whose TLS handshake is not done, otherwise the oldest one without a key."""
     strangers = [connection for connection in connections if not connection.known]
     return next((one for one in strangers if not one.secured), next(iter(strangers), None))

@@ -1,4 +1,4 @@
-"""Passes a client's HTTP/2 to gRPC's server and back, watching the manners; a slow side slows the other down."""
+"""Relay a client's HTTP/2 to gRPC's server and back, within the limits of `manners`, with backpressure both ways."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from node.door.delivery import tcp, written
 from node.door.frames import goaway, trailers
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
-from node.http2 import Code, reset
+from node.http2 import Code, Kind, frame, reset
 from node.waiting import fire
 
-# Seconds until the server is tried again while another one takes its place.
+# Seconds until the next attempt to connect, while a failed server is being replaced.
 RETRY = 0.02
-# Seconds for whoever exceeds the limits to read that they did.
+# Seconds in which a client that broke a limit may read the GOAWAY.
 FAREWELL = 1.0
-# Small pieces in a row after which they are gathered, what is not small, and for how many seconds.
+# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch.
 FEW = 8
 LARGE = 16 * 1024
 GATHER = 0.005
-# What a call is told that finds no room: RESOURCE_EXHAUSTED, and the milliseconds after which it may come again.
+# Trailers for a call that the budget for bodies has no room for: RESOURCE_EXHAUSTED, and milliseconds until a retry.
 _CROWDED = {
     "grpc-status": "8",
     "grpc-message": "too many large bodies are under way at once; send this again in a second",
@@ -40,7 +40,7 @@ _CROWDED = {
 }
 
 
-# What a call is told that goes on when another program takes over: UNAVAILABLE.
+# Trailers for a call that is still open when another node process takes over: UNAVAILABLE.
 _SUCCEEDED = {
     "grpc-status": "14",
     "grpc-message": "the node becomes another version of itself; call again",
@@ -48,32 +48,35 @@ _SUCCEEDED = {
 
 
 class Relay(Protocol):
-    """The client's side, from the preface on."""
+    """The client's side of the relay, from the preface on."""
 
     transport: Any
+    relayed = True
 
     def __init__(self, connections: Connections, upstream: Upstream) -> None:
         self._connections = connections
         self._upstream = upstream
         self._now = connections.reactor.seconds
-        self._manners = Manners(self._now(), Messages(connections.bodies))
-        # Frames of our own for either side, which wait until a frame of the other's is whole.
+        self._manners = Manners(self._now(), connections.knows, Messages(connections.bodies))
+        # Frames of the door's own for either side; they wait for the end of the frame that is being passed on.
         self._for_client = self._for_server = b""
         self._server: _Server | None = None
         self._held: list[bytes] = []
-        # Replies that the server has written and we have not: where they end in what it writes, and who waits.
+        # Replies that the server has written and the relay has not: their end in the server's stream, and the waiter.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
-        # Where in the connection's stream the last piece of a reply ends.
+        # The end of the last piece of a reply, in the TCP stream to the client.
         self._end = 0
         self._asked_at: float | None = None
+        # gRPC's server has begun a request with a key.
+        self._served = False
         self._leaving = False
-        # Nothing that the client says is heard any more.
+        # The client's bytes are no longer read.
         self._deaf = False
         self._held_back: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
-        self.connection.relay = self
+        self.connection.session = self
         self._write = _writer(self.transport)
         tcp(self.transport).at_once = True
         self._connect()
@@ -87,6 +90,8 @@ class Relay(Protocol):
         except Unmannerly as error:
             self._refuse(error)
             return
+        if self._manners.shown:
+            self._know()
         self._look_after()
         self._look_for_room()
         self._for_server += self._manners.bundles.give_back()
@@ -103,15 +108,16 @@ class Relay(Protocol):
         self._deaf = True
         self.transport.pauseProducing()
 
-    def finish(self, now: bool) -> bool:
+    def finish(self, now: bool, streams: bool) -> bool:
         if self._leaving:
             return True
-        if self._manners.open and not now:
+        # A complete call gets its answer; other open calls may be streams that last for ever.
+        if self._manners.open and not (now or (streams and not self._manners.unanswered)):
             return False
         if self._manners.interruptible:
             for stream in self._manners.open:
                 self._write(trailers(stream, _SUCCEEDED, stream in self._manners.begun))
-            self._write(goaway(self._manners.last, Code.NO_ERROR))
+            self._say_goodbye(Code.NO_ERROR)
         if self._server is not None:
             self._server.leave()
         self._leaving = True
@@ -133,32 +139,42 @@ class Relay(Protocol):
         self._connections.deliveries.lost(self.transport, reason)
 
     def reply(self, data: bytes) -> None:
-        """The server's bytes for the client."""
+        """Pass the server's bytes on to the client."""
         data = self._manners.bundles.feed(data)
         replies = self._manners.sent(data)
         self._look_after()
         self._write(data)
         if replies:
-            # What follows, a PING maybe, has no part in it: whoever has the reply may hang up before that comes.
+            # Without what follows, such as a PING: a client that has the reply may close before that arrives.
             self._end = written(self.transport)
-        self._tell_refusals()
+        self._write_refusals()
         self._look_for_replies()
         if self._manners.bundles.much and self._manners.paused and self._server is not None:
             self._server.transport.write(self._manners.bundles.give_back())
 
     def server_lost(self) -> None:
-        """The server has ended the connection, and said so in its own words."""
+        """The server has closed the connection, after its own GOAWAY."""
         if not self._leaving:
             self._close()
 
     def show_key(self) -> None:
-        """A request of theirs carries the key."""
-        if not (self.connection.known or self.connection.over or self._leaving):
-            self.connection.known = True
-            self._manners.messages.count()
+        """gRPC's server has begun a request with a key; its message is complete."""
+        if not (self._served or self.connection.over or self._leaving):
+            self._served = True
+            self._know()
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
             self._look_for_room()
+
+    def _know(self) -> None:
+        """The client has shown a key, to the door or to gRPC's server."""
+        if not self.connection.known:
+            self.connection.known = True
+            self._manners.messages.count()
+
+    @property
+    def takes_bundles(self) -> bool:
+        return self._manners.bundles.wanted
 
     @property
     def address(self) -> str:
@@ -166,11 +182,11 @@ class Relay(Protocol):
 
     @property
     def _passed(self) -> int:
-        """Bytes of the server's that are written."""
+        """The number of the server's bytes that were written to the client."""
         return self._manners.bundles.passed
 
     def refused(self) -> None:
-        """A request of theirs carries a wrong key, or none. After many nothing passes for a while, either way."""
+        """A request had a wrong key or none. After many, the relay passes nothing on for a while, either way."""
         late = self._connections.guesses.wrong(self.connection)
         if late and self._server is not None and self._held_back is None and not self.connection.known:
             self.transport.pauseProducing()
@@ -184,7 +200,7 @@ class Relay(Protocol):
             self.transport.resumeProducing()
 
     def watch(self, delivered: Deferred[bool]) -> None:
-        """The server has written a reply: fire this when it is known whether it arrived."""
+        """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
         if self._server is None:
             fire(delivered, False)
             return
@@ -198,7 +214,7 @@ class Relay(Protocol):
         try:
             server.connect()
         except OSError:
-            # There will be one again in some milliseconds; the deadline goes on.
+            # There will be a server again in some milliseconds; the deadline keeps running.
             self.transport.pauseProducing()
             self._connections.reactor.callLater(RETRY, self._connect)
             return
@@ -210,7 +226,7 @@ class Relay(Protocol):
         self._held.clear()
 
     def _look_for_room(self) -> None:
-        """Calls whose messages find no room are refused here, and gRPC's server is told that they are over."""
+        """Refuse calls whose messages the budget has no room for, and reset them at gRPC's server."""
         refused = self._manners.messages.refused
         while refused:
             stream = refused.pop()
@@ -220,31 +236,34 @@ class Relay(Protocol):
             self._manners.close(stream)
             self._for_client += trailers(stream, _CROWDED, begun) + reset(stream, Code.NO_ERROR)
             self._for_server += reset(stream, Code.CANCEL)
-        self._tell_refusals()
+        self._write_refusals()
 
-    def _tell_refusals(self) -> None:
+    def _write_refusals(self) -> None:
         if self._for_client and self._manners.interruptible:
             data, self._for_client = self._for_client, b""
             self._write(data)
 
     def _look_for_replies(self) -> None:
-        """Replies that are written to their end are the kernel's from here on."""
+        """Start watching the delivery of replies that are written completely."""
         while self._marks and self._marks[0][0] <= self._passed:
             self._connections.deliveries.watch(self.transport, self._end, self._marks.popleft()[1])
 
     def _look_after(self) -> None:
-        """Note what is awaited now."""
+        """Update whether the connection is idle; start the timer for the key at the first headers."""
         connection = self.connection
-        if connection.known:
-            if connection.idle is bool(self._manners.open):
-                connection.idle = not connection.idle
-                connection.idle_since = self._now()
-        elif self._manners.asked and self._asked_at is None:
+        if connection.known and connection.idle is bool(self._manners.open):
+            connection.idle = not connection.idle
+            connection.idle_since = self._now()
+        if self._manners.asked and self._asked_at is None:
             self._asked_at = self._now()
             connection.arm(self._connections.limits.key, self._look_for_key)
 
     def _look_for_key(self) -> None:
-        """A stranger is refused at the headers; of the key gRPC tells when the message is here, which may take long."""
+        """Close the connection if gRPC's server has not reported a key in time.
+
+        A call without a key is refused at its headers. The server reports a key when the call's message is complete,
+        which may take up to `body_deadline`.
+        """
         limits, waited = self._connections.limits, self._now() - (self._asked_at or 0.0)
         if self._manners.open and waited < limits.body_deadline:
             self.connection.arm(limits.key, self._look_for_key)
@@ -252,7 +271,7 @@ class Relay(Protocol):
             self._leave()
 
     def _look_at_rest(self) -> None:
-        """Arming the timer at each call would be dear: it looks now and then whether there is nothing to be done."""
+        """Close the connection if it was idle for the limit. Checked now and then: a timer for each call costs more."""
         connection, limit = self.connection, self._connections.limits.idle
         rested = self._now() - connection.idle_since if connection.idle else 0.0
         if rested >= limit:
@@ -262,17 +281,22 @@ class Relay(Protocol):
 
     def _refuse(self, error: Unmannerly) -> None:
         self._leave(error.code)
-        # What is not read fills their own buffers.
+        # Unread data fills the client's own buffers.
         self.transport.pauseProducing()
         self.connection.arm(FAREWELL, self.connection.cut)
 
     def _leave(self, code: Code = Code.NO_ERROR) -> None:
-        """Say goodbye, if the server is not in the middle of a word."""
+        """Send GOAWAY, unless a frame of the server's is incomplete, and close the connection."""
         if self._manners.interruptible:
-            self._write(goaway(self._manners.last, code))
+            self._say_goodbye(code)
         if self._server is not None:
             self._server.leave()
         self._close()
+
+    def _say_goodbye(self, code: Code) -> None:
+        # SETTINGS come first on a connection (RFC 9113, 3.4); the server may not have sent its own yet.
+        first = b"" if self._passed else frame(Kind.SETTINGS, 0, 0)
+        self._write(first + goaway(self._manners.last, code))
 
     def _close(self) -> None:
         self._leaving = True
@@ -284,10 +308,10 @@ class Relay(Protocol):
 
 @implementer(IPushProducer)
 class _Server(Protocol):
-    """The server's side of one client.
+    """The server's side of the relay, for one client.
 
-    gRPC writes each message of a stream by itself, and a turn of the reactor for each costs more than all it does. So
-    when small pieces keep coming that nobody has just asked for, they are gathered for a moment.
+    gRPC's server writes each message of a stream alone, and a reactor turn for each costs more than the rest of the
+    work. So when small pieces keep coming and the client has made no new call, they are batched for a moment.
     """
 
     transport: Any
@@ -302,12 +326,12 @@ class _Server(Protocol):
         self._gathering: IDelayedCall | None = None
 
     def connect(self) -> None:
-        """Raises `OSError`."""
+        """Connect to gRPC's server. Raises `OSError`."""
         assert self._relay is not None
         self._name = self._upstream.connect(self._relay, self)
 
     def waiting(self) -> int:
-        """Bytes of the server's that were not read yet."""
+        """Return the number of the server's bytes that were not read yet."""
         if not self.transport.connected:
             return 0
         waiting = array.array("i", [0])
@@ -324,7 +348,7 @@ class _Server(Protocol):
             self._gathering = self._reactor.callLater(GATHER, self._gathered)
 
     def hurry(self) -> None:
-        """Somebody waits for an answer."""
+        """The client has made a call: end the batch."""
         self._pieces = 0
         if self._gathering is not None:
             self._gathering.cancel()
@@ -340,7 +364,7 @@ class _Server(Protocol):
             self.transport.resumeProducing()
 
     def stopProducing(self) -> None:
-        """The client is gone, which the relay is told."""
+        """The client is gone; the relay's `connectionLost` handles it."""
 
     def _gathered(self) -> None:
         self._gathering = None
@@ -354,7 +378,7 @@ class _Server(Protocol):
             relay.server_lost()
 
     def leave(self) -> None:
-        """The client is gone, or is to go; what it has sent still reaches the server."""
+        """The client is gone, or is being closed; what it has sent still reaches the server."""
         self._gone()
         self.transport.unregisterProducer()
         self.transport.loseConnection()
@@ -368,7 +392,7 @@ class _Server(Protocol):
 
 
 def _writer(transport: Any) -> Any:
-    """What writes at once: for HTTP/1.1, TLS gathers small pieces for a turn of the reactor."""
+    """Return a function that writes at once: TLS's own `write` buffers small pieces for a reactor turn."""
     if isinstance(transport, TLSMemoryBIOProtocol):
         return lambda data: TLSMemoryBIOProtocol.write(transport, data)
     return transport.write

@@ -1,4 +1,4 @@
-"""Ports whose connections write at the end of the turn."""
+"""Listening ports whose connections write at the end of a reactor turn."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from twisted.internet import tcp
 
 from node.sockets import Prompt
 
-# Connections that are let in before those that are here get a turn: else a crowd's handshakes are never done with.
+# Connections accepted in one reactor turn; with more, a crowd of new ones keeps earlier handshakes from ending.
 ADMITTED = 16
 
 
 class Port(tcp.Port):
-    """One port. Twisted's own accepts the more at a time the more come."""
+    """A listening port. Twisted's own accepts more at a time, the more connections come."""
 
     transport = Prompt
 
     def createInternetSocket(self) -> socket.socket:
         link: socket.socket = super().createInternetSocket()
-        # Its connections have it from here. Else what is written while the client has not acknowledged what was before
-        # waits for that, and clients wait some 40 ms before they do.
+        # Accepted connections inherit TCP_NODELAY. Without it a small write waits until the client has acknowledged the
+        # one before it, which clients delay by some 40 ms.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return link
 
@@ -30,4 +30,4 @@ class Port(tcp.Port):
 
     @numberAccepts.setter
     def numberAccepts(self, _: int) -> None:
-        """It stays."""
+        """Ignored: the number is fixed."""

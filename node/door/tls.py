@@ -1,6 +1,6 @@
-"""The certificate chain and key from their two files, reloaded without a restart.
+"""The certificate chain and key of the ports, read from two files and reloaded without a restart.
 
-Whoever connects gets the pair that is current at that moment; open connections keep theirs.
+A new connection gets the pair that is current at that moment; open connections keep theirs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from zope.interface import implementer
 
 from node.watching import Files, FileWatch
 
-# The protocols, for a port that both are served on: the first that a client offers is chosen.
+# The order of ALPN protocols on a port: the first one that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
 GRPC_FIRST = (b"h2", b"http/1.1")
-_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's clients take no others (run)
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC clients accept no others (tested)
 
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 Protocols = tuple[bytes, ...]
@@ -49,12 +49,12 @@ class Pair:
     key: bytes
 
     def __repr__(self) -> str:
-        return "<Pair>"  # a key has no place in logs and tracebacks
+        return "<Pair>"  # no key in logs and tracebacks
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What is asked of clients: a certificate of one of these authorities, and the newest TLS."""
+    """What clients must have: a certificate of one of these authorities, and TLS 1.3."""
 
     authorities: Path | None = None
     newest: bool = False
@@ -62,17 +62,17 @@ class Demands:
 
 @dataclass(frozen=True, repr=False)
 class _Served:
-    """What new connections get, by the order of protocols."""
+    """What new connections get: the pair and the TLS contexts, by order of protocols."""
 
     pair: Pair
     authorities: bytes
-    # When the certificate ends, in seconds of Unix' time.
+    # When the certificate expires, as a Unix time.
     expires: float
     contexts: dict[Protocols, SSL.Context]
 
 
 def read_pair(cert_file: Path, key_file: Path) -> Pair:
-    """The two files, checked: PEM, unencrypted, belonging together, the server's own certificate first.
+    """Read and check the two files: PEM, unencrypted, a matching pair, the server's own certificate first.
 
     Raises BadPair.
     """
@@ -98,7 +98,7 @@ def _read(file: Path, setting: str) -> bytes:
 
 
 def _chain(file: Path) -> tuple[bytes, list[bytes]]:
-    """The certificates without what stands around them, and the public key of each."""
+    """Return the certificates without other text around them, and the public key of each."""
     data = _read(file, "SSL_CERT_FILE")
     try:
         chain = x509.load_pem_x509_certificates(data)
@@ -113,17 +113,17 @@ def _key(file: Path) -> PrivateKey:
     try:
         key = load_pem_private_key(data, None)
     except TypeError as error:
-        raise BadPair(f"{file} is encrypted: decrypt it with `openssl pkey`, the node has no passphrase") from error
+        raise BadPair(f"{file} is encrypted: decrypt it with `openssl pkey`; the node takes no passphrase") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BadPair(f"{file} is not a PEM private key; convert it with `openssl pkey`") from error
     odd_curve = isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name not in _CURVES
     if odd_curve or not isinstance(key, PrivateKey):
-        raise BadPair(f"{file} is of a kind that TLS servers do not take: use EC (P-256), RSA or Ed25519")
+        raise BadPair(f"{file} has a type of key that TLS clients do not accept: use EC (P-256), RSA or Ed25519")
     return key
 
 
 def read_authorities(file: Path | None) -> bytes:
-    """Those who sign clients' certificates, PEM; nothing where none are needed. Raises BadPair."""
+    """Read the authorities of clients' certificates, PEM; empty if clients need none. Raises BadPair."""
     if file is None:
         return b""
     data = _read(file, "CLIENT_CA")
@@ -139,7 +139,7 @@ def _spki(key: Any) -> bytes:
 
 
 def _chooser(protocols: Protocols) -> Callable[[SSL.Connection, Sequence[bytes]], Any]:
-    """The first of these that is offered, or nothing: whoever offers others alone gets a connection all the same."""
+    """Return an ALPN callback that chooses the first of these that is offered; without one the connection goes on."""
 
     def choose(_: SSL.Connection, offered: Sequence[bytes]) -> Any:
         return next((name for name in protocols if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
@@ -148,7 +148,7 @@ def _chooser(protocols: Protocols) -> Callable[[SSL.Connection, Sequence[bytes]]
 
 
 class _Context(SSL.Context):
-    """A context whose choice of protocol stays ours: some Twisteds put a factory's into it at every connection."""
+    """A context whose ALPN callback stays: some versions of Twisted set the factory's at every connection."""
 
     def set_alpn_select_callback(self, callback: Any) -> None:
         pass
@@ -158,7 +158,7 @@ class _Context(SSL.Context):
 
 
 def _demand_certificate(context: SSL.Context, authorities: bytes) -> None:
-    """Have no handshake succeed without one, each anew: a session that is resumed would not be looked at."""
+    """Require a client certificate in every handshake. Sessions are not resumed: those would skip the check."""
     store = context.get_cert_store()
     assert store is not None
     for authority in x509.load_pem_x509_certificates(authorities):
@@ -188,24 +188,24 @@ def _context(
         context.use_privatekey(key)
     except SSL.Error as error:
         raise BadPair(f"{cert_file} is refused by OpenSSL: {error}; get a stronger certificate") from error
-    # For 1.2; those of 1.3 are all good. Last, because pyOpenSSL counts the context as used from here on.
+    # For TLS 1.2; all ciphers of 1.3 are good. Last, because pyOpenSSL counts the context as used from here on.
     context.set_cipher_list(b"ECDHE+AESGCM:ECDHE+CHACHA20")
     return context
 
 
 class Certificates(Files):
-    """The pair that is served, on both transports: TLS 1.2 and 1.3, the whole chain."""
+    """The pair that both ports serve, reloaded when its files change: TLS 1.2 and 1.3, the whole chain."""
 
     def __init__(self, cert_file: Path, key_file: Path, demands: Demands | None = None) -> None:
         files = (cert_file, key_file, demands.authorities if demands else None)
-        super().__init__(filter(None, files), "the certificate that was loaded before stays", BadPair)
+        super().__init__(filter(None, files), "the previous certificate stays in use", BadPair)
         self._cert_file = cert_file
         self._key_file = key_file
         self._demands = demands or Demands()
         self._served: _Served | None = None
 
     def make(self) -> None:
-        """Raises BadPair."""
+        """Read the files and serve the pair to new connections. Raises BadPair."""
         pair = read_pair(self._cert_file, self._key_file)
         authorities = read_authorities(self._demands.authorities)
         if self._served is None or (pair, authorities) != (self._served.pair, self._served.authorities):
@@ -220,7 +220,7 @@ class Certificates(Files):
         return self._served
 
     def context_factory(self, protocols: Protocols) -> ContextFactory:
-        """For `TLSMemoryBIOFactory`."""
+        """Return what `TLSMemoryBIOFactory` needs."""
         return ContextFactory(self, protocols)
 
     def _made(self, pair: Pair, authorities: bytes) -> _Served:
@@ -235,7 +235,8 @@ class Certificates(Files):
         if end > datetime.now(UTC):
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
-            self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
+            text = "{file} expired at {end}: clients refuse it until it is renewed"
+            self.log.warn(text, file=str(self._cert_file), end=str(end))
 
 
 def _end_of(pair: Pair) -> datetime:
@@ -244,7 +245,7 @@ def _end_of(pair: Pair) -> datetime:
 
 @implementer(IOpenSSLServerConnectionCreator)
 class ContextFactory:
-    """Gives every TCP connection the certificate that is current when it comes in."""
+    """Gives every new connection the current certificate."""
 
     def __init__(self, certificates: Certificates, protocols: Protocols) -> None:
         self._certificates = certificates
@@ -255,7 +256,7 @@ class ContextFactory:
 
 
 class CertificateWatch(FileWatch):
-    """Looks at the files every `interval` seconds and loads them when they changed, as after a renewal."""
+    """Checks the files every `interval` seconds, and reloads them when they changed, as after a renewal."""
 
     def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
         super().__init__("a new certificate", certificates, reactor, interval)

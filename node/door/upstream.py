@@ -1,4 +1,4 @@
-"""gRPC's server behind the door: its unix socket, and whose connection to it is whose."""
+"""gRPC's server behind the door: its unix socket, and which client each connection to it belongs to."""
 
 from __future__ import annotations
 
@@ -13,58 +13,62 @@ from twisted.internet.defer import Deferred
 from node.sockets import dial
 from node.waiting import fire
 
-# A socket of the server; each has a name of its own, for gRPC removes the file of one that it closes some time later.
+# Prefix of the server's socket files. Each has a new name: gRPC removes the file of a closed socket some time later.
 _NAME = "grpc."
 
 
 class Client(Protocol):
-    """The connection of one client, as the server's side speaks of it."""
+    """The connection of one client, for the server's side."""
 
     @property
     def address(self) -> str:
-        """Where they are."""
+        """The client's IP address."""
+
+    @property
+    def takes_bundles(self) -> bool:
+        """Whether the door takes bundles of messages apart for them: see `node.door.bundles`."""
 
     def show_key(self) -> None:
-        """A request of theirs carries the key."""
+        """A request had a valid key."""
 
     def refused(self) -> None:
-        """A request of theirs carries a wrong key, or none."""
+        """A request had a wrong key or none."""
 
     def watch(self, delivered: Deferred[bool]) -> None:
-        """The server has written a reply: fire this when it is known whether it arrived."""
+        """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
 
 
 class Upstream:
-    """Where the server listens at the moment, and the clients by the name that it calls them."""
+    """The path of the server's current socket, and the clients by the peer name that the server sees."""
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
         self._sockets = count(1)
         self._path: Path | None = None
-        # Abstract names are everybody's: nobody else hits on ours.
+        # Abstract names are shared by all processes: the random part keeps them from guessing ours.
         self._prefix = f"txnode-{secrets.token_hex(8)}-"
         self._numbers = count(1)
         self._clients: dict[str, Client] = {}
 
     def sweep(self) -> None:
-        """Remove the sockets of a node that was killed; to be called when the directory is ours."""
+        """Remove the sockets of a killed node. To be called when this node has claimed the directory."""
         for left in self._directory.glob(f"{_NAME}*"):
             if stat.S_ISSOCK(left.lstat().st_mode):
                 left.unlink(missing_ok=True)
 
     def next_path(self) -> Path:
-        """For a new socket of the server."""
+        """Return the path for the server's next socket."""
         return self._directory / f"{_NAME}{next(self._sockets)}"
 
     def listens(self, path: Path) -> None:
-        """The server is here from now on."""
+        """The server listens on this path from now on."""
         self._path = path
 
     def connect(self, client: Client, protocol: Any) -> str:
-        """Connect a protocol to the server, for this client; the client's name there. Raises `OSError`."""
+        """Connect a protocol to the server for this client. Returns the client's peer name there. Raises `OSError`."""
         if self._path is None:
-            raise ConnectionRefusedError("there is no server yet")
+            raise ConnectionRefusedError("the gRPC server does not listen yet")
         name = f"{self._prefix}{next(self._numbers)}"
         dial(self._reactor, str(self._path), protocol, name).at_once = True
         peer = f"unix-abstract:{name}"
@@ -76,21 +80,25 @@ class Upstream:
         self._clients.pop(peer, None)
 
     def show_key(self, peer: str) -> None:
-        """A request of this client carries the key."""
+        """A request of this client had a valid key."""
         if (client := self._clients.get(peer)) is not None:
             client.show_key()
 
     def address(self, peer: str) -> str:
-        """Where this client is."""
+        """Return the IP address of this client; empty if it is gone."""
         return "" if (client := self._clients.get(peer)) is None else client.address
 
+    def takes_bundles(self, peer: str) -> bool:
+        """Whether the server may send this client bundles of messages."""
+        return (client := self._clients.get(peer)) is None or client.takes_bundles
+
     def refused(self, peer: str) -> None:
-        """A request of this client carries a wrong key, or none."""
+        """A request of this client had a wrong key or none."""
         if (client := self._clients.get(peer)) is not None:
             client.refused()
 
     def watch(self, peer: str, delivered: Deferred[bool]) -> None:
-        """The server has written a reply to this client: fire this when it is known whether it arrived."""
+        """The server has written a reply to this client: fire `delivered` when it is known whether it was delivered."""
         if (client := self._clients.get(peer)) is not None:
             client.watch(delivered)
         else:

@@ -1,4 +1,4 @@
-"""What happened to the node, as events with numbers: `kinds` says what there is, `journal` keeps them for readers.
+"""Numbered events about the node: `kinds` lists their kinds, `journal` keeps them for readers.
 
-A part that has something to tell is given the `Journal`; controllers read it by StreamEvents.
+Parts of the node report to the `Journal`; controllers read it by StreamEvents.
 """

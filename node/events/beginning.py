@@ -1,4 +1,4 @@
-"""How a node's journal begins: behind the events of the node before, with what became of the disk."""
+"""The first events of a node: it continues the journal of the previous node, and reports trouble with the disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from node.state.store import Store
 
 
 def begin_journal(journal: Journal, store: Store, saved: Saved, version: str) -> None:
-    """Go on with the events of the node before, tell of the disk from here on, and that this node has started."""
+    """Continue the previous node's events, report trouble with the disk from here on, and that this node started."""
     clean = journal.restore(saved.margins, saved.events)
     store.kept, store.trouble = journal.kept, journal.disk
     store.damaged = partial(journal.tell, Kind.DISK_DAMAGED)
@@ -19,10 +19,10 @@ def begin_journal(journal: Journal, store: Store, saved: Saved, version: str) ->
         journal.disk(store.fault)
     if store.damage:
         journal.tell(Kind.DISK_DAMAGED, store.damage)
-    before = "" if clean else "; the one before it was killed, and what it told last may be missing"
+    before = "" if clean else "; the previous node was killed: its last events may be missing"
     journal.tell(Kind.NODE_STARTED, f"txnode {version} started{before}", version=version, clean=clean)
 
 
 def tell_reloaded(journal: Journal, loaded: Kind, refused: Kind, fault: str) -> None:
-    """Files were read anew, or cannot be used for this reason."""
+    """Report that files were reloaded or, with `fault`, that they cannot be used."""
     journal.tell(refused if fault else loaded, fault or loaded.meaning)

@@ -1,8 +1,8 @@
-"""The newest events, in memory and on disk, and the readers that wait for more.
+"""The journal: keeps the newest events in memory and on disk, and wakes readers that wait for more.
 
-Memory has all that is kept, and the disk a copy of it. So that a number is never given out twice, whatever becomes of
-the process, numbers are reserved on disk before any reader sees them: an event shows when its number is. Where a disk
-that fails cannot reserve more, the node takes another epoch, which no earlier reader knows.
+Memory has all events that are kept, the disk a copy. Numbers are never used twice, even if the process dies: they are
+reserved on disk before a reader sees them, so an event becomes visible when its number is on disk. If a failing disk
+cannot reserve more, the node starts a new epoch, which no earlier reader knows.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.events.kinds import Kind
+from node.events.kinds import ONE_READER, Kind
 from node.logs import printable
 from node.state.events import Margins, Packed
 from node.waiting import Waiters
 from protos.service_pb2 import Event
 
-# Events that are kept, and their bytes: days of an ordinary node, minutes of one whose core ends again and again.
+# Most events kept, and most bytes: days for an ordinary node, minutes if the core crashes again and again.
 EVENTS = 5_000
 BYTES = 1024 * 1024
 # Characters of a text and of each field; the log has the rest.
 MAX_TEXT = 4096
 MAX_FIELD = 1024
-# Numbers that are reserved at a time.
+# Numbers reserved at a time.
 RESERVED = 1_000
-# Events that one read brings at most.
+# Most events in one read.
 READ = 256
 
 
 class Keep(Protocol):
-    """What a journal needs of the disk: `node.state.store.Store.event` satisfies it."""
+    """Writes an event to disk: `node.state.store.Store.event` satisfies it."""
 
     def __call__(self, margins: Margins, event: Packed | None = None) -> None: ...
 
 
 class Tells(Protocol):
-    """What a part needs of the journal."""
+    """The part of the journal that reports events."""
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
-        """This has happened."""
+        """Report an event of this kind."""
 
 
 class Journal:
-    """Events in order. `keep` takes each to the disk; without it they last as long as the journal."""
+    """Events in order. `keep` writes each to disk; without it they are only in memory."""
 
     def __init__(self, reactor: IReactorTime, keep: Keep | None = None, now: Callable[[], float] = time.time) -> None:
         self._reactor = reactor
@@ -58,7 +58,7 @@ class Journal:
         self._bytes = 0
         self.epoch = uuid.uuid4().hex[:16]
         self._last = 0
-        # The last number that is reserved, and the last that is known to be on disk as such.
+        # The last number reserved, and the last one whose reservation is on disk.
         self._ceiling = 0
         self._sure: float = 0 if keep else math.inf
         self._trouble = False
@@ -66,10 +66,9 @@ class Journal:
         self._wake_due = False
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
-        """This has happened. Satisfies `Tells`."""
+        """Report an event. Satisfies `Tells`."""
         self._last += 1
-        told = event(kind, self._last, self.now(), text, fields)
-        packed = Packed(self._last, told.SerializeToString())
+        packed = Packed(self._last, event(kind, self._last, self.now(), text, fields).SerializeToString())
         self._add(packed)
         if self._last + RESERVED // 2 > self._ceiling:
             self._ceiling = self._last + RESERVED
@@ -80,7 +79,7 @@ class Journal:
     # The disk
 
     def restore(self, margins: Margins | None, events: tuple[Packed, ...]) -> bool:
-        """Go on where an earlier node ended. Returns whether that one ended in order, or there was none."""
+        """Continue an earlier node's journal. Returns whether that node ended in order, or there was none."""
         if margins is None:
             return True
         self.epoch, self._sure = margins.epoch, margins.ceiling
@@ -88,22 +87,22 @@ class Journal:
         for packed in events:
             self._add(packed)
         last = events[-1].sequence if events else margins.first - 1
-        # What was told after it may not be on disk; its numbers are not used again.
+        # Later events may be missing on disk: their numbers are not used again.
         self._last = max(last, margins.ceiling)
         return last >= margins.ceiling
 
     def everything(self) -> tuple[Margins, list[Packed]]:
-        """All that is to be on disk."""
+        """All that has to be on disk."""
         return self._margins, list(self._events)
 
     def kept(self, margins: Margins) -> None:
-        """This is on disk by now."""
+        """Called when these margins are on disk."""
         if margins.epoch == self.epoch:
             self._sure = margins.ceiling
             self._show()
 
     def disk(self, fault: str) -> None:
-        """The disk has begun to fail, or with an empty `fault` works again."""
+        """Report that the disk fails or, with an empty `fault`, works again."""
         self._trouble = bool(fault)
         if fault:
             self.tell(Kind.DISK_TROUBLE, fault)
@@ -111,7 +110,7 @@ class Journal:
             self.tell(Kind.DISK_WELL, "the state is on disk again")
 
     def close(self) -> None:
-        """The node ends in order: no number is left out."""
+        """The node ends in order: give back reserved numbers that were not used."""
         self._ceiling = self._last
         if self._keep is not None:
             self._keep(self._margins)
@@ -124,7 +123,7 @@ class Journal:
 
     @property
     def first(self) -> int:
-        """The oldest number that is kept, or the next one."""
+        """The number of the oldest event kept, or of the next one."""
         return self._events[0].sequence if self._events else self._last + 1
 
     @property
@@ -133,27 +132,27 @@ class Journal:
         return min(self._last, self._sure)
 
     def read(self, after: int) -> list[Packed]:
-        """The next events behind this number, oldest first."""
+        """The next visible events after this number, oldest first."""
         begin = bisect_right(self._events, after, key=_number)
         return [packed for packed in self._events[begin : begin + READ] if packed.sequence <= self._sure]
 
     def has(self, after: int) -> bool:
-        """There are events behind this number that readers may see."""
+        """Whether there are visible events after this number."""
         behind = bisect_right(self._events, after, key=_number)
         return behind < len(self._events) and self._events[behind].sequence <= self._sure
 
     def knows(self, sequence: int, epoch: str) -> bool:
-        """This number was given out, in this epoch if one is said."""
+        """Whether this number was used, in this epoch unless `epoch` is empty."""
         return epoch in ("", self.epoch) and sequence <= self.last
 
     def notice(self, kind: Kind, sequence: int, **fields: object) -> Event:
-        """What one reader is told of the numbers; resumed from it, a stream goes on as it does."""
-        told = event(kind, sequence, self.now(), kind.meaning.removeprefix("Told to one reader: "), fields)
-        told.epoch = self.epoch
-        return told
+        """Make an event for one reader, about its numbers. A stream resumed from it goes on as this one does."""
+        notice = event(kind, sequence, self.now(), kind.meaning.removeprefix(ONE_READER), fields)
+        notice.epoch = self.epoch
+        return notice
 
     async def arrival(self) -> None:
-        """Wait until there may be more. Cancelling it is fine."""
+        """Wait until there may be more events. May be cancelled."""
         await self._waiters.wait()
 
     def _add(self, packed: Packed) -> None:
@@ -166,7 +165,7 @@ class Journal:
         del self._events[:over]
 
     def _show(self) -> None:
-        """Readers are woken soon, all together."""
+        """Wake all readers in the next turn of the reactor; start a new epoch if the disk cannot reserve numbers."""
         if self._trouble and self._last > self._sure:
             self.epoch, self._sure = uuid.uuid4().hex[:16], math.inf
         if self._waiters and not self._wake_due:
@@ -183,13 +182,13 @@ def _number(packed: Packed) -> int:
 
 
 def event(kind: Kind, sequence: int, when: float, text: str, fields: dict[str, object]) -> Event:
-    """The message. Texts may be of others: lines stay, and nothing in them does something to those who look at them."""
-    told = Event(
+    """Make the message. Texts may come from outside: line breaks stay, control characters are escaped."""
+    message = Event(
         sequence=sequence, time=round(when, 3), kind=kind.word, severity=kind.severity, text=_clean(text, MAX_TEXT)
     )
     for name, value in fields.items():
-        told.fields[name] = _clean(str(value), MAX_FIELD)
-    return told
+        message.fields[name] = _clean(str(value), MAX_FIELD)
+    return message
 
 
 def _clean(text: str, most: int) -> str:

@@ -1,12 +1,15 @@
-"""Every kind of event that the node tells, how severe it is, and what it means. The documentation is made of this."""
+"""The kinds of events, with severity and meaning. The table in docs/interface.md is made from them."""
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum
 
+# The beginning of the meaning of kinds that only one reader gets.
+ONE_READER = "For one reader only: "
+
 
 class Severity(StrEnum):
-    """The value is the word in Event.severity."""
+    """The value is that of Event.severity."""
 
     INFO = "info"
     WARNING = "warning"
@@ -14,34 +17,46 @@ class Severity(StrEnum):
 
 
 class Kind(Enum):
-    """The word in Event.kind, the severity, the meaning."""
+    """The value of Event.kind, the severity, the meaning."""
 
     NODE_STARTED = (
         "node.started",
         Severity.INFO,
-        "The node is up; `clean` says whether the one before it ended in order.",
+        "The node has started; `clean` says whether the previous node ended in order.",
     )
-    NODE_STOPPING = "node.stopping", Severity.INFO, "The node ends in order."
-    NODE_UPGRADING = "node.upgrading", Severity.INFO, "The node becomes another `version` of itself; the core goes on."
+    NODE_STOPPING = "node.stopping", Severity.INFO, "The node is shutting down in order."
+    NODE_UPGRADING = (
+        "node.upgrading",
+        Severity.INFO,
+        "The node upgrades to another `version` in place; the core goes on.",
+    )
     NODE_UPGRADE_FAILED = (
         "node.upgrade.failed",
         Severity.ERROR,
-        "The node goes on as it was: the next version could not take over, and why.",
+        "The next version could not take over, and why; the node goes on with the old one.",
     )
-    UPDATE_STEP = "update.step", Severity.INFO, "An update, a `job`, has come this far."
-    UPDATE_DONE = "update.done", Severity.INFO, "An update is in force: what there was `before` it, and `after`."
-    UPDATE_FAILED = "update.failed", Severity.ERROR, "An update is not in force, and why: what there was goes on."
-    STOPPED = "backend.stopped", Severity.INFO, "No backend is wanted any more, and why."
-    STARTING = "backend.starting", Severity.INFO, "A backend is on its way."
+    UPDATE_STEP = "update.step", Severity.INFO, "An update (`job`) has reached this step."
+    UPDATE_DONE = "update.done", Severity.INFO, "An update has succeeded: what was in use `before`, and `after` it."
+    UPDATE_FAILED = "update.failed", Severity.ERROR, "An update has failed, and why; what ran before goes on."
+    STOPPED = "backend.stopped", Severity.INFO, "The backend was stopped, and why."
+    STARTING = "backend.starting", Severity.INFO, "A backend is starting."
     RUNNING = "backend.running", Severity.INFO, "The backend serves."
-    RESTARTING = "backend.restarting", Severity.WARNING, "The core is gone and comes again by itself, and why it went."
-    FAILED = "backend.failed", Severity.ERROR, "The core is down and a controller has to do something."
-    CORE_STARTED = "core.started", Severity.INFO, "A process of the core serves: its `pid`, `core` and `version`."
-    CORE_EXITED = "core.exited", Severity.ERROR, "A process ended that nobody had asked to: `reason` has its own words."
-    CORE_ENDED = "core.ended", Severity.INFO, "A process ended as it was asked to."
-    CORE_HUNG = "core.hung", Severity.WARNING, "A process lived and did not answer, and was ended."
-    CORE_RETRY = "core.retry", Severity.WARNING, "When the core is tried again: after `seconds`."
-    CONFIG_REFUSED = "config.refused", Severity.WARNING, "A Start was refused for its configuration, and why."
+    RESTARTING = "backend.restarting", Severity.WARNING, "The core has ended, and why; the node starts it again."
+    FAILED = (
+        "backend.failed",
+        Severity.ERROR,
+        "The core is down, and why: a controller has to act.",
+    )
+    CORE_STARTED = "core.started", Severity.INFO, "A core process serves: its `pid`, `core` and `version`."
+    CORE_EXITED = (
+        "core.exited",
+        Severity.ERROR,
+        "A core process ended unexpectedly; `reason` has the exit code or signal, and the core's error.",
+    )
+    CORE_ENDED = "core.ended", Severity.INFO, "A core process ended as the node asked it to."
+    CORE_HUNG = "core.hung", Severity.WARNING, "A core process did not answer, and was ended."
+    CORE_RETRY = "core.retry", Severity.WARNING, "The core is started again after `seconds`."
+    CONFIG_REFUSED = "config.refused", Severity.WARNING, "A Start was refused because of its configuration, and why."
     USERS_REFUSED = (
         "users.refused",
         Severity.WARNING,
@@ -50,67 +65,72 @@ class Kind(Enum):
     USERS_CUT = (
         "users.cut",
         Severity.INFO,
-        "Users who were removed are out of the core, their connections with them: `count`, the `names` of the first.",
+        "Removed users are out of the core, and their connections cut: `count`, the `names` of the first.",
     )
     LIMIT_NEAR = "limits.near", Severity.INFO, "A `user` has used four fifths of what a `limit` allows."
     LIMIT_REACHED = (
         "limits.reached",
         Severity.WARNING,
-        "A `user` has reached a `limit` that is only told of, and is in all the same.",
+        "A `user` has reached a `limit` with the action TELL, and stays in.",
     )
     LIMIT_CUT = (
         "limits.cut",
         Severity.INFO,
-        "A `user` is out of the core for a `limit`, their connections with them. Of many at once: `count`, `names`.",
+        "A `user` has reached a `limit` and is barred, their connections cut. For many at once: `count`, `names`.",
     )
     LIMIT_BACK = (
         "limits.back",
         Severity.INFO,
-        "A `user` who was out for a limit may come in again: by a new limit, or as a period has begun.",
+        "A barred `user` is let in again, because of a new limit or a new period.",
     )
     LIMIT_ADDRESSES = (
         "limits.addresses",
         Severity.INFO,
-        "Users were connected from more addresses than they may: `count`, the `names` of the first, and how many the "
-        "first one may, as `reason`. Those whose limit is only told of are in events of their own.",
+        "Users were connected from more addresses than their limit: `count`, the `names` of the first, and the first "
+        "one's limit as `reason`. Users whose limit has the action TELL are in events of their own.",
     )
     NODE_QUOTA_NEAR = (
         "node.quota.near",
         Severity.WARNING,
-        "The node has used four fifths of its own quota: `used` of `bytes`.",
+        "Four fifths of NODE_QUOTA are used: `used` of `bytes`.",
     )
     NODE_QUOTA_OVER = (
         "node.quota.over",
         Severity.ERROR,
-        "The node has used up its own quota; `closed` says whether new connections are refused for it.",
+        "NODE_QUOTA is used up; `closed` says whether the node takes no new connections of users.",
     )
-    NODE_QUOTA_BEGUN = "node.quota.begun", Severity.INFO, "Another period of the node's own quota has begun."
-    DRAIN_BEGUN = "drain.begun", Severity.INFO, "A process keeps the connections that it has, and gets no others."
+    NODE_QUOTA_BEGUN = "node.quota.begun", Severity.INFO, "A new period of NODE_QUOTA has begun."
+    DRAIN_BEGUN = "drain.begun", Severity.INFO, "A core process drains: it keeps its connections and gets no new ones."
     DRAIN_CUT = (
         "drain.cut",
         Severity.WARNING,
-        "A process that drained was ended before its connections were: how many `connections` that cost, and why.",
+        "A draining core process was ended before its connections were: how many `connections` it had, and why.",
     )
-    CERTIFICATE_LOADED = "certificate.loaded", Severity.INFO, "The certificate was read anew."
+    COUNTERS_LOST = (
+        "counters.lost",
+        Severity.WARNING,
+        "A core process ended, and the traffic since its last reading is not counted: `reason` says why.",
+    )
+    CERTIFICATE_LOADED = "certificate.loaded", Severity.INFO, "The certificate was reloaded."
     CERTIFICATE_REFUSED = (
         "certificate.refused",
         Severity.ERROR,
-        "The certificate that is there now cannot be used; the one before it stays.",
+        "The new certificate cannot be used; the old one stays.",
     )
-    KEYS_LOADED = "keys.loaded", Severity.INFO, "The file of keys was read anew."
-    KEYS_REFUSED = "keys.refused", Severity.ERROR, "The file of keys cannot be used; the keys before it stay."
-    DISK_TROUBLE = "disk.trouble", Severity.ERROR, "The state cannot be written; the node goes on in memory."
+    KEYS_LOADED = "keys.loaded", Severity.INFO, "The file of keys was reloaded."
+    KEYS_REFUSED = "keys.refused", Severity.ERROR, "The new file of keys cannot be used; the old keys stay."
+    DISK_TROUBLE = "disk.trouble", Severity.ERROR, "The state cannot be written to disk; the node goes on in memory."
     DISK_DAMAGED = "disk.damaged", Severity.ERROR, "The state file could not be read, and was moved aside."
     DISK_WELL = "disk.well", Severity.INFO, "The state is on disk again."
     MISSED = (
         "events.missed",
         Severity.WARNING,
-        "Told to one reader: the events from `first` to `last` are not kept any more.",
+        f"{ONE_READER}the events from `first` to `last` are not kept any more.",
     )
     LOST = (
         "events.lost",
         Severity.WARNING,
-        "Told to one reader: the numbers that it knows are not of this epoch. What follows is all that there is.",
+        f"{ONE_READER}its numbers are not of this epoch. All events that are kept follow.",
     )
 
     def __init__(self, word: str, severity: Severity, meaning: str) -> None:
@@ -120,5 +140,5 @@ class Kind(Enum):
 
 
 def fits(word: str, wanted: tuple[str, ...]) -> bool:
-    """Whether a kind is among these, which may be beginnings of it, to a dot; none want all."""
+    """Whether a kind matches one of these words or their dotted prefixes; no words match all kinds."""
     return not wanted or any(word == each or word.startswith(each.rstrip(".") + ".") for each in wanted)

@@ -1,4 +1,4 @@
-"""Events about users, who come by the thousand: the first is told at once, those that follow it soon together."""
+"""Batched events about users: the first is reported at once, those that follow soon together."""
 
 from __future__ import annotations
 
@@ -9,45 +9,44 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from node.events.journal import Tells
 from node.events.kinds import Kind
 
-# Seconds in which users are gathered for the next event, of how many others the names stand in it, and how many are
-# known by name until then.
+# Seconds for which users are collected for the next event; names in one event; and names kept until then.
 TOGETHER = 10.0
 NAMED = 5
 GATHERED = 10_000
-# Characters of a name and of a reason.
+# Most characters of a name and of a reason.
 LONGEST_NAME, LONGEST_REASON = 100, 500
 
 
 class UserEvents:
-    """What becomes of users."""
+    """Reports refused and removed users."""
 
     def __init__(self, journal: Tells, reactor: IReactorTime) -> None:
         self._refused = Gathering(journal, reactor, Kind.USERS_REFUSED, "could not be applied")
         self._cut = Gathering(journal, reactor, Kind.USERS_CUT, "were removed and are out of the core")
 
     def refused(self, users: Iterable[tuple[str, str]]) -> None:
-        """These could not be applied: each by name, and why."""
+        """Report users who could not be applied, each with the reason."""
         self._refused.add(users)
 
     def cut(self, users: Iterable[str]) -> None:
-        """These were removed, and are out of the core."""
+        """Report users who were removed and are out of the core."""
         self._cut.add((name, "") for name in users)
 
     def close(self) -> None:
-        """Tell what was gathered."""
+        """Report what was collected."""
         self._refused.flush()
         self._cut.flush()
 
 
 class Gathering:
-    """Events of one kind."""
+    """Collects users for events of one kind; `what` completes "anna, bert …"."""
 
     def __init__(self, journal: Tells, reactor: IReactorTime, kind: Kind, what: str) -> None:
         self._journal = journal
         self._reactor = reactor
         self._kind = kind
         self._what = what
-        # Who is in the next event, and who was in the last one, which is not told again while it is new.
+        # The users for the next event; and those of the last one, who are not repeated within TOGETHER seconds.
         self._users: dict[str, str] = {}
         self._told: dict[str, str] = {}
         self._more = 0
@@ -66,7 +65,7 @@ class Gathering:
             self._call = self._reactor.callLater(self._quiet_until - now, self.flush)
 
     def flush(self) -> None:
-        """Tell what there is."""
+        """Report what was collected."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None

@@ -1,1 +1,1 @@
-"""What users may use: quotas, days of expiry, addresses at once, speeds; and what the node itself may."""
+"""Limits of users (quota, expiry, addresses, speed) and the quota of the node itself."""

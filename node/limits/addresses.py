@@ -1,4 +1,4 @@
-"""Which addresses count as one, and which give way where a user is connected from more than they may. Pure."""
+"""Address limits: which addresses count as one, and which ones to disconnect above the limit. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BITS = {4: 32, 16: 128}
 
 @dataclass(frozen=True)
 class Grouping:
-    """Addresses with the same first bits are one: a household by IPv6, what a carrier's NAT hides by IPv4."""
+    """Counts addresses with the same prefix as one: an IPv6 household, or an IPv4 carrier's NAT pool."""
 
     ipv4: int = 32
     ipv6: int = 64
 
     def of(self, address: Address) -> Address:
-        """The address that stands for all of its group: its own first bits, then zeros."""
+        """The address of the group: the prefix, then zeros."""
         bits, kept = self._bits(address)
         if kept == bits:
             return address
@@ -28,7 +28,7 @@ class Grouping:
         return number.to_bytes(len(address))
 
     def shown(self, group: Address) -> str:
-        """For people: the address, or the network where it stands for more than one."""
+        """Format a group as an address, or as a network if it has more than one address."""
         bits, kept = self._bits(group)
         text = str(ipaddress.ip_address(group))
         return text if kept == bits else f"{text}/{kept}"
@@ -38,7 +38,7 @@ class Grouping:
 
 
 def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, float]:
-    """By group, for how long nothing came from it: an address is as silent as its least silent connection."""
+    """Seconds without traffic by group: a group is as silent as its least silent connection."""
     silent: dict[Address, float] = {}
     for live in connections:
         group = grouping.of(live.address)
@@ -47,11 +47,11 @@ def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, f
 
 
 def giving_way(limit: int, grace: float, silent: Mapping[Address, float], order: Mapping[Address, int]) -> set[Address]:
-    """The groups whose connections are to be ended, so that no more than `limit` stay; 0 is no limit.
+    """Return the groups to disconnect, so that at most `limit` stay; 0 is no limit.
 
-    Whoever is silent for longer than the grace gives way, the most silent first; then the newcomers, the last first.
-    By age alone, four devices of a user who may have three would throw each other out for ever. `order` numbers groups
-    as they came; one that is not in it has come just now.
+    Groups that were silent for longer than the grace go first, the most silent one before the others; then newcomers,
+    the newest first. By age alone, four devices of a user with a limit of three would disconnect each other for ever.
+    `order` numbers groups by arrival; a group that is not in it has just arrived.
     """
     excess = len(silent) - limit if limit else 0
     if excess <= 0:

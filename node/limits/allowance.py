@@ -1,4 +1,4 @@
-"""The bytes that the node itself may use in a month, and what it has used of them. Pure."""
+"""NODE_QUOTA: the bytes that the machine may carry in a month, and how many it has carried. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node.machine.interfaces import Carried
 from protos.kept_pb2 import KeptNode
 from protos.service_pb2 import NodeQuota
 
-# Of the quota, when it is told that it is nearly used up.
+# The part of the quota at which the node reports that it is nearly used up.
 NEAR = 0.8
 NOTHING = Carried(0, 0)
 
@@ -27,9 +27,9 @@ class Flow(StrEnum):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What the operator decided; no `bytes`: no limit. `interfaces`: which ones count, none for all of the machine's.
+    """The settings NODE_QUOTA…: 0 `bytes` is no limit; empty `interfaces` are those that `of_machine` chooses.
 
-    With `closes` no new connections are taken when it is used up, else that is only told.
+    With `closes` the node takes no new connections when the quota is used up; otherwise it only warns.
     """
 
     bytes: int = 0
@@ -40,7 +40,7 @@ class Allowance:
 
 
 class News(StrEnum):
-    """What can happen to it."""
+    """What can happen to the quota."""
 
     NEAR = "near"
     OVER = "over"
@@ -48,9 +48,9 @@ class News(StrEnum):
 
 @dataclass
 class Spent:
-    """What was used since `began`, and when it was read last (Unix seconds); what was told of it.
+    """Bytes carried since `began`, the time of the last reading (`seen`, both Unix seconds), and what was reported.
 
-    `ahead`: when the period began, if the clock was set back to an earlier one since.
+    `ahead`: the begin of the period that was counted before the clock was set back to an earlier period, or 0.
     """
 
     began: float = 0.0
@@ -62,10 +62,10 @@ class Spent:
     ahead: float = 0.0
 
     def book(self, moved: Carried, now: float, reset_day: int) -> bool:
-        """Add what moved since the last reading. Returns whether another period has begun since.
+        """Add the bytes moved since the last reading. Returns whether a new period has begun since then.
 
-        Of what moved across the reset day, while the node was away, the new period gets its part by time. A clock that
-        is set back begins no period anew, and none when it is right again.
+        Bytes that moved across the reset day, while the node was away, are split by time: the new period gets its
+        part. A clock that is set back starts no new period, and neither does its correction.
         """
         begin, end = period(now, Period.MONTH, reset_day)
         turned = 0 < (self.began or self.ahead) < begin and not begin <= self.ahead < end
@@ -82,7 +82,7 @@ class Spent:
         return turned
 
     def judge(self, allowance: Allowance) -> News | None:
-        """What there is to tell of it now, if that was not told yet: used up goes before nearly so."""
+        """Return what has to be reported now and was not yet: OVER takes precedence over NEAR."""
         used, was = self.used(allowance.flow), (self.near, self.over)
         self.near, self.over = used >= NEAR * allowance.bytes, used >= allowance.bytes
         if self.over and not was[1]:
@@ -90,11 +90,11 @@ class Spent:
         return News.NEAR if self.near and not any(was) else None
 
     def used(self, flow: Flow) -> int:
-        """Bytes that count."""
+        """Bytes that count, by NODE_QUOTA_WAY."""
         return {Flow.IN: self.carried.received, Flow.OUT: self.carried.sent}.get(flow, sum(self.carried))
 
     def summary(self, allowance: Allowance) -> NodeQuota:
-        """As controllers are told it."""
+        """The message for controllers."""
         return NodeQuota(
             bytes=allowance.bytes,
             used=self.used(allowance.flow),
@@ -104,7 +104,7 @@ class Spent:
 
 
 def pack(spent: Spent) -> bytes:
-    """As it lies on disk."""
+    """Serialize for the state file."""
     kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.meter.boot)
     kept.used.received, kept.used.sent = spent.carried
     kept.ahead = spent.ahead
@@ -114,7 +114,7 @@ def pack(spent: Spent) -> bytes:
 
 
 def unpack(packed: bytes) -> Spent:
-    """What was packed."""
+    """Parse a record of the state file."""
     kept = KeptNode.FromString(packed)
     last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
     used = Carried(kept.used.received, kept.used.sent)

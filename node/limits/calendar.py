@@ -1,4 +1,4 @@
-"""When a period begins and ends. Pure. Days begin at midnight UTC; times are Unix seconds."""
+"""Begin and end of quota periods. Pure. Days begin at midnight UTC; times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from datetime import UTC, date, datetime, time, timedelta
 
 from node.limits.limits import Period
 
-# The periods that were asked for last, by kind and reset day: thousands of users have the same ones.
+# Cache of the last period by kind and reset day: thousands of users share the same ones.
 _LAST: dict[tuple[Period, int], tuple[float, float]] = {}
 
 
 def period(now: float, kind: Period, reset_day: int = 0) -> tuple[float, float]:
-    """Begin and end of the period that `now` is in; without one they are infinite.
+    """Begin and end of the period that contains `now`; infinite for NEVER.
 
-    `reset_day`: of the week 1 (Monday) to 7, of the month 1 to 31 and in shorter months the last day; 0 is the first.
+    `reset_day`: 1 (Monday) to 7 for a week; 1 to 31 for a month, where a shorter month takes its last day; 0 is the
+    first day.
     """
     begin, end = _LAST.get((kind, reset_day), (math.inf, -math.inf))
     if not begin <= now < end:
@@ -42,7 +43,7 @@ def _period(now: float, kind: Period, reset_day: int) -> tuple[float, float]:
 
 
 def _reset(year: int, month: int, day: int) -> date:
-    """The reset day of a month, which may be 0 or 13."""
+    """The reset day of a month; `month` may be 0 or 13."""
     years, months = divmod(month - 1, 12)
     year, month = year + years, months + 1
     return date(year, month, min(max(day, 1), monthrange(year, month)[1]))

@@ -1,4 +1,4 @@
-"""What a user has used, and what follows from their limits: whether they are off, and when to look again. Pure.
+"""The usage of one user, and what follows from their limits: whether they are barred, and when to judge again. Pure.
 
 Times are Unix seconds.
 """
@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from node.limits.calendar import period
 from node.limits.limits import Limit, Period, Way
 
-# Used above four fifths, a quota is nearly used up.
+# The part of a quota at which it counts as nearly used up.
 NEAR = 0.8
-# Words in LimitState.off_for and in events.
+# Values in LimitState.off_for and in events.
 QUOTA, EXPIRY = "quota", "expiry"
-# The greatest number of bytes that is told or kept; nobody carries as many.
+# The largest number of bytes that is reported or saved.
 MOST = 2**63 - 1
 
 
 @dataclass(slots=True)
 class Count:
-    """The bytes of one user since `began`, of the count that is named `since`; `before`: those that were used already.
+    """The bytes of one user since `began`.
 
-    `since` is None where nothing is counted, as the user has no quota. `near`, `reached`, `expired`: what was told.
-    `off_since`: 0 while the user is in. `gone_since`: 0 while they are a user. `ahead`: when the count began, if the
-    clock was set back to an earlier period since.
+    `since` is Quota.since, the name of the count; None if the user has no quota. `before`: Quota.used, bytes that count
+    from the start. `near`, `reached`, `expired`: what was reported. `off_since`: when the user was barred, or 0.
+    `gone_since`: when the user was removed, or 0. `ahead`: when the count began, if the clock was set back to an
+    earlier period since, or 0.
     """
 
     began: float
@@ -41,8 +42,8 @@ class Count:
     ahead: float = 0.0
 
     @property
-    def told(self) -> bool:
-        """Something was told that may have to be told otherwise."""
+    def reported(self) -> bool:
+        """Whether something was reported that may not hold any more."""
         return self.near or self.reached or self.expired
 
     def used(self, way: Way) -> int:
@@ -55,26 +56,26 @@ class Count:
             self.down += down
 
     def begin(self, began: float, since: int | None, before: int = 0) -> None:
-        """Count anew."""
+        """Start a new count."""
         self.began, self.since, self.before, self.ahead = began, since, before, 0.0
         self.up = self.down = 0
         self.near = self.reached = False
 
 
-def begins(count: Count, limit: Limit, now: float) -> bool:
-    """Whether it is time to count anew, or for the first time."""
+def is_due(count: Count, limit: Limit, now: float) -> bool:
+    """Whether a count has to start now, for the first time or again."""
     if not limit.quota:
         return count.since is not None
     if count.since is None or (limit.since != count.since and limit.since <= now):
         return True
     begin, end = period(now, limit.period, limit.reset_day)
-    # Of a period that the clock came to before the count goes on.
+    # In a period that was already counted before the clock was set back the count goes on.
     return count.began < begin and not begin <= count.ahead < end
 
 
-def roll(count: Count, limit: Limit, now: float) -> bool:
-    """Begin anew if it is time to. Returns whether the count is another one, or of another period, than it was."""
-    if not begins(count, limit, now):
+def restart_if_due(count: Count, limit: Limit, now: float) -> bool:
+    """Start a new count if it is time to. Returns whether the count or its period has changed."""
+    if not is_due(count, limit, now):
         return _follow(count, limit, now)
     if not limit.quota:
         count.begin(now, None)
@@ -88,12 +89,12 @@ def roll(count: Count, limit: Limit, now: float) -> bool:
 
 
 def _follow(count: Count, limit: Limit, now: float) -> bool:
-    """The clock was set back, or is right again: the count goes on in the period that is now. Returns whether so."""
+    """Move the count into the current period if the clock was set back, or corrected. Returns whether it moved."""
     if not limit.quota:
         return False
     begin, end = period(now, limit.period, limit.reset_day)
     if count.began >= end:
-        # Where the clock knows nothing the period may begin at 0, which is no count.
+        # With a clock at 1970 the period may begin at 0, which means that there is no count.
         count.began, count.ahead = max(begin, 1.0), max(count.began, count.ahead)
     elif count.began < begin:
         count.began, count.ahead = count.ahead, 0.0
@@ -103,12 +104,12 @@ def _follow(count: Count, limit: Limit, now: float) -> bool:
 
 
 def left(count: Count, limit: Limit) -> int:
-    """Bytes that may still be used; below 0 where more were."""
+    """Bytes left of the quota; negative if more were used."""
     return limit.quota - count.used(limit.way)
 
 
 def reached(count: Count, limit: Limit, now: float) -> tuple[str, ...]:
-    """The limits that are reached."""
+    """The limits that the user has reached."""
     over = bool(limit.quota) and left(count, limit) <= 0
     expired = 0 < limit.expires_at <= now
     if not (over or expired):
@@ -117,13 +118,13 @@ def reached(count: Count, limit: Limit, now: float) -> tuple[str, ...]:
 
 
 def reasons(reached: tuple[str, ...], limit: Limit) -> tuple[str, ...]:
-    """For which of those that are reached the user is off."""
-    told = {QUOTA: limit.quota_told, EXPIRY: limit.expires_told}
-    return tuple(word for word in reached if not told[word])
+    """Those of the reached limits that bar the user."""
+    tells = {QUOTA: limit.quota_tells, EXPIRY: limit.expires_tells}
+    return tuple(word for word in reached if not tells[word])
 
 
-def next_look(count: Count, limit: Limit, now: float) -> float:
-    """When the user's time is over or a count begins, whatever they carry. Infinity where that is never."""
+def next_change(count: Count, limit: Limit, now: float) -> float:
+    """When the user expires or a count starts, whatever they carry; infinity if never."""
     moments: list[float] = [limit.expires_at] if limit.expires_at > now else []
     if limit.quota and limit.since > now and limit.since != count.since:
         moments.append(limit.since)

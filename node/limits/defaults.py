@@ -1,4 +1,4 @@
-"""The limits of users who have none of their own, by the node's settings. Pure."""
+"""Default limits, from the settings LIMITS and LIMITS_INBOUNDS. Pure."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from protos.service_pb2 import Limits
 
 @dataclass(frozen=True)
 class Defaults:
-    """For everybody, and by the tags of inbounds, which go before that. Of several inbounds the first by name does."""
+    """Default limits of all users, and by inbound tag, which take precedence; of several inbounds the first by name."""
 
     everybody: Limits = field(default_factory=Limits)
     inbounds: Mapping[str, Limits] = field(default_factory=dict)
 
 
 class Rules:
-    """Makes what holds for a user of what they say, packed, and of the inbounds that they are in."""
+    """Merges a user's own limits, packed, with the defaults of their inbounds and of all users."""
 
     def __init__(self, defaults: Defaults) -> None:
         self._defaults = defaults
         self._made = lru_cache(maxsize=100_000)(self._make)
-        # What holds for who says nothing, whatever inbounds they are in.
+        # The limit of users without limits of their own, unless their inbound has defaults.
         self.everybody = self._make(b"", ())
 
     def of(self, own: bytes, tags: tuple[str, ...]) -> Limit:
-        """The limit. Many users have the same."""
+        """The limit that holds. Cached, as many users have the same."""
         return self._made(own, tags if self._defaults.inbounds else ())
 
     @property
     def by_inbound(self) -> bool:
-        """Whether the inbounds of a user matter."""
+        """Whether some inbound has defaults."""
         return bool(self._defaults.inbounds)
 
     def _make(self, own: bytes, tags: tuple[str, ...]) -> Limit:
-        said = [self._defaults.inbounds[tag] for tag in sorted(tags) if tag in self._defaults.inbounds]
-        return Limit.of([Limits.FromString(own), *said, self._defaults.everybody])
+        layers = [self._defaults.inbounds[tag] for tag in sorted(tags) if tag in self._defaults.inbounds]
+        return Limit.of([Limits.FromString(own), *layers, self._defaults.everybody])

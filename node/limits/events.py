@@ -1,4 +1,4 @@
-"""What is told of users' limits: each user by an event of their own, and of very many at once together."""
+"""Events about users' limits: one for each user, and one for many if very many are affected at once."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from twisted.internet.interfaces import IReactorTime
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.events.users import TOGETHER, Gathering
-from node.limits.book import News, Told
+from node.limits.book import News, Report
 from node.limits.count import EXPIRY, QUOTA
 
-# Users who have an event of their own in the time for which others are gathered.
+# Users who get an event of their own within TOGETHER seconds; the others are collected.
 ALONE = 50
 
 _KINDS = {
     News.NEAR: (Kind.LIMIT_NEAR, "have used four fifths of their quota"),
-    News.REACHED: (Kind.LIMIT_REACHED, "have reached a limit, and are in all the same"),
-    News.CUT: (Kind.LIMIT_CUT, "are out of the core, by their limits"),
-    News.BACK: (Kind.LIMIT_BACK, "may come in again"),
+    News.REACHED: (Kind.LIMIT_REACHED, "have reached a limit, and stay in (action TELL)"),
+    News.CUT: (Kind.LIMIT_CUT, "have reached a limit, and are barred"),
+    News.BACK: (Kind.LIMIT_BACK, "are let in again"),
 }
 _TEXTS = {
     (News.NEAR, QUOTA): "{user!r} has used four fifths of their quota",
-    (News.REACHED, QUOTA): "{user!r} has used up their quota, and is in all the same",
-    (News.REACHED, EXPIRY): "the time of {user!r} is over, and they are in all the same",
-    (News.CUT, QUOTA): "{user!r} has used up their quota, and is out of the core",
-    (News.CUT, EXPIRY): "the time of {user!r} is over, and they are out of the core",
-    (News.BACK, ""): "{user!r} may come in again",
+    (News.REACHED, QUOTA): "{user!r} has used up their quota, and stays in (action TELL)",
+    (News.REACHED, EXPIRY): "{user!r} has expired, and stays in (action TELL)",
+    (News.CUT, QUOTA): "{user!r} has used up their quota, and is barred",
+    (News.CUT, EXPIRY): "{user!r} has expired, and is barred",
+    (News.BACK, ""): "{user!r} is let in again",
 }
 
 
 class LimitEvents:
-    """Tells them. `name_of` spells a user, who is known by key."""
+    """Writes the events. `name_of` returns a user's name for their key."""
 
     def __init__(self, journal: Tells, reactor: IReactorTime, name_of: Callable[[str], str]) -> None:
         self._journal = journal
@@ -42,25 +42,25 @@ class LimitEvents:
         self._alone = 0
         self._alone_until = 0.0
 
-    def tell(self, news: Iterable[Told]) -> None:
-        """This has happened."""
+    def report(self, news: Iterable[Report]) -> None:
+        """Report what has happened."""
         now = self._reactor.seconds()
         if now >= self._alone_until:
             self._alone, self._alone_until = ALONE, now + TOGETHER
-        for told in news:
-            self._tell(told)
+        for report in news:
+            self._write(report)
 
     def close(self) -> None:
-        """Tell what was gathered."""
+        """Report what was collected."""
         for gathered in self._gathered.values():
             gathered.flush()
 
-    def _tell(self, told: Told) -> None:
-        user = self._name_of(told.key)
+    def _write(self, report: Report) -> None:
+        user = self._name_of(report.key)
         if self._alone <= 0:
-            self._gathered[told.news].add([(user, told.reason)])
+            self._gathered[report.news].add([(user, report.reason)])
             return
         self._alone -= 1
-        kind, _ = _KINDS[told.news]
-        fields = {"limit": told.reason} if told.reason else {}
-        self._journal.tell(kind, _TEXTS[told.news, told.reason].format(user=user), user=user, **fields)
+        kind, _ = _KINDS[report.news]
+        fields = {"limit": report.reason} if report.reason else {}
+        self._journal.tell(kind, _TEXTS[report.news, report.reason].format(user=user), user=user, **fields)

@@ -1,4 +1,4 @@
-"""What holds for a user: their own word, and where that says nothing, that of the node's settings. Pure."""
+"""The limits that hold for one user, merged from their own limits and the defaults. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protos.service_pb2 import LimitAction, Limits, Quota, Speed
 
 
 class Way(Enum):
-    """Which bytes count. The value is the number in Quota.Way."""
+    """Direction of the bytes that count. The value is that of Quota.Way."""
 
     BOTH = Quota.BOTH
     UP = Quota.UP
@@ -19,7 +19,7 @@ class Way(Enum):
 
 
 class Period(Enum):
-    """After what a count begins anew. The value is the number in Quota.Period."""
+    """Period after which a count starts again. The value is that of Quota.Period."""
 
     NEVER = Quota.NEVER
     DAY = Quota.DAY
@@ -33,10 +33,10 @@ _PERIODS = {period.value: period for period in Period}
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What one user may use; 0 is no limit. See `Limits` in protos/service.proto for what each means.
+    """The limits of one user; 0 is no limit. See `Limits` in protos/service.proto for the meaning of each.
 
-    `quota`: bytes. `expires_at`: Unix seconds. `down`, `up`: bits a second. Where `…_told` is set, only an event tells
-    that the limit was reached.
+    `quota`: bytes. `expires_at`: Unix seconds. `down`, `up`: bits a second. `…_told`: the action TELL, so that reaching
+    the limit only causes an event.
     """
 
     quota: int = 0
@@ -45,73 +45,73 @@ class Limit:
     used: int = 0
     period: Period = Period.NEVER
     reset_day: int = 0
-    quota_told: bool = False
+    quota_tells: bool = False
     expires_at: int = 0
-    expires_told: bool = False
+    expires_tells: bool = False
     addresses: int = 0
-    addresses_told: bool = False
+    addresses_tells: bool = False
     down: int = 0
     up: int = 0
 
     @property
     def any(self) -> bool:
-        """There is a limit at all."""
+        """Whether there is any limit."""
         return bool(self.quota or self.expires_at or self.addresses or self.down or self.up)
 
     def message(self) -> Limits:
-        """The same as controllers are told it, what is no limit left out."""
-        told = Limits()
+        """The message for controllers, without the limits that are 0."""
+        message = Limits()
         if self.quota:
-            quota = told.bytes
+            quota = message.bytes
             quota.bytes, quota.since, quota.used = self.quota, self.since, self.used
             quota.way, quota.period, quota.reset_day = self.way.value, self.period.value, self.reset_day
-            quota.action = _action(self.quota_told)
+            quota.action = _action(self.quota_tells)
         if self.expires_at:
-            told.expires_at, told.expires_action = self.expires_at, _action(self.expires_told)
+            message.expires_at, message.expires_action = self.expires_at, _action(self.expires_tells)
         if self.addresses:
-            told.addresses, told.addresses_action = self.addresses, _action(self.addresses_told)
+            message.addresses, message.addresses_action = self.addresses, _action(self.addresses_tells)
         if self.down or self.up:
-            told.speed.CopyFrom(Speed(down=self.down, up=self.up))
-        return told
+            message.speed.CopyFrom(Speed(down=self.down, up=self.up))
+        return message
 
     @classmethod
-    def of(cls, words: Iterable[Limits]) -> Limit:
-        """Of each limit what the first of these words says that says anything of it."""
-        words = [word for word in words if word.ByteSize()]
-        if len(words) == 1:
-            return _limit(words[0])  # most often, and much faster told
-        said = Limits()
-        for word in words:
-            for field, _ in word.ListFields():
+    def of(cls, layers: Iterable[Limits]) -> Limit:
+        """Merge layers of limits: each limit comes from the first layer that has it."""
+        layers = [layer for layer in layers if layer.ByteSize()]
+        if len(layers) == 1:
+            return _limit(layers[0])  # the usual case, and much faster
+        merged = Limits()
+        for layer in layers:
+            for field, _ in layer.ListFields():
                 if not field.has_presence:
                     continue
-                if not said.HasField(field.name):
-                    _copy(word, said, field.name)
-        return _limit(said)
+                if not merged.HasField(field.name):
+                    _copy(layer, merged, field.name)
+        return _limit(merged)
 
 
 NONE = Limit()
-# What says what happens at a limit goes with it.
+# The field with the action of a limit, which is copied with the limit.
 _ACTIONS = {"expires_at": "expires_action", "addresses": "addresses_action"}
 
 
-def _copy(word: Limits, said: Limits, name: str) -> None:
-    """Take one limit over, with what happens at it."""
-    value = getattr(word, name)
+def _copy(layer: Limits, merged: Limits, name: str) -> None:
+    """Copy one limit, with its action."""
+    value = getattr(layer, name)
     if isinstance(value, int):
-        setattr(said, name, value)
+        setattr(merged, name, value)
     else:
-        getattr(said, name).CopyFrom(value)
+        getattr(merged, name).CopyFrom(value)
     if action := _ACTIONS.get(name):
-        setattr(said, action, getattr(word, action))
+        setattr(merged, action, getattr(layer, action))
 
 
-def _action(told: bool) -> LimitAction:
-    return service_pb2.TELL if told else service_pb2.CUT
+def _action(tells: bool) -> LimitAction:
+    return service_pb2.TELL if tells else service_pb2.CUT
 
 
-def _limit(said: Limits) -> Limit:
-    quota = said.bytes
+def _limit(message: Limits) -> Limit:
+    quota = message.bytes
     return Limit(
         quota=quota.bytes,
         way=_WAYS[quota.way],
@@ -119,11 +119,11 @@ def _limit(said: Limits) -> Limit:
         used=quota.used,
         period=_PERIODS[quota.period],
         reset_day=quota.reset_day,
-        quota_told=quota.action == service_pb2.TELL,
-        expires_at=said.expires_at,
-        expires_told=said.expires_action == service_pb2.TELL,
-        addresses=said.addresses,
-        addresses_told=said.addresses_action == service_pb2.TELL,
-        down=said.speed.down,
-        up=said.speed.up,
+        quota_tells=quota.action == service_pb2.TELL,
+        expires_at=message.expires_at,
+        expires_tells=message.expires_action == service_pb2.TELL,
+        addresses=message.addresses,
+        addresses_tells=message.addresses_action == service_pb2.TELL,
+        down=message.speed.down,
+        up=message.speed.up,
     )

@@ -1,4 +1,4 @@
-"""Lists what users may use and have used, a page at a time."""
+"""GetLimits: lists users with their limits and usage, a page at a time."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from node.limits.limits import Limit, Period
 from node.reactor import PooledReactor
 from protos.service_pb2 import GetLimitsResponse, LimitState
 
-# The tag and the length of a row in a reply.
+# Bytes of a row's tag and length in a reply.
 _FRAME = 6
 
 
 class Sight(Protocol):
-    """What is known of users' connections."""
+    """Where users are connected from, and which limits are not enforced."""
 
     async def addresses(self, keys: Collection[str]) -> Mapping[str, Sequence[str]]:
-        """Where these users are connected from now, by key; who is not need not be there."""
+        """The addresses that these users are connected from, by key; users without connections may be missing."""
 
     def notes(self, key: str) -> Sequence[str]:
-        """What of this user's limits does not hold, and why."""
+        """Which of this user's limits are not enforced, and why."""
 
 
 class Listing:
-    """The users who have limits. `sight` tells of their connections."""
+    """Makes the replies of GetLimits. `sight` knows the users' connections."""
 
     def __init__(self, reactor: PooledReactor, book: Book, sight: Sight) -> None:
         self._reactor = reactor
@@ -41,7 +41,7 @@ class Listing:
         self._sight = sight
 
     async def page(self, after: str, limit: int, names: Collection[str], off: bool) -> GetLimitsResponse:
-        """The users behind this name, of `names` where any are given: as many as fit into a reply."""
+        """The users after this name, as many as fit into a reply: those with limits, barred ones, or `names`."""
         keys = self._asked(names, off)
         begin, limit = key_of(after), min(limit or MOST, MOST)
         reply, size = GetLimitsResponse(total=len(keys)), 0
@@ -70,13 +70,13 @@ class Listing:
         row = LimitState(name=book.name_of(key), limits=limit.message(), addresses=addresses)
         row.notes.extend(self._sight.notes(key))
         if count is not None or limit.quota:
-            # Where there is none, they have not come yet.
+            # A user who has not connected yet has no count.
             _fill(row, limit, count or Count(0.0), book.now())
         return row
 
 
 def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
-    """What was used, and what follows from it."""
+    """Add the usage and what follows from it."""
     if limit.quota:
         row.used_up, row.used_down, row.counted_since = count.up, count.down, count.began
         row.left = max(0, limit.quota - count.used(limit.way))

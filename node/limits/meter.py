@@ -1,6 +1,6 @@
-"""What interfaces have carried since they were read before, from the kernel's counters. Pure.
+"""Bytes that network interfaces carried between two readings of the kernel's counters. Pure.
 
-The kernel counts each interface since it came, and nothing across a start of the machine.
+The kernel counts from when an interface appeared, and starts at zero when the machine starts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from node.machine.interfaces import Carried
 
 @dataclass
 class Meter:
-    """Knows what was read last, and since which start of the machine (`boot`); empty: nothing was ever read."""
+    """The last reading, and the boot id of the machine at that time; empty before the first reading."""
 
     boot: str = ""
     last: Mapping[str, Carried] = field(default_factory=dict)
 
     def read(self, boot: str, interfaces: Mapping[str, Carried], counted: Collection[str]) -> Carried:
-        """What those that count have carried since; what was before the first reading is nobody's.
+        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading.
 
-        An interface that was not there, and all of them on another start of the machine, are counted from zero; so is a
-        counter that went down.
+        A new interface counts from zero, as do all interfaces after a start of the machine, and a counter that went
+        down.
         """
         before = self.last if boot == self.boot else {}
         new = [_moved(before.get(name), now) for name, now in interfaces.items() if name in counted]
@@ -34,7 +34,7 @@ class Meter:
 
 
 def _moved(before: Carried | None, now: Carried) -> Carried:
-    """Each way by itself: 32-bit counters of old drivers overflow one at a time."""
+    """The difference of each direction: the 32-bit counters of old drivers overflow one at a time."""
     if before is None:
         return now
     return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))

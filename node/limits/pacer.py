@@ -1,4 +1,4 @@
-"""Holds users to their speeds: looks at the connections of those who have one, and says how fast each may be."""
+"""Enforces speed limits: shares each user's speed among their connections, and has the cores' sockets paced."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from node.backend.generations import Generations
 from node.contract.connections import Address, Handle, Live, Paces
 from node.errors import CoreFailed, shown
 from node.limits.limits import Limit
-from node.limits.newcomers import Newcomers, PacedRun
+from node.limits.new_connections import NewConnections, PacedRun
 from node.limits.speed import Down, Up
 from node.logs import Logger
 from node.periodic import Periodic
 
-# Seconds between two looks: at who has a speed for what they send, and at everybody; these are fewer where they take
-# long, …
+# Seconds between two rounds for users with an upload limit, and between two rounds for all users; the latter grow up to
+# the third number, …
 TICK, EVERYBODY, LONGEST = 0.5, 1.0, 3.0
-# … so that they take no more than this part of the time. Seconds for which new connections are gathered.
+# … so that they take at most this part of the time. Seconds for which new connections are collected.
 SHARE, GATHER = 0.03, 0.12
-# Users after whom others have their turn: some two milliseconds.
+# Users handled before the reactor gets a turn: some two milliseconds.
 TURN = 100
-NOT_PACED = "the speed does not hold: this core's connections cannot be paced"
-NOT_THERE = "the speed does not hold by the inbound {}: {}"
+NOT_PACED = "speed is not enforced: this core's connections cannot be paced"
+NOT_THERE = "speed is not enforced in inbound {}: {}"
 
-# A connection: of which run, and what tells it from others there.
+# A connection: its core, and its handle there.
 Flow = tuple[PacedRun, Handle]
 Flows = Mapping[Flow, Live]
 
 
 class Setting(Protocol):
-    """`Paces.pace` or `Paces.narrow` of a run."""
+    """`Paces.pace` or `Paces.narrow` of a core."""
 
     async def __call__(self, some: Mapping[Handle, int | None], /) -> set[Handle]: ...
 
 
 class Pacer:
-    """`limits_of` tells what holds for a user, by key."""
+    """Enforces speed limits. `limits_of` returns a user's limits, by key."""
 
     log = Logger()
 
@@ -50,20 +50,20 @@ class Pacer:
         self._generations = generations
         self._limits_of = limits_of
         self._runs: Sequence[PacedRun] = ()
-        # Who may be connected and has a speed, or had one; and those of them who are to be looked at soon.
+        # Users who may be connected and have a speed limit, or had one; and those of them to handle in the next round.
         self._users: set[str] = set()
         self._soon: set[str] = set()
         self._down, self._up = Down[Flow](), Up[Flow]()
-        self._newcomers = Newcomers(reactor, lambda key: limits_of(key).down // 8)
+        self._new_connections = NewConnections(reactor, lambda key: limits_of(key).down // 8)
         self._lock = DeferredLock()
         self._call: IDelayedCall | None = None
         self._rest_until = self._looked = self._due = float("-inf")
-        self._periodic = Periodic("holding users to their speeds", self._tick, TICK, reactor)
+        self._periodic = Periodic("enforcing speed limits", self._tick, TICK, reactor)
         generations.watch(self._follow)
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know of it."""
+        """Warnings for `info`."""
         return self._periodic.warnings
 
     def start(self) -> None:
@@ -71,12 +71,12 @@ class Pacer:
         self._follow()
 
     def stop(self) -> None:
-        """The node ends: connections stay as they are."""
+        """The node ends: connections keep their pace."""
         self._periodic.stop()
         self._cancel()
 
     def notes(self, key: str) -> list[str]:
-        """Where this user's speed does not hold, and why."""
+        """Where this user's speed limit is not enforced, and why."""
         limit, run = self._limits_of(key), self._generations.current
         if run is None or not (limit.down or limit.up):
             return []
@@ -87,14 +87,14 @@ class Pacer:
         return [NOT_THERE.format(shown(tag), why) for tag, why in places.items() if key in run.accounts.get(tag, ())]
 
     def arrived(self, key: str, _: Address) -> None:
-        """The user has a connection that is new, or of which the run has just heard."""
+        """Called when the user has a new connection, or one that the core has just reported."""
         limit = self._limits_of(key)
-        if limit.down or limit.up or self._newcomers.may_be_held(key, self._runs):
+        if limit.down or limit.up or self._new_connections.may_be_held(key, self._runs):
             self._look_at({key}, max(GATHER, self._rest_until - self._reactor.seconds()))
 
     def changed(self, keys: Iterable[str]) -> None:
-        """Users of these keys came or went, or other limits hold for them."""
-        self._newcomers.changed()
+        """Called when these users came or went, or have other limits."""
+        self._new_connections.changed()
         self._look_at({key for key in keys if key in self._users or self._may_matter(key)}, 0)
 
     def _may_matter(self, key: str) -> bool:
@@ -105,15 +105,15 @@ class Pacer:
         return any(run.may_carry(key) for run in self._runs)
 
     def _follow(self) -> None:
-        """A run came or went."""
+        """Called when a core came or went."""
         self._runs = [run for run in self._generations.serving if isinstance(run, Paces)]
-        self._newcomers.changed()
+        self._new_connections.changed()
         self._look_at(frozenset(), 0)
 
-    # When
+    # Timing
 
     def _look_at(self, keys: AbstractSet[str], seconds: float) -> None:
-        """Look at these in a while, with all others who are to be looked at then."""
+        """Handle these users in a round after so many seconds, or before."""
         self._soon |= keys
         self._users |= keys
         if not self._periodic.running:
@@ -131,13 +131,15 @@ class Pacer:
     def _wake(self) -> None:
         self._call = None
         ensureDeferred(self._look_soon()).addErrback(
-            lambda failure: self.log.failure("users are not held to their speeds yet", failure)
+            lambda failure: self.log.failure(
+                "speed limits could not be applied to new connections; the node tries again", failure
+            )
         )
 
     async def _look_soon(self) -> None:
         async with self._lock:
             began = self._reactor.seconds()
-            await self._newcomers.settle(self._runs)
+            await self._new_connections.settle(self._runs)
             if soon := self._take_soon():
                 await self._round(soon, soon, 0.0)
             now = self._reactor.seconds()
@@ -145,7 +147,7 @@ class Pacer:
 
     async def _tick(self) -> None:
         async with self._lock:
-            await self._newcomers.settle(self._runs)
+            await self._new_connections.settle(self._runs)
             now = self._reactor.seconds()
             since, self._looked, everybody = now - self._looked, now, now >= self._due
             soon = self._take_soon()
@@ -155,19 +157,20 @@ class Pacer:
             if everybody:
                 await self._let_go(self._down.look(flows), self._up.lose(flows))
                 took = self._reactor.seconds() - now
-                # A tick may come a little early.
+                # Half a tick less, because a tick may come a little early.
                 self._due = now + min(max(EVERYBODY, took / SHARE), LONGEST) - TICK / 2
 
     def _take_soon(self) -> set[str]:
         soon, self._soon = self._soon, set()
         return soon
 
-    # What
+    # Rounds
 
     async def _round(self, keys: Collection[str], soon: Collection[str], seconds: float) -> Flows:
-        """Have the connections of these users be as fast as they may; `seconds` have gone since the last tick.
+        """Apply the limits of these users to their connections; `seconds` have passed since the last tick.
 
-        `soon`: those of them of whom there is something new.
+        `soon`: those of them with new connections or changed limits. Raises `CoreFailed` if a core does not answer,
+        after the others are done.
         """
         found, faults = await self._see(keys)
         rates: dict[Flow, int | None] = {}
@@ -190,16 +193,17 @@ class Pacer:
         return {flow: live for flows in found.values() for flow, live in flows.items()}
 
     async def _let_go(self, lost: Collection[Flow], wide: Collection[Flow]) -> None:
-        """Others may come by these connections, too, as by a reverse proxy's: they are not this user's alone.
+        """Remove the pace and the window from connections that no user with a limit has any more.
 
-        Or they are, and idle: by the time that they carry something the user may have no speed any more.
+        A reverse proxy's connection may carry other users now. An idle one may carry something after its user's limit
+        is gone.
         """
         for run in self._runs:
             await _set(run, run.pace, dict.fromkeys(lost), self._down.held)
             await _set(run, run.narrow, dict.fromkeys(wide), self._up.held)
 
     async def _see(self, keys: Collection[str]) -> tuple[dict[str, dict[Flow, Live]], list[CoreFailed]]:
-        """The connections of these users, over all runs, and why some of these do not tell."""
+        """Return the connections of these users over all cores, and the failures of cores that did not answer."""
         found: dict[str, dict[Flow, Live]] = {}
         faults = []
         for run in self._runs:
@@ -214,7 +218,7 @@ class Pacer:
 
 
 async def _set(run: PacedRun, setting: Setting, wanted: Mapping[Flow, int | None], held: dict[Flow, int]) -> None:
-    """Set what is wanted of this run's connections, and note in `held` what came of it."""
+    """Apply the wanted values to this core's connections, and note in `held` which ones were applied."""
     some = {handle: value for (other, handle), value in wanted.items() if other is run}
     if not some:
         return

@@ -1,4 +1,4 @@
-"""What outlives the node of a user's limits, as it lies on disk. Pure."""
+"""The record of a user's limits and usage in the state file. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from node.limits.count import MOST, Count
 from protos.kept_pb2 import KeptLimits
 
 
-class Word(NamedTuple):
-    """What SetLimits said of a user, packed, and what their own message said then: with another one it is over."""
+class Override(NamedTuple):
+    """An override by SetLimits, packed, and the limits of the user's own message at that time.
+
+    It holds until the user's own message says something else.
+    """
 
     limits: bytes
-    over: bytes
+    own: bytes
 
 
-def pack(word: Word | None, count: Count | None) -> bytes:
-    """Both as one record."""
+def pack(override: Override | None, count: Count | None) -> bytes:
+    """Serialize both as one record."""
     kept = KeptLimits()
-    if word is not None:
-        kept.word, kept.over = word
+    if override is not None:
+        kept.word, kept.over = override
     if count is not None:
         kept.since = -1 if count.since is None else count.since
         kept.began, kept.before = count.began, count.before
@@ -30,13 +33,13 @@ def pack(word: Word | None, count: Count | None) -> bytes:
     return kept.SerializeToString()
 
 
-def unpack(packed: bytes) -> tuple[Word | None, Count | None]:
-    """What was packed."""
+def unpack(packed: bytes) -> tuple[Override | None, Count | None]:
+    """Parse a record."""
     kept = KeptLimits.FromString(packed)
-    word = Word(kept.word, kept.over) if kept.HasField("word") else None
+    override = Override(kept.word, kept.over) if kept.HasField("word") else None
     if not kept.began:
-        return word, None
-    return word, Count(
+        return override, None
+    return override, Count(
         began=kept.began,
         since=None if kept.since == -1 else kept.since,
         before=kept.before,

@@ -1,6 +1,6 @@
-"""How fast each connection of a user may be, so that all of them together keep to the user's speed. Pure.
+"""Shares a user's speed limit among their connections. Pure.
 
-Bytes a second. A connection is known by whatever tells it from others.
+Speeds are in bytes a second. A connection (flow) is any hashable value that identifies it.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from node.contract.connections import Live
 
 F = TypeVar("F", bound=Hashable)
 
-# Bytes above which a connection has moved something since the last look: less is keeping it alive.
+# Bytes since the last round up to which a connection counts as idle: keep-alive packets.
 IDLE = 3000
-# Looks in a row that found nothing moved, after which what waits for a client keeps no share: it has gone, or rests.
+# Rounds without progress after which a connection with data waiting counts as idle: its client is gone or paused.
 STILL = 10
-# What each connection may have at least; slower, some clients take it for dead.
+# Lowest speed of a connection; below it some clients take the connection for dead.
 LEAST = 100
-# How much more a connection may have before it is told.
+# Factor by which a connection's allowed speed may grow before it is set again.
 SLACK = 1.02
-# What is taken from a client at once: the kernel takes no less than about this, and by itself no more.
+# Smallest and largest receive window: about the least that the kernel allows, and the most that it takes unasked.
 NARROWEST, WIDEST = 2048, 8 * 2**20
-# Bounds of what windows are corrected by, in one step and in all.
+# Largest correction of windows in one step, and in total.
 STEP, ALL = 2.0, 16.0
-# The part of a speed below which nobody is at it, and that of what windows let through below which it is not they that
-# keep a client from more: rounds take longer than the shortest one, but hardly ever so much.
+# The part of a user's speed below which they count as idle; and the part of what windows should let through below which
+# something else slows the client: round trips take longer than the shortest one, but hardly ever by as much.
 RESTING, FREE = 0.05, 1 / 8
 
 
 class Seen(NamedTuple):
-    """What a client had confirmed at a look, and for how many looks before it that had been as much."""
+    """Bytes that a client had confirmed at a round, and for how many rounds before that number had not changed."""
 
     sent: int = 0
     still: int = 0
 
     def is_busy(self, live: Live) -> bool:
-        """Whether it would be faster if it could: something waits for the client, or much has moved since."""
+        """Whether the connection would use more speed: data waits for the client, or much has moved since."""
         moved = live.sent - self.sent
         return moved > IDLE or (live.waiting > 0 and (moved > 0 or self.still < STILL))
 
@@ -48,40 +48,40 @@ UNSEEN = Seen()
 
 
 def shares(limit: int, flows: Collection[F], at_work: AbstractSet[F]) -> dict[F, int]:
-    """The rate of each. Who is at work shares all of it; one that is not can begin at once."""
+    """The speed of each connection. Busy ones share the whole limit; an idle one gets an even part to start with."""
     each, other = (max(LEAST, limit // max(1, len(some))) for some in (at_work, flows))
     return {flow: each if flow in at_work else other for flow in flows}
 
 
 def changed(wanted: Mapping[F, int], held: Mapping[F, int]) -> dict[F, int]:
-    """Those that are to be told: who gets less, and who gets clearly more."""
+    """The values that have to be set: those that fall, and those that grow by more than SLACK."""
     return {flow: rate for flow, rate in wanted.items() if not rate / SLACK <= held.get(flow, 0) <= rate}
 
 
 @dataclass
 class Down(Generic[F]):
-    """To what connections of users are held towards the clients, and what was seen of them last."""
+    """Download: the speed that each connection is held to, and its progress at the last round."""
 
     held: dict[F, int] = field(default_factory=dict)
     seen: dict[F, Seen] = field(default_factory=dict)
 
     def plan(self, limit: int, flows: Mapping[F, Live], new: bool) -> dict[F, int | None]:
-        """What is to be set for the connections of one user; None: as fast as they can.
+        """Return the speeds to set for the connections of one user; None: no limit.
 
-        Without a limit, and with `new` connections among them: for all, as these may be held to what their inbound is.
+        Without a limit and with `new` connections among them, all are set, as these may have the pace of their inbound.
         """
         if not limit:
             return dict.fromkeys(flow for flow in flows if new or flow in self.held)
-        # One alone has all of it, at work or not.
+        # A single connection gets the whole limit, busy or idle.
         at_work = self.at_work(flows) if len(flows) > 1 else set[F]()
         return {**changed(shares(limit, flows, at_work), self.held)}
 
     def at_work(self, flows: Mapping[F, Live]) -> set[F]:
-        """Those that would be faster if they could."""
+        """The busy connections."""
         return {flow for flow, live in flows.items() if self.seen.get(flow, UNSEEN).is_busy(live)}
 
     def look(self, flows: Mapping[F, Live]) -> list[F]:
-        """This is what there is. Returns those that were held to something and are nobody's now, if they are at all."""
+        """Note the progress of all connections. Returns those that were held to a speed and are not among them."""
         before, self.seen = self.seen, {}
         for flow, live in flows.items():
             sent, still = before.get(flow, UNSEEN)
@@ -91,18 +91,18 @@ class Down(Generic[F]):
 
 @dataclass
 class Up(Generic[F]):
-    """The same from the clients, by how much is taken from them at once.
+    """Upload: limits the speed from clients by the receive windows of their connections.
 
-    How long a round takes in truth is not known, so what comes of a window is measured, and windows follow.
+    The true round trip is not known, so the resulting speed is measured and the windows are corrected.
     """
 
     held: dict[F, int] = field(default_factory=dict)
     seen: dict[F, int] = field(default_factory=dict)
-    # By user, what windows are to be multiplied by.
+    # By user, the factor for the windows.
     factors: dict[str, float] = field(default_factory=dict)
 
     def plan(self, key: str, limit: int, flows: Mapping[F, Live], seconds: float) -> dict[F, int | None]:
-        """The windows that are to be set for the connections of one user, `seconds` after the last look."""
+        """Return the windows to set for the connections of one user, `seconds` after the last round."""
         if not limit:
             self.factors.pop(key, None)
             return dict.fromkeys(flow for flow in flows if flow in self.held)
@@ -117,12 +117,12 @@ class Up(Generic[F]):
         return {**changed(windows, self.held)}
 
     def look(self, flows: Mapping[F, Live], users: Collection[str]) -> None:
-        """This is what these users have, who are all that have a speed."""
+        """Note the progress of these users, who are all users with an upload limit."""
         self.seen = {flow: live.received for flow, live in flows.items()}
         self.factors = {key: factor for key, factor in self.factors.items() if key in users}
 
     def lose(self, flows: Mapping[F, Live]) -> list[F]:
-        """This is all that there is. Returns those that were held to something and are not in it."""
+        """Given all connections, return those that were held to a window and are not among them."""
         return _lose(self.held, flows)
 
 
@@ -134,7 +134,7 @@ def _lose(held: dict[F, int], flows: Mapping[F, Live]) -> list[F]:
 
 
 def corrected(factor: float, limit: int, measured: float) -> float:
-    """What windows are to be multiplied by, when with `factor` this was measured."""
+    """The next factor for windows, if `factor` led to the `measured` speed."""
     if measured < RESTING * limit:
         return 1.0
     if measured < FREE * factor * limit:
@@ -144,5 +144,5 @@ def corrected(factor: float, limit: int, measured: float) -> float:
 
 
 def window(rate: int, round_trip: float, factor: float) -> int:
-    """What may be under way from a client at once that is to be as fast as this."""
+    """The receive window in bytes for a client that may send at this rate."""
     return min(max(int(rate * round_trip * factor), NARROWEST), WIDEST)

@@ -1,4 +1,4 @@
-"""The limits of users, as the rest of the node knows them: said, listed, summed up, enforced."""
+"""The limits of users, as the rest of the node uses them: set, listed, summed up, enforced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from node.contract.accounts import Unusable, key_of
 from node.contract.connections import Address, SeesConnections
 from node.errors import InvalidRequest, shown
 from node.events.journal import Tells
+from node.limits.address_events import AddressEvents
+from node.limits.address_limits import AddressLimits, notes
 from node.limits.addresses import Grouping
 from node.limits.book import Book
-from node.limits.crowd import Crowds, notes
-from node.limits.crowd_events import CrowdEvents
 from node.limits.defaults import Defaults
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
@@ -33,11 +33,11 @@ from protos.service_pb2 import (
     User,
 )
 
-NO_USER = "is no user now: this holds when they are one"
+NO_USER = "not a user now: the limits apply once they are one"
 
 
 class UserLimits:
-    """Puts the parts together."""
+    """Owns and connects the parts that enforce users' limits."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class UserLimits:
         self._runs: Sequence[SeesConnections] = ()
         self._blind = False
         self.book = Book(time.time, defaults, lambda key: self._desired.roster.tags_of(key), self._name_of)
-        self._crowds = Crowds(
+        self._addresses = AddressLimits(
             reactor,
             runs=lambda: self._runs,
             limit_of=self.book.limit_of,
-            events=CrowdEvents(journal, reactor, self._name_of),
+            events=AddressEvents(journal, reactor, self._name_of),
             grouping=grouping,
             grace=grace,
         )
@@ -83,56 +83,59 @@ class UserLimits:
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know of it."""
-        return [*self._enforcement.warnings, *self._crowds.warnings, *self._pacer.warnings]
+        """Warnings for `info`."""
+        return [*self._enforcement.warnings, *self._addresses.warnings, *self._pacer.warnings]
 
     def start(self) -> None:
         self._enforcement.start()
-        self._crowds.start()
+        self._addresses.start()
         self._pacer.start()
 
     def stop(self) -> None:
-        self._crowds.stop()
+        self._addresses.stop()
         self._enforcement.stop()
         self._pacer.stop()
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """What an earlier node left."""
+        """Load the records of an earlier node."""
         self.book.restore(records)
-        self._enforcement.heed()
+        self._enforcement.handle_soon()
 
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
-        """Returns when it is in force. Raises `InvalidRequest`, and nothing of it is."""
-        words = {}
+        """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
+        overrides = {}
         for user in request.users:
             try:
                 check(User(email=user.name, limits=user.limits if user.HasField("limits") else None))
             except Unusable as error:
                 raise InvalidRequest(f"user {shown(user.name)}: {error}") from error
-            said = user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else None
-            words[key_of(user.name)] = user.name, said
-        await self._enforcement.say({key: said for key, (_, said) in words.items()})
+            packed = user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else None
+            overrides[key_of(user.name)] = user.name, packed
+        refused = await self._enforcement.override({key: packed for key, (_, packed) in overrides.items()})
         reply = SetLimitsResponse()
-        for key, (name, _) in words.items():
+        for key, (name, _) in overrides.items():
             for text in self.notes(key) if self.book.is_user(key) else [NO_USER]:
                 reply.notes.add(name=name, text=text)
+        for email, reason in refused:
+            if key_of(email) in overrides:
+                reply.notes.add(name=overrides[key_of(email)][0], text=f"the user is not in the core: {reason}")
         return reply
 
     async def page(self, request: GetLimitsRequest) -> GetLimitsResponse:
-        """Those who have limits."""
+        """GetLimits: a page of the users with limits."""
         return await self._listing.page(request.after, request.limit, request.names, request.off)
 
     def summary(self) -> LimitsSummary:
-        """How many have limits, and are off."""
+        """The numbers for `info`: users with limits, barred users, and the like."""
         summary = LimitsSummary()
         summary.CopyFrom(self.book.summary())
-        summary.too_many_addresses = self._crowds.ended
+        summary.too_many_addresses = self._addresses.ended
         return summary
 
     # Satisfies `node.limits.listing.Sight`
 
     async def addresses(self, keys: Collection[str]) -> Mapping[str, Sequence[str]]:
-        return await self._crowds.addresses(keys)
+        return await self._addresses.addresses(keys)
 
     def notes(self, key: str) -> Sequence[str]:
         unseen = {tag: why for run in self._runs for tag, why in run.unseen.items()}
@@ -140,32 +143,32 @@ class UserLimits:
         addresses = notes(self.book.limit_of(key), tags, unseen, blind=self._blind)
         return [*addresses, *self._pacer.notes(key)]
 
-    # The runs
+    # The cores
 
     def _follow(self) -> None:
-        """A run came or went."""
+        """Called when a core came or went."""
         serving = self._generations.serving
         self._runs = [run for run in serving if isinstance(run, SeesConnections)]
         self._blind = len(self._runs) < len(serving)
         self._listen()
 
     def _listen(self) -> None:
-        """Have the runs tell who comes, which costs them something, once anybody has limits."""
+        """Have the cores report new connections once any user has limits; before that the cost is saved."""
         if self.book.limits_anybody:
             for run in self._runs:
                 run.arrived = self._arrived
             self._listening = True
 
     def _changed(self, keys: Collection[str]) -> None:
-        """Other limits may hold for these users, or they came or went."""
+        """Called when the limits of these users may have changed, or they came or went."""
         if not self._listening:
             self._listen()
-        self._crowds.changed(keys)
+        self._addresses.changed(keys)
         self._pacer.changed(keys)
 
     def _arrived(self, key: str, address: Address) -> None:
         self._enforcement.arrived(key)
-        self._crowds.arrived(key, address)
+        self._addresses.arrived(key, address)
         self._pacer.arrived(key, address)
 
     def _may_carry(self, key: str) -> bool:

@@ -1,1 +1,1 @@
-"""The machine and its init system: figures, what systemd is told, memory that goes back."""
+"""The machine and its init system: CPU, memory and network usage, systemd notifications, freeing memory."""

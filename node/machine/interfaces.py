@@ -1,4 +1,4 @@
-"""What the machine's network interfaces have carried, as the kernel counts it."""
+"""Traffic counters of the machine's network interfaces, from the kernel."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import psutil
 
-# A start of the machine has one of its own, in containers too.
+# Each start of the machine has a new id, in containers too.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# There is one for an interface that is a piece of hardware, to the machine: also in a virtual one.
+# Exists for interfaces that are hardware to the machine, also to a virtual machine.
 _DEVICE = "/sys/class/net/{}/device"
 LOOPBACK = "lo"
 
 
 class Carried(NamedTuple):
-    """Bytes in and out."""
+    """Bytes received and sent."""
 
     received: int
     sent: int
 
 
 class Interfaces(NamedTuple):
-    """All of them, by name, since this start of the machine; `devices` are those that are hardware."""
+    """Counters of all interfaces by name, since the start `boot` of the machine; `devices` are hardware interfaces."""
 
     boot: str
     carried: Mapping[str, Carried]
@@ -31,7 +31,7 @@ class Interfaces(NamedTuple):
 
 
 def read_interfaces() -> Interfaces:
-    """Ask the kernel: some tenths of a millisecond. Raises `OSError`."""
+    """Read the kernel's counters; takes some tenths of a millisecond. Raises `OSError`."""
     counted = psutil.net_io_counters(pernic=True, nowrap=False)
     carried = {name: Carried(one.bytes_recv, one.bytes_sent) for name, one in counted.items()}
     devices = frozenset(name for name in carried if Path(_DEVICE.format(name)).exists())
@@ -39,5 +39,8 @@ def read_interfaces() -> Interfaces:
 
 
 def of_machine(interfaces: Interfaces) -> frozenset[str]:
-    """Those by which it is connected: what crosses a bridge or a tunnel crosses hardware, too, and counts once."""
+    """The interfaces that connect the machine: hardware or, if there is none (containers), all but loopback.
+
+    Traffic of a bridge or a tunnel crosses hardware, too, and would count twice.
+    """
     return interfaces.devices or frozenset(interfaces.carried) - {LOOPBACK}

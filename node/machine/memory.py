@@ -1,4 +1,4 @@
-"""How much memory is left on this machine, and how much a process has to itself."""
+"""Available memory of this machine, and resident memory of processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 
-# Where the kernel says what control groups may have and have (cgroup v2), and which one this process is in.
+# The limits and usage of control groups (cgroup v2), and the group of this process.
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """Bytes that can be had without swapping: of the machine, or of a control group where that has less."""
+    """Bytes available without swapping: of the machine, or of a control group around this process if that is less."""
     free = psutil.virtual_memory().available
     for group in _groups():
         with suppress(OSError, ValueError):
@@ -23,7 +23,7 @@ def available() -> int:
 
 
 def resident(pid: int) -> int:
-    """Bytes in memory of a process; 0 if it has gone."""
+    """Resident bytes of a process; 0 if it has ended."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
@@ -31,7 +31,7 @@ def resident(pid: int) -> int:
 
 
 def _groups() -> list[Path]:
-    """The control group of this process and those around it; a container sees its own as the outermost one."""
+    """The control group of this process and its parents; a container sees its own as the root."""
     path = ""
     with suppress(OSError, StopIteration):
         path = next(line[3:] for line in _OWN.read_text().splitlines() if line.startswith("0::"))
@@ -40,8 +40,8 @@ def _groups() -> list[Path]:
 
 
 def _left(group: Path) -> Iterator[int]:
-    """Bytes to each of its limits: above one it is ended, above the other it is slowed down until it hardly moves."""
-    # Files that were read are in it; they give way.
+    """Bytes left to memory.max (above it the kernel kills) and memory.high (above it the group hardly moves)."""
+    # The usage includes cached files, which the kernel drops when memory is needed.
     figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     used = int((group / "memory.current").read_text()) - int(figures.get("inactive_file", 0))
     for name in ("memory.max", "memory.high"):

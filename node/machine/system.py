@@ -1,4 +1,4 @@
-"""What the machine is doing: memory, CPU and network, sampled once a second and handed out without waiting."""
+"""Memory, CPU and network usage of the machine, sampled once a second and available without waiting."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.periodic import Periodic
 
-_LOOPBACK = "lo"  # Linux calls it so in every network namespace
+_LOOPBACK = "lo"  # its name in every network namespace of Linux
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes that one network interface received and sent since it exists."""
+    """Bytes that one network interface received and sent since it appeared."""
 
     received: int
     sent: int
@@ -51,7 +51,7 @@ class SystemReading:
 
 
 def reading(before: Sample, after: Sample) -> SystemReading:
-    """What two samples say together; rates are over the time that really passed between them."""
+    """Compute the values from two samples; rates are over the actual time between them."""
     elapsed = after.at - before.at
     return SystemReading(
         mem_total=after.mem_total,
@@ -74,7 +74,7 @@ def cpu_usage(before: Sample, after: Sample) -> float:
 
 
 def _speed(before: Sample, after: Sample, of: Callable[[Counters], int], elapsed: float) -> int:
-    """Bytes per second over all interfaces that both samples know. One whose counter was reset adds nothing, once."""
+    """Bytes per second over all interfaces in both samples. An interface whose counter was reset counts as 0."""
     if elapsed <= 0:
         return 0
     known = after.interfaces.keys() & before.interfaces.keys()
@@ -83,10 +83,10 @@ def _speed(before: Sample, after: Sample, of: Callable[[Counters], int], elapsed
 
 
 def read_sample() -> Sample:
-    """Ask the kernel. Takes about a millisecond; raises OSError when it cannot be asked."""
+    """Read the kernel's counters; takes about a millisecond. Raises OSError."""
     cpu = psutil.cpu_times()
     memory = psutil.virtual_memory()
-    # Guests' time is part of user's, as psutil counts it too.
+    # The time of guests is part of user time, as psutil counts it too.
     total = sum(cpu) - cpu.guest - cpu.guest_nice
     interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
     return Sample(
@@ -104,14 +104,14 @@ def read_sample() -> Sample:
 
 
 def since_boot(sample: Sample) -> SystemReading:
-    """What one sample says alone: no speeds, and the CPU's usage since the machine started."""
+    """The values of a single sample: no speeds, and the CPU usage since the machine started."""
     return reading(replace(sample, cpu_idle=0.0, cpu_total=0.0), sample)
 
 
 class SystemStats(Service):
-    """Samples every `interval` seconds while it runs; `current` may be asked at any time, before that too.
+    """Takes a sample every `interval` seconds while it runs. `current` works at any time, also before that.
 
-    While the kernel cannot be asked the last values stand.
+    While the kernel's counters cannot be read the last values stay.
     """
 
     def __init__(self, clock: IReactorTime, read: Callable[[], Sample] = read_sample, interval: float = 1) -> None:
@@ -130,7 +130,7 @@ class SystemStats(Service):
 
     @property
     def warnings(self) -> list[str]:
-        """Whether the values are not of now."""
+        """Whether the values are old, because the counters cannot be read."""
         return self._sampling.warnings
 
     def current(self) -> SystemReading:

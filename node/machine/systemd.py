@@ -1,4 +1,4 @@
-"""What systemd wants to hear of a Type=notify service (sd_notify(3)), without its library."""
+"""Notifications of a Type=notify service to systemd (sd_notify(3)), without its library."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in 
 
 @dataclass(frozen=True)
 class Notifier:
-    """Sends to systemd, or to nobody where `address` is None.
+    """Sends notifications to systemd; does nothing if `address` is None.
 
-    `watchdog_interval` is in seconds: the silence after which systemd restarts the service; None without a watchdog.
+    `watchdog_interval`: seconds of silence after which systemd restarts the service; None without a watchdog.
     """
 
     address: str | None
@@ -32,31 +32,33 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Notifier:
-        """As systemd put it into the environment: NOTIFY_SOCKET (a path, or @name), WATCHDOG_USEC, WATCHDOG_PID."""
+        """From systemd's environment variables NOTIFY_SOCKET (a path, or @name), WATCHDOG_USEC, WATCHDOG_PID."""
         address = environ.get("NOTIFY_SOCKET") or None
         if address is not None and address[0] not in "/@":
-            cls.log.warn("NOTIFY_SOCKET={address} is no unix socket: systemd hears nothing", address=address)
+            cls.log.warn(
+                "NOTIFY_SOCKET={address} is not a unix socket: the node cannot notify systemd", address=address
+            )
             address = None
         return cls(address, _watchdog(environ) if address else None)
 
     def ready(self) -> None:
-        """Everything is bound and serves."""
+        """Report that the node serves."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """Something else takes over in this process, and says `ready` again."""
+        """Report that another program takes over in this process, which sends `ready` again."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Report that the node is shutting down."""
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
-        """The reactor is alive."""
+        """Send the sign of life of the reactor."""
         self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Set the line that `systemctl status` shows."""
         self._send("STATUS=" + " ".join(text.split()))
 
     def _send(self, message: str) -> None:
@@ -69,7 +71,7 @@ class Notifier:
                 sender.sendto(message.encode(), name)
         except OSError as error:
             self.log.error(
-                "cannot tell systemd {message} at {address}: {reason}; is NotifyAccess=main set in the unit?",
+                "cannot send {message} to systemd at {address}: {reason}; is NotifyAccess=main set in the unit?",
                 message=message,
                 address=self.address,
                 reason=str(error),
@@ -77,7 +79,7 @@ class Notifier:
 
 
 def _watchdog(environ: Mapping[str, str]) -> float | None:
-    # WATCHDOG_PID names the process that is meant, which may be our parent.
+    # WATCHDOG_PID is the process that the watchdog applies to, which may be our parent.
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     microseconds = environ.get("WATCHDOG_USEC", "")
@@ -85,15 +87,15 @@ def _watchdog(environ: Mapping[str, str]) -> float | None:
 
 
 class Systemd(Service):
-    """READY=1 when the wiring says so, WATCHDOG=1 twice in each interval, STOPPING=1 at the end."""
+    """Sends READY=1 when `ready` is called, WATCHDOG=1 twice in each interval, and STOPPING=1 at the end."""
 
     name = "systemd"
 
     def __init__(self, notifier: Notifier, clock: IReactorTime) -> None:
         self._notifier = notifier
-        # Not at once: a node that stalls while it starts has not said READY=1 yet, which has a time-out of its own.
+        # No ping at once: a node that stalls while it starts has not sent READY=1 yet, which has a timeout of its own.
         interval = notifier.watchdog_interval
-        name = "telling systemd that the node lives"
+        name = "the watchdog ping to systemd"
         self._pings = Periodic(name, notifier.watchdog, interval / 2, clock) if interval else None
 
     def startService(self) -> None:
@@ -109,22 +111,22 @@ class Systemd(Service):
 
     @property
     def warnings(self) -> list[str]:
-        """Whether systemd may take the node for dead."""
+        """Whether the watchdog pings fail, so that systemd may take the node for dead."""
         return self._pings.warnings if self._pings else []
 
     def reloading(self) -> None:
-        """The node becomes another version of itself, which says `ready`; in between nobody says that it lives."""
+        """Report an upgrade in place. No pings are sent until the next version sends `ready`."""
         self._notifier.reloading()
         if self._pings:
             self._notifier.watchdog()
 
     def ready(self, status: str = "") -> None:
-        """To be called after everything is bound; `status` is shown by `systemctl status`."""
+        """Call after all ports are bound. `status`: the line that `systemctl status` shows."""
         if status:
             self._notifier.status(status)
         self._notifier.ready()
         if self._pings:
-            # The last sign of life may be that of the program before, and the next one comes late.
+            # The last ping may be that of the program before an upgrade, and the next one comes late.
             self._notifier.watchdog()
 
     @property

@@ -1,4 +1,4 @@
-"""What a process takes: memory, processor time, open files; and since when it runs."""
+"""Memory, processor time, age and open files of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes in memory, seconds of processors, seconds since it began."""
+    """Resident bytes, seconds of processor time, seconds since the process started."""
 
     resident: int
     cpu: float
@@ -20,25 +20,25 @@ class Usage:
 
 
 def usage(pid: int | None = None) -> Usage | None:
-    """Of a process, or of this one; None if it has gone, or cannot be looked at."""
+    """The usage of a process, or of this one; None if it has ended or cannot be read."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
             age = max(0.0, time.time() - process.create_time())
             return Usage(process.memory_info().rss, times.user + times.system, age)
-    except (psutil.Error, OSError):  # an error of the system's, such as that there is no descriptor for looking
+    except (psutil.Error, OSError):  # such as that no file descriptor is free for reading /proc
         return None
 
 
 def open_files() -> int:
-    """Descriptors that this process has open, the one for looking left out."""
+    """File descriptors that this process has open, without the one for counting."""
     try:
         return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
-    except OSError:  # there is none for looking
+    except OSError:  # no descriptor is free for counting
         return most_files()
 
 
 def most_files() -> int:
-    """How many it may have open."""
+    """File descriptors that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,5 +1,5 @@
-"""Figures for Prometheus, and whether the node is alive and ready.
+"""Prometheus metrics, and health checks (`/livez`, `/readyz`).
 
-What is told is a table (`families`). Values are read when somebody asks, by whom all who ask at once are served, and
-never waited for longer than a bound.
+`families` is the table of metrics. Values are read on request, once for all requests that come at the same time, and
+within a time limit.
 """

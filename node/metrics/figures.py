@@ -1,4 +1,4 @@
-"""Reads what is told from the parts of the node, on the reactor."""
+"""Reads the values of all metrics from the parts of the node, on the reactor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import BackendStatsResponse, LimitsSummary, NodeQuota
 
-# Seconds that a core, and the disk, may take; then what was known last is told.
+# Seconds to wait for a core, and for the disk; after that the last known values are used.
 PATIENCE = 2.0
 
 Figure = tuple[str, Sequence[str], float]
@@ -36,7 +36,7 @@ Figure = tuple[str, Sequence[str], float]
 
 @dataclass(frozen=True)
 class Sources:
-    """The parts that are read. `crowd` gives the connections, each by its door and whether it is known."""
+    """The parts that are read. `connections` yields, for each, its port ("rest" or "grpc") and whether it is known."""
 
     runner: Runner
     generations: Generations
@@ -46,36 +46,36 @@ class Sources:
     lag: Lag
     state_dir: Path
     places: int
-    # Of what bytes are told.
+    # Scopes whose bytes are reported.
     scopes: Sequence[Scope]
-    crowd: Callable[[], Iterable[tuple[str, bool]]]
+    connections: Callable[[], Iterable[tuple[str, bool]]]
     warnings: Callable[[], Sequence[str]]
     expires: Callable[[], float]
     limits: Callable[[], LimitsSummary]
-    # The node's own, if it has one.
+    # NODE_QUOTA, if it is set.
     quota: Callable[[], NodeQuota | None]
 
 
 class Figures:
-    """`prefix`, if there is one, is that of the names that exporters of cores have."""
+    """Reads all metrics. `prefix`: METRICS_NAMES, or ""."""
 
     def __init__(self, reactor: IReactorTime, sources: Sources, prefix: str = "") -> None:
         self._reactor = reactor
         self._sources = sources
         self.prefix = f"{prefix}_" if prefix else ""
         self._readings = 0
-        # What the core said of itself last.
-        self._said = BackendStatsResponse()
+        # The last statistics of the core about itself.
+        self._stats = BackendStatsResponse()
 
     async def read(self) -> Samples:
-        """What is so now. Never waits for longer than PATIENCE for the disk and the counters, and for the core."""
+        """Read all values. Waits at most PATIENCE for the disk and the counters, and as long again for the core."""
         began, sources = self._reactor.seconds(), self._sources
         await sources.traffic.settled(PATIENCE)
         found = [*_node(sources), *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
         if self.prefix:
             up = await self._ask()
             self._readings += 1
-            figures = _aliases(self._said, up, self._readings, self._reactor.seconds() - began)
+            figures = _aliases(self._stats, up, self._readings, self._reactor.seconds() - began)
             found += [(self.prefix + name, labels, value) for name, labels, value in figures]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
         for name, labels, value in found:
@@ -83,7 +83,7 @@ class Figures:
         return {**samples, **self._bytes()}
 
     def _bytes(self) -> dict[str, Iterable[Sample]]:
-        """The sums, made into samples only when they are written, aside."""
+        """The sums of bytes, made into samples lazily, when a thread writes them."""
         scopes, totals = self._sources.scopes, self._sources.traffic.totals
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
@@ -95,12 +95,12 @@ class Figures:
         return found
 
     async def _ask(self) -> bool:
-        """Whether the core answers, which says what it takes."""
+        """Ask the core for its statistics. Returns whether it answered."""
         run = self._sources.generations.current
         if run is None:
             return False
         try:
-            self._said = await ensureDeferred(run.backend_stats()).addTimeout(PATIENCE, self._reactor)
+            self._stats = await ensureDeferred(run.backend_stats()).addTimeout(PATIENCE, self._reactor)
         except (NodeError, TimeoutError):
             return False
         return True
@@ -119,10 +119,10 @@ def _node(sources: Sources) -> Iterator[Figure]:
     yield "txnode_ready", (), sources.readiness.ready
     for check in sources.readiness.checks:
         yield "txnode_check_ok", (check,), check not in sources.readiness.faults
-    crowd = Counter(sources.crowd())
+    connections = Counter(sources.connections())
     for door in ("rest", "grpc"):
         for known in (True, False):
-            yield "txnode_connections", (door, "yes" if known else "no"), crowd[door, known]
+            yield "txnode_connections", (door, "yes" if known else "no"), connections[door, known]
     yield "txnode_max_connections", (), sources.places
     if (quota := sources.quota()) is not None:
         yield "txnode_quota_bytes", (), quota.bytes
@@ -158,7 +158,7 @@ def _core(sources: Sources) -> Iterator[Figure]:
 
 
 def _usage(run: Generation | None) -> Usage:
-    """What its process takes; nothing where there is none."""
+    """Memory and processor time of a core's process; zero if there is none."""
     pid = run.pid if isinstance(run, HasProcess) else None
     return (usage(pid) if pid is not None else None) or Usage(0, 0.0, 0.0)
 
@@ -188,25 +188,25 @@ def _traffic(sources: Sources) -> Iterator[Figure]:
 
 def _state(sources: Sources) -> Iterator[Figure]:
     yield "txnode_state_writable", (), not sources.store.fault
-    with suppress(OSError):  # the disk is gone, which the line before tells
+    with suppress(OSError):  # the disk is gone, as the line before reports
         yield "txnode_state_file_bytes", (), sources.store.size
         yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.state_dir).free
     yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
 
 
-def _aliases(said: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
+def _aliases(stats: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
     yield "up", (), up
     yield "scrape_duration_seconds", (), seconds
     yield "scrapes_total", (), readings
-    yield "uptime_seconds", (), said.uptime
-    yield "goroutines", (), said.num_goroutine
-    yield "memstats_alloc_bytes", (), said.alloc
-    yield "memstats_alloc_bytes_total", (), said.total_alloc
-    yield "memstats_sys_bytes", (), said.sys
-    yield "memstats_mallocs_total", (), said.mallocs
-    yield "memstats_frees_total", (), said.frees
-    yield "memstats_num_gc", (), said.num_gc
-    yield "memstats_pause_total_ns", (), said.pause_total_ns
+    yield "uptime_seconds", (), stats.uptime
+    yield "goroutines", (), stats.num_goroutine
+    yield "memstats_alloc_bytes", (), stats.alloc
+    yield "memstats_alloc_bytes_total", (), stats.total_alloc
+    yield "memstats_sys_bytes", (), stats.sys
+    yield "memstats_mallocs_total", (), stats.mallocs
+    yield "memstats_frees_total", (), stats.frees
+    yield "memstats_num_gc", (), stats.num_gc
+    yield "memstats_pause_total_ns", (), stats.pause_total_ns
 
 
 def _both(rows: Iterable[Row]) -> Iterator[Sample]:

@@ -1,4 +1,4 @@
-"""How late the node's loop is: whatever waits for its turn there waits as long."""
+"""Measures the delay of the event loop: everything that waits for its turn there waits as long."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import deque
 from twisted.application.service import Service
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-# Seconds between two looks, and for how long one is remembered.
+# Seconds between two measurements, and seconds for which one is kept.
 INTERVAL, REMEMBERED = 0.5, 60.0
 
 
 class Lag(Service):
-    """Is called again and again, and looks how late that is."""
+    """Sets a timer periodically, and measures how late it fires."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -21,7 +21,7 @@ class Lag(Service):
 
     @property
     def worst(self) -> float:
-        """Of the last minute, in seconds."""
+        """The longest delay of the last minute, in seconds."""
         return max(self._looks)
 
     def startService(self) -> None:

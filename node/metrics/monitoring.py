@@ -1,4 +1,4 @@
-"""What monitoring is told, put together."""
+"""Puts together metrics, health checks and their pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protos.service_pb2 import LimitsSummary, NodeQuota
 
 
 class Backend(Protocol):
-    """What is read of it."""
+    """The parts of the backend that are read."""
 
     @property
     def runner(self) -> Runner: ...
@@ -42,7 +42,7 @@ class Backend(Protocol):
 
 
 class Monitoring:
-    """The looks at the loop and at readiness, each with a start and an end of its own, and the pages."""
+    """Event loop delay and readiness, each a service to start and stop, and the pages."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Monitoring:
         places: int,
         users: bool,
         prefix: str,
-        crowd: Callable[[], Iterable[tuple[str, bool]]],
+        connections: Callable[[], Iterable[tuple[str, bool]]],
         expires: Callable[[], float],
     ) -> None:
-        """`users`: whether bytes are told by user, too. The rest is as `Sources` and `Figures` have it."""
+        """`users`: whether bytes are reported by user, too. For the rest see `Sources` and `Figures`."""
         self.lag = Lag(reactor)
         self.readiness = Readiness(reactor, checks(store, backend.runner.status, backend.generations))
         sources = Sources(
@@ -71,7 +71,7 @@ class Monitoring:
             state_dir=state_dir,
             places=places,
             scopes=[*Scope] if users else [Scope.INBOUND, Scope.OUTBOUND],
-            crowd=crowd,
+            connections=connections,
             warnings=lambda: backend.warnings,
             expires=expires,
             limits=lambda: backend.limits,

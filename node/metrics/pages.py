@@ -1,4 +1,4 @@
-"""`/metrics`, `/livez` and `/readyz`."""
+"""The pages `/metrics`, `/livez` and `/readyz`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from node.reactor import PooledReactor
 
 T = TypeVar("T")
 
-# Seconds for which a page is as good as new.
+# Seconds for which a page is reused.
 FRESH = 1.0
-# Seconds; calls that wait for a core take up to some ten.
+# Histogram buckets in seconds; calls that wait for a core take up to some ten.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 REASONS = ("missing", "wrong", "forbidden")
 _TEXT, _OPENMETRICS = CONTENT_TYPE_PLAIN_0_0_4, openmetrics.CONTENT_TYPE_LATEST
 _WRITERS: Mapping[str, Callable[[Any], bytes]] = {_TEXT: generate_latest, _OPENMETRICS: openmetrics.generate_latest}
 
-# When each series began would be another series.
+# Without the extra series with the time when each series began.
 disable_created_metrics()
 
 
 class Meters:
-    """What is counted as it happens; from any thread."""
+    """Metrics that are counted as they happen; from any thread."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -47,16 +47,16 @@ class Meters:
             self._refusals.labels(reason)
 
     def called(self, method: str, status: int, seconds: float) -> None:
-        """A call was answered."""
+        """Count an answered call."""
         self._calls.labels(method, f"{status // 100}xx").observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A request was refused for its key."""
+        """Count a request that was refused because of its key."""
         self._refusals.labels(reason).inc()
 
 
-class _Told:
-    """One reading, as the library asks for it, with what is counted as it happens."""
+class _Collector:
+    """One reading and the `Meters`, as a collector of the library."""
 
     def __init__(self, samples: Samples, prefix: str, meters: Meters) -> None:
         self._samples, self._prefix, self._meters = samples, prefix, meters
@@ -68,7 +68,7 @@ class _Told:
 
 
 class Shared(Generic[T]):
-    """The outcome of some work, done once for all who ask meanwhile, and for those who come soon after."""
+    """Shares the result of some work among all callers that wait for it, and caches it for FRESH seconds."""
 
     def __init__(self, reactor: IReactorTime, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._reactor = reactor
@@ -77,7 +77,7 @@ class Shared(Generic[T]):
         self._made: tuple[float, T] | None = None
 
     async def get(self) -> T:
-        """At most FRESH seconds old."""
+        """Return a result that is at most FRESH seconds old."""
         if self._made is not None and self._reactor.seconds() - self._made[0] < FRESH:
             return self._made[1]
         waiter: Deferred[T] = Deferred()
@@ -95,7 +95,7 @@ class Shared(Generic[T]):
 
 
 class Pages:
-    """The three, for `node.transport`."""
+    """The three pages, for `node.transport`."""
 
     def __init__(self, reactor: PooledReactor, figures: Figures, meters: Meters, readiness: Readiness) -> None:
         self._reactor = reactor
@@ -113,12 +113,12 @@ class Pages:
         return Answer(200, kind.encode(), await self._written[kind].get())
 
     async def _write(self, kind: str) -> bytes:
-        """In the pool: with a label by user there may be 100,000 lines."""
-        told = _Told(await self._figures.read(), self._figures.prefix, self._meters)
-        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _WRITERS[kind], told)
+        """Write the page, in a thread: with series by user there may be 100,000 lines."""
+        collector = _Collector(await self._figures.read(), self._figures.prefix, self._meters)
+        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _WRITERS[kind], collector)
 
     async def _livez(self, accept: str, known: bool) -> Answer:
-        """That it is answered is the answer."""
+        """Any reply means alive."""
         return _verdict({}, (), accept, known)
 
     async def _readyz(self, accept: str, known: bool) -> Answer:
@@ -127,11 +127,11 @@ class Pages:
 
 def _verdict(faults: Mapping[str, str], checks: Iterable[str], accept: str, known: bool) -> Answer:
     status, word = (503, "not ok") if faults else (200, "ok")
-    told = faults if known else {}
+    shown = faults if known else {}
     if "application/json" in accept:
-        body = json.dumps({"ok": not faults, **({"checks": _by_name(checks, told)} if known else {})})
+        body = json.dumps({"ok": not faults, **({"checks": _by_name(checks, shown)} if known else {})})
         return Answer(status, b"application/json", body.encode())
-    lines = [word, *(f"{name}: {fault}" for name, fault in told.items())]
+    lines = [word, *(f"{name}: {fault}" for name, fault in shown.items())]
     return Answer(status, b"text/plain; charset=utf-8", "".join(f"{line}\n" for line in lines).encode())
 
 

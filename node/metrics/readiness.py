@@ -1,4 +1,4 @@
-"""Whether the node can do its work: looked at every second, so that asking is cheap and all are told the same."""
+"""Readiness checks: made every second, so that a request is cheap and all clients get the same answer."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
 
-# Seconds between two looks.
+# Seconds between two rounds of checks.
 INTERVAL = 1.0
-# Says what is wrong; nothing if nothing is.
+# Returns what is wrong, or "".
 Check = Callable[[], Coroutine[Any, Any, str]]
-_NOT_YET = "it was not looked at yet"
+_NOT_YET = "not checked yet"
 
 
 class Readiness(Service):
-    """`checks` by name. `changed` is called with each other verdict."""
+    """Makes `checks`, by name. `changed` is called when the node becomes ready or unready."""
 
     log = Logger()
 
     def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check]) -> None:
         self.checks = checks
-        # What is wrong, by check.
+        # What is wrong, by name of the check.
         self.faults: Mapping[str, str] = dict.fromkeys(checks, _NOT_YET)
         self.changed: Callable[[bool], None] = lambda _: None
-        self._looking = Periodic("looking whether the node is ready", self.look, INTERVAL, reactor)
+        self._looking = Periodic("the readiness check", self.look, INTERVAL, reactor)
 
     @property
     def ready(self) -> bool:
@@ -42,13 +42,15 @@ class Readiness(Service):
 
     @property
     def warnings(self) -> list[str]:
-        """Whether the verdict is not of now."""
+        """Whether the checks themselves fail, so that the verdict is old."""
         return self._looking.warnings
 
     def startService(self) -> None:
-        """The first look is now."""
+        """Make the first checks at once."""
         super().startService()
-        ensureDeferred(self.look()).addErrback(lambda failure: self.log.failure("the first look failed", failure))
+        ensureDeferred(self.look()).addErrback(
+            lambda failure: self.log.failure("the first readiness check failed", failure)
+        )
         self._looking.start()
 
     def stopService(self) -> None:
@@ -56,7 +58,7 @@ class Readiness(Service):
         self._looking.stop()
 
     async def look(self) -> None:
-        """Make each check."""
+        """Make all checks."""
         found = {name: fault for name, check in self.checks.items() if (fault := await self._fault(name, check))}
         before, self.faults = self.ready, found
         if self.ready != before:
@@ -67,14 +69,14 @@ class Readiness(Service):
             return await check()
         except NodeError as error:
             return error.text
-        except Exception as error:  # noqa: BLE001 - logged; what cannot be looked at is not known to be well
+        except Exception as error:  # noqa: BLE001 - logged; a check that cannot be made has failed
             if name not in self.faults:
-                self.log.failure("the check of {name} failed", name=name)
+                self.log.failure("the readiness check of {name} failed", name=name)
             return f"internal error: {type(error).__name__}; the node's log has more"
 
 
 def checks(store: Store, status: Status, generations: Generations) -> Mapping[str, Check]:
-    """The state on disk, the core and its inbounds; where no backend is wanted the last two are well."""
+    """The checks `state` (on disk), `core` and `inbounds`; without a backend the last two succeed."""
 
     async def state() -> str:
         return store.fault
@@ -94,6 +96,6 @@ def checks(store: Store, status: Status, generations: Generations) -> Mapping[st
 
 
 def _serves(status: Status, generations: Generations) -> bool:
-    """The core of before serves while the one of a Start comes up."""
+    """Whether a core serves; while a Start brings up another core, the old one does."""
     run = generations.current
     return run is not None and run.alive and status.state in (State.RUNNING, State.STARTING)

@@ -1,4 +1,4 @@
-"""nodectl, the command line of nodes: what its commands stand on. They are in `commands`, one module each.
+"""nodectl, the command line for nodes. The commands are in `commands`, one module each.
 
-A command asks nodes through `session`, which says their answers through `output`. The node imports none of it.
+A command calls nodes through `session`, which prints their replies through `output`. The node imports none of it.
 """

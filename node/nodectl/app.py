@@ -1,4 +1,4 @@
-"""The program `nodectl`: its commands, each loaded when it is called."""
+"""The program `nodectl`: its commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from node import __version__
 from node.nodectl.exits import Exit
 from node.nodectl.options import options
 
-# Each command and its line in the help; it is in the module of its name in `node.nodectl.commands`, as `command`.
+# Commands and their lines in the help. Each is `command` in the module of its name in `node.nodectl.commands`.
 COMMANDS: dict[str, str] = {
-    "info": "What each node is and runs.",
-    "start": "Run a configuration with users.",
-    "stop": "End what runs.",
-    "users": "Who may use it and who is in: list, add, change, remove, diff, sync.",
-    "stats": "Bytes of users, inbounds, outbounds; figures of the machine and the core.",
-    "online": "Who is connected, and from where.",
-    "logs": "Log lines of the core and the node.",
-    "top": "A live screen: the machine, and its busiest users.",
-    "doctor": "What commonly goes wrong here or on a node, and what to do about it.",
-    "update": "Other versions while a node serves: core, geo, node.",
-    "jobs": "What became of updates.",
-    "core": "The cores of this machine: install, list, use, update.",
-    "certificate": "The certificate of this machine's node: show, make.",
-    "key": "Keys of this machine's node: new, list, revoke.",
-    "completion": "What a shell needs to complete nodectl.",
+    "info": "Show the state, core, versions and warnings of each node.",
+    "start": "Start the core with a configuration and users.",
+    "stop": "Stop the core.",
+    "users": "Manage users: list, add, change, remove, limits, limit, diff, sync.",
+    "stats": "Show traffic of users, inbounds or outbounds, or figures of the machine or the core.",
+    "online": "Show which users are connected, and from where.",
+    "logs": "Print log lines of the core and the node.",
+    "top": "Show a live screen: the machine and its busiest users.",
+    "doctor": "Check this machine, or nodes, for common problems, and print remedies.",
+    "update": "Update a running node: core, geo, node.",
+    "jobs": "Show the progress and results of updates.",
+    "core": "Manage the cores installed on this machine: install, list, use, update.",
+    "certificate": "Show or make the certificate of the node on this machine.",
+    "key": "Manage the API keys of the node on this machine: new, list, revoke.",
+    "completion": "Print the completion script of a shell.",
 }
 
 
 class Commands(click.Group):
-    """Loads the module of a command that is called, and no other."""
+    """A group that imports only the module of the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -49,7 +49,7 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Ctrl-C is no error of anybody's: nothing is said, and the code tells."""
+        """Turn Ctrl-C into its exit code, without a message."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -60,4 +60,4 @@ class Commands(click.Group):
 @partial(options, envvar="NODECTL_NODES")
 @click.version_option(__version__, prog_name="nodectl", message="%(prog)s %(version)s")
 def main() -> None:
-    """Operates nodes: the one on this machine, or those of a file of nodes (docs/nodectl.md)."""
+    """Operate proxy nodes: the one on this machine, or those in a nodes file (docs/nodectl.md)."""

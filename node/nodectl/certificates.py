@@ -1,4 +1,4 @@
-"""The certificate of the node of this machine: what it says, and how a new one is made."""
+"""Describe and make the certificate of the node on this machine."""
 
 from __future__ import annotations
 
@@ -13,30 +13,23 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from node import certificate
 from node.nodectl.exits import Unusable
-from node.nodectl.here import Here
-
-_SSL = ("SSL_CERT_FILE", "SSL_KEY_FILE")
+from node.nodectl.local_node import LocalNode
 
 
-def file_of(here: Here) -> Path:
-    """The one that the node serves. SSL_CERT_FILE counts where the node's own is missing: OpenSSL reads it, too."""
-    own = here.state / certificate.CERTIFICATE
-    named = here.values.get("SSL_CERT_FILE")
-    return own if not named or (own.is_file() and not _in_settings(here)) else (here.directory / named).absolute()
-
-
-def _in_settings(here: Here) -> bool:
-    return here.service or here.values.get("SSL_CERT_FILE") != here.environ.get("SSL_CERT_FILE")
+def file_of(local: LocalNode) -> Path:
+    """The file of the certificate that the node serves."""
+    named = local.values.get("SSL_CERT_FILE")
+    return (local.directory / named).absolute() if named else local.state / certificate.CERTIFICATE
 
 
 def described(file: Path) -> dict[str, Any]:
-    """Subject, names, times, fingerprint, and the PEM that controllers pin. Raises `Unusable`."""
+    """Subject, names, dates, fingerprint, and the PEM that controllers pin. Raises `Unusable`."""
     try:
         first = x509.load_pem_x509_certificates(file.read_bytes())[0]
     except OSError as error:
-        raise Unusable(f"{file} cannot be read: {error}; nodectl certificate make makes one")
+        raise Unusable(f"{file} cannot be read: {error}; to make one: nodectl certificate make")
     except ValueError as error:
-        raise Unusable(f"{file} is no certificate: {error}")
+        raise Unusable(f"{file} is not a certificate: {error}")
     return {
         "file": str(file),
         "subject": first.subject.rfc4514_string(),
@@ -50,23 +43,24 @@ def described(file: Path) -> dict[str, Any]:
 
 
 def make(directory: Path, names: tuple[str, ...], force: bool) -> tuple[Path, tuple[str, ...]]:
-    """A new pair in this directory: the certificate, and the names that found no room. Raises `Unusable`."""
+    """Make a certificate and its key in this directory. Returns it and the names left out. Raises `Unusable`."""
     pair = directory / certificate.CERTIFICATE, directory / certificate.KEY
     there = [file for file in pair if file.exists()]
     if there and not force:
-        said = " and ".join(map(str, there))
-        raise Unusable(f"{said}: there already; --force replaces them, and controllers must be told")
+        files = " and ".join(map(str, there))
+        raise Unusable(f"there already: {files}. --force replaces them; controllers then need the new certificate")
     try:
         made = _replaced(directory, names, there) if there else certificate.ensure(directory, names)
     except (OSError, ValueError) as error:
-        raise Unusable(f"no certificate was made: {error}")
+        raise Unusable(f"cannot make a certificate: {error}")
     return made.certificate, made.left_out
 
 
 def _replaced(directory: Path, names: tuple[str, ...], before: Sequence[Path]) -> certificate.Certificate:
-    """The new pair; what was there before is there again if none can be made.
+    """Make a new pair, and restore the old files if that fails.
 
-    It is moved, not copied: in a directory of others it may be a link, and what that leads to is not theirs to have.
+    The old files are moved, not copied: in another user's directory one may be a link to a file that this user must
+    not get a copy of.
     """
     with TemporaryDirectory(prefix=".replaced.", dir=directory) as aside:
         moved = {file: file.rename(Path(aside) / file.name) for file in before}

@@ -1,4 +1,4 @@
-"""The cores of this machine: which releases are known, installed and used. `drivers.install` does the work."""
+"""Cores on this machine: which releases are known, installed and used. `drivers.install` does the work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drivers.install.install import cores_directory, find, version_of
 from drivers.install.install import install as install_core
 from drivers.install.releases import CORES, Core, choose
 from drivers.install.releases import InstallError as InstallError
-from node.nodectl.here import Here
+from node.nodectl.local_node import LocalNode
 
 NAMES = tuple(CORES)
 _DIRECTORY = "TXNODE_CORES"
@@ -18,7 +18,7 @@ _DIRECTORY = "TXNODE_CORES"
 
 @dataclass(frozen=True)
 class Found:
-    """A release; `path` where it is installed, `pinned` for the one that is installed unless another is named."""
+    """A release of a core; `path` if it is installed, `pinned` for the one that is installed by default."""
 
     core: str
     release: str
@@ -27,39 +27,39 @@ class Found:
     used: bool
 
 
-def directory_of(here: Here) -> Path:
-    """Where the cores of this node are. Raises `InstallError`."""
-    named = here.values.get(_DIRECTORY)
-    return (here.directory / named).absolute() if named else cores_directory()
+def directory_of(local: LocalNode) -> Path:
+    """The directory of this node's cores. Raises `InstallError`."""
+    named = local.values.get(_DIRECTORY)
+    return (local.directory / named).absolute() if named else cores_directory()
 
 
 def variable(name: str) -> str:
-    """The setting that names the executable."""
+    """The name of the setting for the core's executable."""
     return CORES[name][0].variable("EXECUTABLE_PATH")
 
 
 def pinned(name: str) -> str:
-    """The version that is installed unless another is named."""
+    """The version that is installed by default."""
     return CORES[name][0].version
 
 
-def assets(here: Here, name: str) -> str:
-    """The setting of where this core's geo files are."""
-    return here.values.get(CORES[name][0].variable("ASSETS_PATH"), "")
+def assets(local: LocalNode, name: str) -> str:
+    """The directory of this core's geo files in the settings; empty if it is not set."""
+    return local.values.get(CORES[name][0].variable("ASSETS_PATH"), "")
 
 
-def used(here: Here, name: str) -> tuple[Path, str] | None:
-    """What a node finds that is started now, and its version. Raises `InstallError` if what it was told is no core."""
+def used(local: LocalNode, name: str) -> tuple[Path, str] | None:
+    """The executable that the node would start now, and its version. Raises `InstallError` if it is not this core."""
     core = CORES[name][0]
-    path = find(core, here.values.get(variable(name)) or None, directory=directory_of(here))
+    path = find(core, local.values.get(variable(name)) or None, directory=directory_of(local))
     return (path, version_of(core, path)) if path else None
 
 
-def found(here: Here) -> Iterator[Found]:
-    """All releases that are known, and what is used beside them. Raises `InstallError`."""
-    directory = directory_of(here)
+def found(local: LocalNode) -> Iterator[Found]:
+    """All known releases, and the core in use if it is not one of them. Raises `InstallError`."""
+    directory = directory_of(local)
     for name, releases in CORES.items():
-        now = used(here, name)
+        now = used(local, name)
         for core in releases:
             path = executable(core, directory)
             there = str(path) if path.exists() else ""
@@ -69,29 +69,31 @@ def found(here: Here) -> Iterator[Found]:
 
 
 def executable(core: Core, directory: Path) -> Path:
-    """Where a release is once it is installed."""
+    """The path of an installed release."""
     return directory / f"{core.name}-{core.release}" / core.executable
 
 
-def install(here: Here, name: str, release: str | None = None, newest: bool = False) -> Path:
-    """Install this release; without one any that serves, `newest` the pinned one. Tells standard error what it does.
+def install(local: LocalNode, name: str, release: str | None = None, newest: bool = False) -> Path:
+    """Install a release and return its path. Without a release: with `newest` the pinned one, else any supported one.
 
-    One that is there stays as it is. Raises `InstallError`.
+    An installed release stays as it is. Prints progress to standard error. Raises `InstallError`.
     """
     core = choose(name, release)
-    return install_core(core, newest or release is not None, directory_of(here))
+    return install_core(core, newest or release is not None, directory_of(local))
 
 
-def named(here: Here, name: str, said: str) -> Path:
-    """The executable of a release that is installed, or of a path. Raises `InstallError` if it is not this core."""
+def named(local: LocalNode, name: str, which: str) -> Path:
+    """The executable of an installed release, or at a path. Raises `InstallError` if it is not this core."""
     releases: Mapping[str, Core] = {core.release: core for core in CORES[name]}
-    if said in releases:
-        path = executable(releases[said], directory_of(here))
+    if which in releases:
+        path = executable(releases[which], directory_of(local))
         if not path.exists():
-            raise InstallError(f"{releases[said].label} is not installed: nodectl core install {name} --version {said}")
+            raise InstallError(
+                f"{releases[which].label} is not installed: nodectl core install {name} --version {which}"
+            )
         return path
-    path = Path(said).expanduser().absolute()
+    path = Path(which).expanduser().absolute()
     if not path.is_file():
-        raise InstallError(f"{said} is neither a release of {name} ({', '.join(releases)}) nor a file")
+        raise InstallError(f"{which} is neither a release of {name} ({', '.join(releases)}) nor a file")
     version_of(CORES[name][0], path)
     return path

@@ -1,4 +1,4 @@
-"""What nodectl's exit codes mean, and what to do about an error."""
+"""nodectl's exit codes, and advice for errors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from node.logs import printable
 
 
 class Exit(IntEnum):
-    """How nodectl ends. With several nodes: the code of all, or FAILED where they differ."""
+    """Exit codes of nodectl. With several nodes: the code of all, or FAILED if they differ."""
 
     OK = 0
-    # The node refused it, or it went wrong there; of several nodes some did it.
+    # The node refused the call or failed; or several nodes had different results.
     FAILED = 1
-    # The command line, the file of nodes or another file cannot be used. Nothing was asked.
+    # The command line, the nodes file or another file cannot be used. No node was called.
     USAGE = 2
-    # There is no answer: no connection, no trust, or not in time.
+    # No reply: no connection, an untrusted certificate, or a timeout.
     UNREACHABLE = 3
-    # The key is not the node's, or its scope does not have this.
+    # The node does not know the key, or its scope is too small.
     KEY_REFUSED = 4
-    # No backend is started there, or its core is down.
+    # No backend was started on the node, or its core is down.
     NOT_RUNNING = 5
-    # The node did it for all users but some.
+    # Done, except for some users.
     USERS_REFUSED = 6
-    # `users diff`: the node has other users than the file.
+    # `users diff`: the users of the node and of the file differ.
     DIFFERENT = 7
     INTERRUPTED = 130
 
@@ -44,23 +44,23 @@ _CODES: tuple[tuple[type[NodeError], Exit], ...] = (
     (errors.UsersRefused, Exit.USERS_REFUSED),
 )
 _ADVICE: tuple[tuple[type[NodeError], str], ...] = (
-    (UnexpectedReply, "look at the port and the transport in the file of nodes"),
-    (NoReply, "is the node running, is its port open to here, and is this its certificate?"),
-    (errors.Unauthenticated, "give the node's key as key_file in the file of nodes, or as NODECTL_KEY"),
-    (errors.Forbidden, "take a key of a wider scope"),
-    (errors.NotInitialized, "start a backend first: nodectl start CONFIG"),
-    (errors.NotStarted, "the core comes by itself: try again in some seconds"),
-    (errors.CoreFailed, "nodectl logs has the core's last words"),
+    (UnexpectedReply, "check port and transport in the nodes file"),
+    (NoReply, "check that the node runs, that its port is reachable, and that the certificate is this node's"),
+    (errors.Unauthenticated, "give the node's key as key_file in the nodes file, or in NODECTL_KEY"),
+    (errors.Forbidden, "use a key with a wider scope"),
+    (errors.NotInitialized, "start the core first: nodectl start CONFIG"),
+    (errors.NotStarted, "the node is starting the core: try again in a few seconds"),
+    (errors.CoreFailed, "for the core's last lines: nodectl logs"),
 )
 
 
 class Unusable(click.ClickException):
-    """Something that was given cannot be used: nothing was asked of any node."""
+    """An argument or a file cannot be used; no node was called."""
 
     exit_code = Exit.USAGE
 
     def format_message(self) -> str:
-        """Files may be of others, too: nothing in them does something to a terminal."""
+        """Escape control characters: files may come from others."""
         return "\n".join(map(printable, self.message.split("\n")))
 
 
@@ -69,7 +69,7 @@ def code_of(error: NodeError) -> Exit:
 
 
 def advice_for(error: NodeError) -> str:
-    """What to do about it; empty where the error's own text says that."""
+    """What to do about an error; empty where its own text says that."""
     return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
 
 

@@ -1,4 +1,4 @@
-"""The file of keys, for the command line: `node.keys` does the work."""
+"""Make, list and revoke keys in the file of keys. `node.keys` does the work."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ SCOPES = tuple(_SCOPES)
 
 
 def new(file: Path, name: str, scope: str) -> str:
-    """The key that was made. Raises `Unusable`."""
-    with _told(file):
+    """Make a key and return it. Raises `Unusable`."""
+    with _reporting(file):
         return keys.new(file, name, scope)
 
 
 def known(file: Path) -> list[dict[str, Any]]:
-    """The name and the scope of each. Raises `Unusable`."""
-    with _told(file):
+    """The names and scopes of the keys. Raises `Unusable`."""
+    with _reporting(file):
         return [{"name": key.name, "scope": key.scope.word} for key in keys.keys(file)]
 
 
 def revoke(file: Path, name: str) -> None:
-    """Raises `Unusable`, also if there is none of this name."""
-    with _told(file):
+    """Remove a key. Raises `Unusable`, also for an unknown name."""
+    with _reporting(file):
         keys.revoke(file, name)
 
 
 @contextmanager
-def _told(file: Path) -> Iterator[None]:
+def _reporting(file: Path) -> Iterator[None]:
     try:
         yield
     except BadKeys as error:
         text = str(error)
         raise Unusable(text if str(file) in text else f"{file}: {text}")
     except OSError as error:
-        raise Unusable(f"{file} cannot be used: {error}; be the node's user or root")
+        raise Unusable(f"{file} cannot be used: {error}; run this as the node's user or as root")

@@ -1,4 +1,4 @@
-"""`nodectl stats --watch`: a table on the terminal that goes on; without a terminal, what each reading brought."""
+"""`nodectl stats --watch`: a live table on a terminal; elsewhere, the rows of each reading."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from node.logs import printable
-from node.nodectl.output import say_error, say_json, say_table, table
+from node.nodectl.output import print_error, print_json, print_table, table
+from node.nodectl.polling import Line, Watched, busiest, poll, until_quit
 from node.nodectl.running import Fleet, Outcome
 from node.nodectl.screen import screen
 from node.nodectl.session import Session, document
 from node.nodectl.traffic import traffic
 from node.nodectl.units import rate, size
-from node.nodectl.watching import Line, Watched, again, busiest, until_quit
 from protos import service_pb2 as pb
 
 COLUMNS = ("name", "uplink", "downlink", "up", "down")
-# Lines of the screen that are no names: the columns' heads, and the last line.
+# Lines of the screen that are not names: the column heads and the last line.
 _FRAME = 2
 
 
 def watch(session: Session, kind: str, name: str, every: float) -> None:
-    """Until q or Ctrl-C."""
+    """Show traffic every `every` seconds, until q or Ctrl-C."""
     console = Console()
     if console.is_terminal and not session.json:
         session.attend(lambda fleet: _Table(fleet, console, every).run(kind, name))
@@ -37,17 +37,17 @@ async def _stream(fleet: Fleet, session: Session, kind: str, name: str, every: f
     def take(outcome: Outcome[pb.StatResponse]) -> None:
         watched[outcome.node].take(outcome, fleet.reactor.seconds())
         if session.json:
-            say_json(document(outcome), indent=None)
+            print_json(document(outcome), indent=None)
         elif outcome.error is not None:
-            say_error(outcome.node, outcome.error)
+            print_error(outcome.node, outcome.error)
         else:
-            say_table(("node", *COLUMNS), [(line.node, *cells(line)) for line in busiest([watched[outcome.node]])])
+            print_table(("node", *COLUMNS), [(line.node, *cells(line)) for line in busiest([watched[outcome.node]])])
 
-    await again(fleet, traffic(kind, name), every, take)
+    await poll(fleet, traffic(kind, name), every, take)
 
 
 class _Table:
-    """What is on the screen: all nodes' names, the busiest first, as many as there is room for."""
+    """The screen: names of all nodes, the busiest first, as many as fit."""
 
     def __init__(self, fleet: Fleet, console: Console, every: float) -> None:
         self._fleet = fleet
@@ -62,19 +62,19 @@ class _Table:
                 self._watched[outcome.node].take(outcome, self._fleet.reactor.seconds())
                 draw(self._drawn())
 
-            await until_quit(self._fleet, again(self._fleet, traffic(kind, name), self._every, take))
+            await until_quit(self._fleet, poll(self._fleet, traffic(kind, name), self._every, take))
 
     def _drawn(self) -> RenderableType:
         many = len(self._watched) > 1
         faults = [f"{one.node}: {one.error.text}" for one in self._watched.values() if one.error is not None]
         lines = busiest(self._watched.values())
         shown = lines[: max(1, self._console.height - _FRAME - len(faults))]
-        last = f"{len(lines)} names; every {self._every:g} s; q ends"
+        last = f"{len(lines)} names; every {self._every:g} s; q quits"
         return Group(drawn(shown, many), *(Text(printable(fault), no_wrap=True) for fault in faults), Text(last))
 
 
 def drawn(lines: Sequence[Line], many: bool = False) -> RenderableType:
-    """A table of these lines, with many nodes their names in front."""
+    """A table of these lines; with `many` nodes, the first column names the node."""
     heads = ("node", *COLUMNS) if many else COLUMNS
     return table(heads, [[printable(cell) for cell in ((line.node,) if many else ()) + cells(line)] for line in lines])
 

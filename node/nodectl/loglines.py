@@ -1,4 +1,4 @@
-"""What is in a log line, as far as its core or the node says it, and which lines somebody wants. Pure."""
+"""Parse the source and level of log lines, and filter them. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from node.client.logs import CLIENT_MARK
 from node.logs import NODE_MARK
 
-# From the least to the most grave; lines of the node itself and of access logs have none.
+# From the least to the most severe. Lines of the node and of access logs have none.
 LEVELS = ("debug", "info", "warning", "error")
 SOURCES = ("core", "node")
 
-# In brackets, or in capitals behind the time.
+# In brackets, or in capitals after the time.
 _LEVEL = re.compile(r"\[(Debug|Info|Warning|Error)\]|\b(TRACE|DEBUG|INFO|WARN|ERROR|FATAL|PANIC)\b")
 _WORDS = {"trace": "debug", "warn": "warning", "fatal": "error", "panic": "error"}
-# Characters at a line's beginning in which its level stands.
+# Characters at a line's beginning that contain its level.
 _HEAD = 80
 
 
 def level(line: str) -> str:
-    """One of LEVELS; empty where the line has none."""
+    """The level of a line, one of LEVELS; empty if it has none."""
     if source(line) == "node":
         return ""
     found = _LEVEL.search(line[:_HEAD])
@@ -34,7 +34,7 @@ def source(line: str) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Lines that fit all that was asked for. `least` is one of LEVELS: lines without one do not fit then."""
+    """A filter of log lines; all conditions must hold. With `least`, one of LEVELS, lines need a level."""
 
     pattern: re.Pattern[str] | None = None
     least: str = ""

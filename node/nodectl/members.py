@@ -1,4 +1,4 @@
-"""What commands ask a node about its users, and tell it of them."""
+"""List, add, change and remove the users of a node."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from node.errors import Forbidden, UsersRefused
 from node.nodectl.output import note
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.users.difference import Difference
 from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
 
-# Users that the node is told at once, and seconds that it may take for them.
+# Users in one call, and its timeout in seconds.
 BATCH = 5000
 PATIENCE = 120.0
-# Users of a node who are not in and are said each with the reason.
+# Refused users who are printed with their reasons.
 SHOWN = 20
 
 
 @dataclass
 class Listed:
-    """The users of a node. `changed`: while they were listed."""
+    """The users of a node. `changed`: the users changed between two pages."""
 
     state: str = ""
     total: int = 0
@@ -32,24 +32,24 @@ class Listed:
     users: list[pb.ListedUser] = field(default_factory=list)
 
 
-async def listed(node: Asked, names: Sequence[str] = (), credentials: bool = False) -> Listed:
-    """All of them, or these. Raises `Forbidden` if the key does not let see credentials."""
+async def listed(node: Node, names: Sequence[str] = (), credentials: bool = False) -> Listed:
+    """List all users, or those with these names. Raises `Forbidden` if the key may not read credentials."""
     found = Listed()
     async for page in node.client.all_users(names, credentials):
         if credentials and not page.credentials:
-            raise Forbidden("the scope of the key does not let see credentials: this takes all")
+            raise Forbidden("this key may not read credentials: use one of scope all")
         found.changed |= bool(found.users) and page.revision != found.revision
         found.state, found.total, found.revision = page.state, page.total, page.revision
         found.users += page.users
     return found
 
 
-async def tell(node: Asked, users: Sequence[pb.User], done: Callable[[int], object] = bool) -> list[tuple[str, str]]:
-    """Add, change or remove these. Returns who of them is not in, and why; `done` is told of how many each time."""
+async def send(node: Node, users: Sequence[pb.User], done: Callable[[int], object] = bool) -> list[tuple[str, str]]:
+    """Add, change or remove these users. Returns the refused ones with reasons; calls `done` with each batch's size."""
     client = node.client.within(PATIENCE)
     for begin in range(0, len(users), BATCH):
         batch = users[begin : begin + BATCH]
-        # Who is not in when all have been told is looked up then: a credential may come free with a later batch.
+        # Refusals are looked up after the last batch: a later batch may free a credential.
         with suppress(UsersRefused):
             await client.sync_chunked(batch)
         done(len(batch))
@@ -58,9 +58,9 @@ async def tell(node: Asked, users: Sequence[pb.User], done: Callable[[int], obje
     return not_in(coming, rows)
 
 
-async def apply(node: Asked, plan: Difference, done: Callable[[int], object]) -> dict[str, Any]:
-    """Bring the users of a node to what they should be."""
-    refused = await tell(node, plan.updates, done)
+async def apply(node: Node, plan: Difference, done: Callable[[int], object]) -> dict[str, Any]:
+    """Apply a difference to the users of a node; the answer for `--json`."""
+    refused = await send(node, plan.updates, done)
     return {
         "added": len(plan.added),
         "changed": len(plan.changed),
@@ -71,8 +71,8 @@ async def apply(node: Asked, plan: Difference, done: Callable[[int], object]) ->
 
 
 def note_refused(name: str, refused: Sequence[Mapping[str, str]]) -> None:
-    """Say who of a node's users is not in, and why."""
-    for told in refused[:SHOWN]:
-        note(f"{name}: {told['name']} is not in: {told['why']}")
+    """Print which users the node could not apply, and why."""
+    for user in refused[:SHOWN]:
+        note(f"{name}: {user['name']} was refused: {user['why']}")
     if len(refused) > SHOWN:
-        note(f"{name}: and {len(refused) - SHOWN} more; nodectl users list --unconfirmed has them all")
+        note(f"{name}: and {len(refused) - SHOWN} more; to list them all: nodectl users list --unconfirmed")

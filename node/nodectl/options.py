@@ -1,4 +1,4 @@
-"""The options that all commands have, before a command's name or behind it."""
+"""Options that all commands share, accepted before and after a command's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    """What stands behind a command's name goes before what stands in front of it."""
+    """Store an option in the session. Values after a command's name override those before it."""
     session = ctx.ensure_object(Session)
     if value not in (None, (), False):
         setattr(session, str(parameter.name), value)
@@ -28,7 +28,7 @@ def _keep_names(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 
 def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of nodes; several stand behind one another with commas."""
+    """Complete names of nodes, also after a comma."""
     before, comma, begun = incomplete.rpartition(",")
     try:
         known = (*ctx.ensure_object(Session).nodes.profiles, LOCAL)
@@ -45,19 +45,19 @@ _NAMED = click.option(
     expose_value=False,
     is_eager=True,
     shell_complete=_complete,
-    help="Ask these nodes of the file. Without it: the file's default, else the node of this machine.",
+    help="Call these nodes; local is the one on this machine. [default: the file's default, else local]",
 )
 _ALL = click.option(
-    "--all", "all", is_flag=True, callback=keep, expose_value=False, help="Ask all nodes of the file, at once."
+    "--all", "all", is_flag=True, callback=keep, expose_value=False, help="Call all nodes of the nodes file."
 )
-_JSON = click.option("--json", "json", is_flag=True, callback=keep, expose_value=False, help="Answer in JSON.")
+_JSON = click.option("--json", "json", is_flag=True, callback=keep, expose_value=False, help="Print JSON.")
 _TIMEOUT = click.option(
     "--timeout",
     type=click.FloatRange(0.1, 3600),
     metavar="SECONDS",
     callback=keep,
     expose_value=False,
-    help=f"How long a call may take. [default: {TIMEOUT:g}, more where it has to be]",
+    help=f"Timeout of each call. [default: {TIMEOUT:g}, longer for slow commands]",
 )
 
 
@@ -71,17 +71,17 @@ def _file(envvar: str | None) -> Callable[[F], F]:
         callback=keep,
         expose_value=False,
         is_eager=True,
-        help="The file of nodes. [default: txnode/nodes.toml in XDG_CONFIG_HOME; NODECTL_NODES]",
+        help="The nodes file. [env: NODECTL_NODES; default: ~/.config/txnode/nodes.toml]",
     )
 
 
 def json_option(function: F) -> F:
-    """For commands of this machine alone: `--json`. Their first argument is the session, too."""
+    """Give a command that works on this machine only `--json`; its first argument is the session."""
     return _JSON(function)
 
 
 def options(function: F, envvar: str | None = None) -> F:
-    """Give a command these options; its first argument is then the session (`click.pass_obj`)."""
+    """Give a command all shared options; its first argument is the session (`click.pass_obj`)."""
     for option in (_TIMEOUT, _JSON, _ALL, _NAMED, _file(envvar)):
         function = option(function)
     return function

@@ -1,6 +1,6 @@
-"""What commands print: tables for people, plain columns for pipes, JSON for scripts; errors go to standard error.
+"""Print answers: tables on terminals, plain columns in pipes, JSON for scripts; errors go to standard error.
 
-Texts of nodes may be of others: nothing in them does something to a terminal.
+Control characters are escaped: texts of nodes may come from others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_ASCII = re.compile("[^\n -~]")
 
 
 def as_json(value: Any) -> Any:
-    """What JSON has of a value: of a message all fields, by their names in the proto; integers are integers."""
+    """Convert for JSON: a message becomes all its fields, by their names in the proto; integers stay integers."""
     if isinstance(value, Message):
         return {field.name: _field(value, field) for field in value.DESCRIPTOR.fields}
     if isinstance(value, dict):
@@ -51,18 +51,18 @@ def _field(message: Message, field: Any) -> Any:
     return field.enum_type.values_by_number[value].name if field.enum_type is not None else value
 
 
-def say_json(document: Any, indent: int | None = 2) -> None:
+def print_json(document: Any, indent: int | None = 2) -> None:
     text = json.dumps(as_json(document), indent=indent, ensure_ascii=False)
     click.echo(_NOT_ASCII.sub(_seen, text))
 
 
 def _seen(match: re.Match[str]) -> str:
-    """As it is, or as JSON writes what cannot be seen: some of it begins commands for terminals."""
+    """Escape a character that is not printable: a terminal may obey it."""
     return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
-def say_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """A table on a terminal; else columns, with two spaces at least between them, nothing cut."""
+def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Print a table on a terminal; else columns, at least two spaces apart, with nothing truncated."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     console = Console()
     if console.is_terminal:
@@ -81,7 +81,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _sides(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
-    """Which columns have figures alone; they stand at the right."""
+    """Which columns have only numbers, to be aligned to the right."""
     return [bool(rows) and all(row[at][:1].isdigit() for row in rows) for at in range(count)]
 
 
@@ -92,15 +92,15 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def amount(count: int) -> str:
-    """Bytes: for people in units, for pipes as they are."""
+    """A number of bytes: with a unit on a terminal, plain in a pipe."""
     return size(count) if sys.stdout.isatty() else str(count)
 
 
-def say_error(node: str, error: NodeError) -> None:
+def print_error(node: str, error: NodeError) -> None:
     advice = advice_for(error)
     click.echo(printable(f"{node}: {error.text}{f' ({advice})' if advice else ''}"), err=True)
 
 
 def note(text: str) -> None:
-    """Something that is no answer, for people."""
+    """Print a remark for people on standard error."""
     click.echo(printable(text), err=True)

@@ -1,4 +1,4 @@
-"""Standard output where it is a pipe: who reads it may be gone long before there is another line to write."""
+"""Notice when the reader of standard output, a pipe, is gone, also while there is nothing to write."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 
-def tell_when_broken(reactor: IReactorFDSet, broken: Callable[[], None]) -> None:
-    """Call this when nobody reads what is said any more."""
+def on_broken_pipe(reactor: IReactorFDSet, broken: Callable[[], None]) -> None:
+    """Call `broken` when standard output is a pipe and its reader closes it."""
     try:
         number = sys.stdout.fileno()
         piped = stat.S_ISFIFO(os.fstat(number).st_mode)
-    except (OSError, ValueError):  # closed, or no file
+    except (OSError, ValueError):  # closed, or not a file
         return
     if piped:
         reactor.addReader(_Pipe(number, broken))

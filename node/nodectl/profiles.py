@@ -1,4 +1,4 @@
-"""The file of nodes: where each is, and which files have its certificate and its key. Pure but for `read`."""
+"""The nodes file: addresses of nodes, and the files of their certificates and keys. Pure but for `read`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Literal, cast
 from node.nodectl.exits import Unusable
 
 PORTS = {"rest": 62051, "grpc": 62050}
-# The node of this machine; a profile of this name goes before it.
+# The name of the node on this machine, unless the nodes file has a node of this name.
 LOCAL = "local"
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One node. Without `certificate` the machine's authorities count; `certificate_name` is what it is issued to."""
+    """One node. Without `certificate` the machine's authorities are trusted. `certificate_name`: if not the address."""
 
     name: str
     address: str
@@ -31,13 +31,13 @@ class Profile:
 
 @dataclass(frozen=True)
 class Nodes:
-    """What the file says: the nodes, in its order, and those that are asked where none is named."""
+    """The nodes file: the nodes in its order, and the names of those to call by default."""
 
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     default: tuple[str, ...] = ()
 
 
-_WORDS = {
+_TYPES: Mapping[str, type] = {
     "address": str,
     "port": int,
     "transport": str,
@@ -45,54 +45,55 @@ _WORDS = {
     "certificate_name": str,
     "key_file": str,
 }
+_NAMES = {str: "a string", int: "an integer"}
 
 
 def read(path: Path, needed: bool) -> Nodes:
-    """The nodes of this file. Raises `Unusable`; without `needed` it may be missing."""
+    """Read a nodes file; it may be missing unless `needed`. Raises `Unusable`."""
     try:
         return parse(path.read_text(), path.parent)
     except FileNotFoundError:
         if needed:
-            raise Unusable(f"there is no file {path}")
+            raise Unusable(f"the nodes file {path} does not exist")
         return Nodes()
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise Unusable(f"{path} cannot be used: {error}")
+        raise Unusable(f"the nodes file {path} cannot be used: {error}")
 
 
 def parse(text: str, directory: Path) -> Nodes:
-    """The nodes of a text; paths are relative to `directory`. Raises `ValueError`."""
-    said = tomllib.loads(text)
-    tables = said.pop("nodes", {})
-    default = said.pop("default", [])
-    if said:
-        raise ValueError(f"it has {', '.join(said)}; it may have default and nodes")
+    """Parse the text of a nodes file; its paths are relative to `directory`. Raises `ValueError`."""
+    document = tomllib.loads(text)
+    tables = document.pop("nodes", {})
+    default = document.pop("default", [])
+    if document:
+        raise ValueError(f"unknown: {', '.join(document)}; known are default and nodes")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-        raise ValueError("nodes is no table of tables: write [nodes.NAME] above each node")
+        raise ValueError("nodes is not a table of tables: write [nodes.NAME] above each node")
     profiles = {name: _profile(name, table, directory) for name, table in tables.items()}
     return Nodes(profiles, _default(default, profiles))
 
 
-def _default(said: Any, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
-    names = [said] if isinstance(said, str) else said
+def _default(value: Any, profiles: Mapping[str, Profile]) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(name in profiles or name == LOCAL for name in names):
-        raise ValueError(f"default is {said!r}: it must be names of nodes of this file")
+        raise ValueError(f"default is {value!r}: it must be names of nodes in this file")
     return tuple(names)
 
 
 def _profile(name: str, table: Mapping[str, Any], directory: Path) -> Profile:
     if not name or "," in name or name != name.strip():
-        raise ValueError(f"{name!r} is no name of a node")
-    for word, value in table.items():
-        if word not in _WORDS:
-            raise ValueError(f"{name} has {word!r}; it may have {', '.join(_WORDS)}")
-        if not isinstance(value, _WORDS[word]) or isinstance(value, bool):
-            raise ValueError(f"{word} of {name} is {value!r}")
+        raise ValueError(f"{name!r} cannot be a node's name: it must not be empty, have commas or outer spaces")
+    for setting, value in table.items():
+        if setting not in _TYPES:
+            raise ValueError(f"{name} has the unknown field {setting!r}; known are {', '.join(_TYPES)}")
+        if not isinstance(value, _TYPES[setting]) or isinstance(value, bool):
+            raise ValueError(f"{setting} of {name} is {value!r}: it must be {_NAMES[_TYPES[setting]]}")
     transport = table.get("transport", "rest")
     if transport not in PORTS:
-        raise ValueError(f"transport of {name} is {transport!r}; it may be {' or '.join(PORTS)}")
+        raise ValueError(f"transport of {name} is {transport!r}: it must be {' or '.join(PORTS)}")
     port = table.get("port", PORTS[transport])
     if not 1 <= port <= 65535:
-        raise ValueError(f"port of {name} is {port}")
+        raise ValueError(f"port of {name} is {port}: it must be between 1 and 65535")
     return Profile(
         name,
         address=table.get("address") or name,
@@ -104,5 +105,5 @@ def _profile(name: str, table: Mapping[str, Any], directory: Path) -> Profile:
     )
 
 
-def _path(table: Mapping[str, Any], word: str, directory: Path) -> Path | None:
-    return directory / Path(table[word]).expanduser() if table.get(word) else None
+def _path(table: Mapping[str, Any], field: str, directory: Path) -> Path | None:
+    return directory / Path(table[field]).expanduser() if table.get(field) else None

@@ -1,4 +1,4 @@
-"""The reactor's run below a command: a coroutine to its end, or to Ctrl-C, which ends it in order."""
+"""Run a command's coroutine on the reactor, to its end or to Ctrl-C, and call several nodes in parallel."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from twisted.python.failure import Failure
 from node.aio import Aio
 from node.client import Client, Target, connect
 from node.errors import NodeError
-from node.nodectl.pipe import tell_when_broken
+from node.nodectl.pipe import on_broken_pipe
 from node.reactor import Reactor
 
-# Nodes that are asked at once.
+# Nodes that are called in parallel.
 AT_ONCE = 32
 
 T = TypeVar("T")
-Work = Callable[["Asked"], Coroutine[Any, Any, T]]
+Work = Callable[["Node"], Coroutine[Any, Any, T]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One node while it is asked."""
+class Node:
+    """One node, with a client connected to it."""
 
     name: str
     client: Client
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of asking a node: its answer, or the error."""
+    """A node's answer or error."""
 
     node: str
     answer: T | None = None
@@ -44,9 +44,9 @@ class Outcome(Generic[T]):
 
 
 def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
-    """Run it on the reactor, once a process.
+    """Run a coroutine on the reactor; once per process.
 
-    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` when nobody reads its words any more.
+    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` if the reader of standard output is gone.
     """
     from twisted.internet import reactor
 
@@ -56,7 +56,7 @@ def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
 
 
 class _Run(Generic[T]):
-    """Its coroutine ends before the reactor does: whoever interrupts it waits until it has cleaned up."""
+    """One run of the reactor. On an interrupt it cancels the coroutine and waits for its cleanup before it stops."""
 
     def __init__(self, reactor: Reactor, main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> None:
         self._reactor = reactor
@@ -72,7 +72,7 @@ class _Run(Generic[T]):
 
     def result(self) -> T:
         if self._broken:
-            raise BrokenPipeError(errno.EPIPE, "nobody reads this")
+            raise BrokenPipeError(errno.EPIPE, "the reader of standard output is gone")
         if not self._outcome:
             raise KeyboardInterrupt
         (outcome,) = self._outcome
@@ -84,7 +84,7 @@ class _Run(Generic[T]):
         raise outcome.value
 
     def _begin(self) -> None:
-        tell_when_broken(IReactorFDSet(self._reactor), self._break)
+        on_broken_pipe(IReactorFDSet(self._reactor), self._break)
         work = Deferred.fromCoroutine(self._main(self._reactor))
         self._work = work.addBoth(self._outcome.append)
         self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
@@ -95,7 +95,7 @@ class _Run(Generic[T]):
         return self._work
 
     def _break(self) -> None:
-        if not self._outcome:  # else it is the reactor that closes all when it ends
+        if not self._outcome:  # else the reactor closed the pipe itself when it stopped
             self._broken = True
             self._stop()
 
@@ -105,21 +105,21 @@ class _Run(Generic[T]):
 
 
 class Fleet:
-    """Clients of several nodes, for `async with`: asked `AT_ONCE` at a time, none waits for another one's answer."""
+    """Clients of several nodes, for `async with`. `AT_ONCE` are called in parallel."""
 
     def __init__(self, reactor: Reactor, targets: Mapping[str, Target], deadline: float) -> None:
         self.reactor = reactor
         self._deadline = deadline
         self._aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
         self._targets = targets
-        self.nodes: list[Asked] = []
+        self.nodes: list[Node] = []
 
     async def __aenter__(self) -> Self:
         if self._aio is not None:
             self._aio.startService()
         for name, target in self._targets.items():
             client = connect(self.reactor, target, deadline=self._deadline, aio=self._aio)
-            self.nodes.append(Asked(name, client, self.reactor))
+            self.nodes.append(Node(name, client, self.reactor))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -128,12 +128,12 @@ class Fleet:
             self._aio.stopService()
 
     async def ask(self, work: Work[T], at_once: int = AT_ONCE) -> list[Outcome[T]]:
-        """What came of it, in the order of the nodes. Raises what is no `NodeError`."""
-        return await parallel([partial(asked, node, work) for node in self.nodes], at_once)
+        """Do this work with each node; the outcomes are in the order of the nodes. Raises errors but `NodeError`."""
+        return await parallel([partial(attempt, node, work) for node in self.nodes], at_once)
 
 
 async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
-    """What all of them bring, in their order. Raises the first error."""
+    """Run these works, `at_once` in parallel; the results are in their order. Raises the first error."""
     places = DeferredSemaphore(at_once)
     try:
         return await gatherResults([places.run(work) for work in works], consumeErrors=True)
@@ -142,7 +142,8 @@ async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_onc
         raise error.subFailure.value
 
 
-async def asked(node: Asked, work: Work[T]) -> Outcome[T]:
+async def attempt(node: Node, work: Work[T]) -> Outcome[T]:
+    """Do this work with a node, with a `NodeError` as an outcome."""
     try:
         return Outcome(node.name, answer=await work(node))
     except NodeError as error:
@@ -150,11 +151,11 @@ async def asked(node: Asked, work: Work[T]) -> Outcome[T]:
 
 
 async def ask(reactor: Reactor, targets: Mapping[str, Target], work: Work[T], deadline: float) -> list[Outcome[T]]:
-    """Ask these nodes once."""
+    """Connect to these nodes, do this work with each, and close."""
     async with Fleet(reactor, targets, deadline) as fleet:
         return await fleet.ask(work)
 
 
 def each(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
-    """The answers, by node."""
+    """Names and answers of the nodes that answered."""
     return [(outcome.node, outcome.answer) for outcome in outcomes if outcome.answer is not None]

@@ -1,4 +1,4 @@
-"""A terminal that is written again and again, and the keys that are pressed meanwhile."""
+"""Draw a full-screen view on the terminal, and read keys."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from zope.interface import implementer
 
 @contextmanager
 def screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """The whole terminal; what was on it is there again afterwards. Yields what draws it."""
+    """Take the whole screen, and restore it afterwards. Yields a function that draws."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         yield lambda drawn: live.update(drawn, refresh=True)
 
 
 @contextmanager
 def keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
-    """Tells of each key, without echo; nothing where standard input is no terminal."""
+    """Call `pressed` with each key, without echo. Does nothing if standard input is not a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -62,5 +62,5 @@ class _Keys:
         return None if read else Failure(CONNECTION_DONE)
 
     def connectionLost(self, reason: Failure) -> None:
-        """The terminal is gone: so will be this process, by a signal."""
+        """The terminal is gone; a signal will end this process."""
         self._reactor.removeReader(self)

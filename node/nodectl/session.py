@@ -1,4 +1,4 @@
-"""What a command has of its command line: which nodes to ask, and how to say their answers."""
+"""A command's session: which nodes to call, and how to print their answers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from node.client import Target
 from node.errors import NodeError
 from node.nodectl import profiles
 from node.nodectl.exits import Exit, Unusable, code_of, together
-from node.nodectl.here import Here, here
-from node.nodectl.local import local
-from node.nodectl.output import Row, say_error, say_json, say_table
+from node.nodectl.local_node import LocalNode, find
+from node.nodectl.local_profile import local
+from node.nodectl.output import Row, print_error, print_json, print_table
 from node.nodectl.profiles import LOCAL, Nodes, Profile
-from node.nodectl.running import Asked, Fleet, Outcome, Work, ask, asked, each, run
+from node.nodectl.running import Fleet, Node, Outcome, Work, ask, attempt, each, run
 from node.nodectl.targets import target_of
 from node.reactor import Reactor
 
 T = TypeVar("T")
-# Seconds that a call may take where the command line says nothing.
+# Default timeout of a call, in seconds.
 TIMEOUT = 15.0
 
 
 def default_file() -> Path:
-    """Where the file of nodes is if nobody says another place."""
+    """The default path of the nodes file."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
     return Path(home) / "txnode" / "nodes.toml"
 
 
 @dataclass
 class Session:
-    """The options that all commands have, and the work that all have to do."""
+    """The options shared by all commands, and the calls that they make."""
 
     file: Path | None = None
     named: tuple[str, ...] = ()
@@ -47,43 +47,43 @@ class Session:
 
     @property
     def nodes(self) -> Nodes:
-        """The file of nodes. Raises `Unusable`."""
+        """The nodes in the nodes file. Raises `Unusable`."""
         return profiles.read(self.file or default_file(), needed=self.file is not None)
 
     @property
-    def here(self) -> Here:
-        """The node of this machine. Raises `Unusable`."""
+    def local_node(self) -> LocalNode:
+        """The node on this machine. Raises `Unusable`."""
         try:
-            return here(Path.cwd(), os.environ)
+            return find(Path.cwd(), os.environ)
         except (OSError, UnicodeDecodeError) as error:
-            raise Unusable(f"the settings of this machine's node cannot be read: {error}")
+            raise Unusable(f"the settings of the node on this machine cannot be read: {error}")
 
     def targets(self) -> dict[str, Target]:
-        """The nodes to ask, by name. Raises `Unusable`."""
+        """The nodes to call, by name. Raises `Unusable`."""
         return {profile.name: target_of(profile, os.environ) for profile in self._chosen()}
 
     def ask(self, work: Work[T], timeout: float | None = None) -> list[Outcome[T]]:
-        """Ask all chosen nodes at once. `timeout`: seconds, for commands that may take longer, if none are said."""
+        """Do this work with all chosen nodes in parallel. `timeout`: the command's default, in seconds."""
         targets, deadline = self.targets(), self.timeout or timeout or TIMEOUT
         names = ", ".join(targets)
         console = Console(stderr=True)
-        with console.status(f"asking {names}") if console.is_terminal and not self.json else nullcontext():
+        with console.status(f"waiting for {names}") if console.is_terminal and not self.json else nullcontext():
             return run(lambda reactor: ask(reactor, targets, work, deadline))
 
     def stream(self, work: Work[None]) -> NoReturn:
-        """Have work say what comes of all chosen nodes at once, to its end; errors are said as they come, too."""
+        """Have `work` print what comes from all chosen nodes, until it ends; errors are printed as they come."""
 
-        async def told(node: Asked) -> NodeError | None:
-            outcome = await asked(node, work)
+        async def reported(node: Node) -> NodeError | None:
+            outcome = await attempt(node, work)
             if outcome.error is not None:
-                say_error(node.name, outcome.error)
+                print_error(node.name, outcome.error)
             return outcome.error
 
-        ended = self.attend(lambda fleet: fleet.ask(told, len(fleet.nodes)))
+        ended = self.attend(lambda fleet: fleet.ask(reported, len(fleet.nodes)))
         raise click.exceptions.Exit(together(code_of(one.answer) if one.answer else Exit.OK for one in ended))
 
     def attend(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
-        """For commands that go on until they are ended."""
+        """Run work that calls the chosen nodes many times."""
         targets = self.targets()
 
         async def main(reactor: Reactor) -> T:
@@ -99,25 +99,25 @@ class Session:
         rows: Callable[[T], Iterable[Row]],
         code: Exit = Exit.OK,
     ) -> NoReturn:
-        """Say all answers, as rows of one table, and all errors; then end with the code of it, without any `code`."""
+        """Print all answers, as rows of one table, and all errors; exit with the errors' code, else with `code`."""
         if self.json:
-            say_json([document(outcome) for outcome in outcomes])
+            print_json([document(outcome) for outcome in outcomes])
         elif answers := each(outcomes):
             self.table(columns, [(node, row) for node, answer in answers for row in rows(answer)], len(outcomes) > 1)
         self.end(outcomes, code)
 
     def table(self, columns: Sequence[str], rows: Iterable[tuple[str, Row]], many: bool) -> None:
-        """A table of what nodes answered; with many, their names stand in front."""
+        """Print a table of nodes' answers; with `many`, the first column names the node."""
         if many:
-            say_table(["node", *columns], [[node, *row] for node, row in rows])
+            print_table(["node", *columns], [[node, *row] for node, row in rows])
         else:
-            say_table(columns, [row for _, row in rows])
+            print_table(columns, [row for _, row in rows])
 
     def end(self, outcomes: Sequence[Outcome[Any]], code: Exit = Exit.OK) -> NoReturn:
-        """Say the errors, and end with the code of them all; without any with `code`."""
+        """Print the errors, and exit with their code; without errors with `code`."""
         for outcome in outcomes:
             if outcome.error is not None:
-                say_error(outcome.node, outcome.error)
+                print_error(outcome.node, outcome.error)
         raise click.exceptions.Exit(
             together(code if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
         )
@@ -125,9 +125,9 @@ class Session:
     def _chosen(self) -> list[Profile]:
         nodes = self.nodes
         if self.all and self.named:
-            raise click.UsageError("say --all or --node, not both")
+            raise click.UsageError("give --all or --node, not both")
         if self.all and not nodes.profiles:
-            raise Unusable(f"--all: {self.file or default_file()} has no nodes; docs/nodectl.md says how it is written")
+            raise Unusable(f"--all: the nodes file {self.file or default_file()} has no nodes; see docs/nodectl.md")
         names = tuple(nodes.profiles) if self.all else self.named or nodes.default or (LOCAL,)
         return [self._profile(nodes, name) for name in dict.fromkeys(names)]
 
@@ -136,8 +136,8 @@ class Session:
             return nodes.profiles[name]
         if name == LOCAL:
             return local(Path.cwd(), os.environ)
-        known = ", ".join(nodes.profiles) or "no node"
-        raise Unusable(f"{self.file or default_file()} has no node {name}: it has {known}")
+        known = ", ".join(nodes.profiles) or "no nodes"
+        raise Unusable(f"the nodes file {self.file or default_file()} has no node {name}: it has {known}")
 
 
 def document(outcome: Outcome[Any]) -> dict[str, Any]:

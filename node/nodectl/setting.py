@@ -1,4 +1,4 @@
-"""One setting in a file of settings: written beside what stands there."""
+"""Write one setting into a file of settings, and keep the others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from node.secret_file import write_secret
 
 
 def write(file: Path, name: str, value: str) -> None:
-    """Have the file say this. It keeps its owner and its mode. Raises `OSError`, `ValueError`."""
+    """Set one setting in a file, which keeps its owner and mode. Raises `OSError`, `ValueError`."""
     old, mode = _read(file)
     write_secret(file, changed(old, name, value).encode(), mode)
 
 
 def _read(file: Path) -> tuple[str, int]:
-    """The text and the mode. Root may write in a directory of others: no link of theirs leads to another file."""
+    """The text and the mode. Follows no link: root may run this in another user's directory."""
     if file.is_symlink():
-        raise ValueError(f"{file} is a link to {file.readlink()}: set it there; --print says what")
+        raise ValueError(f"{file} is a link to {file.readlink()}: write the setting there; --print prints it")
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -30,11 +30,11 @@ def _read(file: Path) -> tuple[str, int]:
 
 
 def changed(text: str, name: str, value: str) -> str:
-    """The text with the setting: where it was said before, for the last time, else at the end."""
+    """The text with the setting: in place of its last occurrence, else at the end."""
     line, lines = f"{name}={_quoted(value)}", text.splitlines()
-    said = [number for number, each in enumerate(lines) if name in env_file.read(each)]
-    if said:
-        lines[said[-1]] = line
+    found = [number for number, each in enumerate(lines) if name in env_file.read(each)]
+    if found:
+        lines[found[-1]] = line
     else:
         lines.append(line)
     return "\n".join(lines) + "\n"
@@ -42,5 +42,5 @@ def changed(text: str, name: str, value: str) -> str:
 
 def _quoted(value: str) -> str:
     if re.search(r"[\r\n\"']", value):
-        raise ValueError(f"{value!r} cannot stand in a file of settings")
+        raise ValueError(f"{value!r} cannot be written to a file of settings: it has quotes or line breaks")
     return f'"{value}"' if re.search(r"[\s#]", value) else value

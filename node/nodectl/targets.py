@@ -1,4 +1,4 @@
-"""What a client needs of a profile: the target, with the key."""
+"""Make a client's target of a profile: the address, the trusted certificate and the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = "NODECTL_KEY"
 
 
 def target_of(profile: Profile, environ: Mapping[str, str]) -> Target:
-    """Where and how this node is called. Raises `Unusable`."""
+    """The target to call this node. Raises `Unusable`."""
     target = Target(
         profile.transport,
         profile.address,
@@ -26,18 +26,18 @@ def target_of(profile: Profile, environ: Mapping[str, str]) -> Target:
     try:
         target.certificates()
     except ValueError as error:
-        raise Unusable(f"{profile.name}: {profile.certificate} is no certificate: {error}")
+        raise Unusable(f"{profile.name}: {profile.certificate} is not a certificate: {error}")
     return target
 
 
 def _key(profile: Profile, environ: Mapping[str, str]) -> str:
-    """The one of its own file, else the one in the environment, else what the node's settings say."""
+    """The key: from the profile's file, else from the environment, else from the local node's settings."""
     if profile.key_file is not None:
         _require_closed(profile, profile.key_file)
         return _text(profile, profile.key_file).strip()
     if key := environ.get(KEY, "").strip() or profile.key:
         return key
-    raise Unusable(f"{profile.name}: there is no key; give key_file in the file of nodes, or {KEY}")
+    raise Unusable(f"{profile.name}: no key: set key_file in the nodes file, or {KEY} in the environment")
 
 
 def _require_closed(profile: Profile, file: Path) -> None:
@@ -46,7 +46,7 @@ def _require_closed(profile: Profile, file: Path) -> None:
     except OSError as error:
         raise Unusable(f"{profile.name}: the key file cannot be read: {error}")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise Unusable(f"{profile.name}: others can read the key in {file}: chmod 600 {file}")
+        raise Unusable(f"{profile.name}: other users can read the key in {file}: chmod 600 {file}")
 
 
 def _text(profile: Profile, file: Path) -> str:

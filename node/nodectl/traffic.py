@@ -1,11 +1,11 @@
-"""Bytes by name, out of the rows that the interface has, and how fast they grow."""
+"""Bytes by name from the rows of GetStats, and their rates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from node.nodectl.running import Asked, Work
+from node.nodectl.running import Node, Work
 from protos import service_pb2 as pb
 
 KINDS = {"users": pb.UsersStat, "inbounds": pb.Inbounds, "outbounds": pb.Outbounds}
@@ -13,9 +13,9 @@ ONE = {"users": pb.UserStat, "inbounds": pb.Inbound, "outbounds": pb.Outbound}
 
 
 def traffic(kind: str, name: str = "", reset: bool = False) -> Work[pb.StatResponse]:
-    """What asks a node for the rows of a kind, or of one name alone."""
+    """Work that reads the rows of a kind from a node, or only those of one name."""
 
-    async def ask(node: Asked) -> pb.StatResponse:
+    async def ask(node: Node) -> pb.StatResponse:
         return await node.client.stats(ONE[kind] if name else KINDS[kind], name, reset)
 
     return ask
@@ -55,7 +55,7 @@ def by_name(rows: Iterable[pb.Stat]) -> dict[str, Bytes]:
 
 
 def rates(before: Mapping[str, Bytes], now: Mapping[str, Bytes], seconds: float) -> dict[str, Rate]:
-    """What grew between two readings. A name that was not there is not known to have grown."""
+    """The rates between two readings. A new name has a rate of zero: when it began is not known."""
     return {name: _rate(before.get(name, count), count, seconds) for name, count in now.items()}
 
 
@@ -64,5 +64,5 @@ def _rate(before: Bytes, now: Bytes, seconds: float) -> Rate:
 
 
 def _grown(before: int, now: int) -> int:
-    """Whoever reset the counter meanwhile has taken what it had."""
+    """The growth of a counter. If it was reset meanwhile, only what it has now is known."""
     return now - before if now >= before else now

@@ -1,4 +1,4 @@
-"""Figures as people read them. Pure."""
+"""Format numbers for people. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size(count: float) -> str:
-    """Bytes, in the unit in which they have up to four figures."""
+    """Bytes, in the largest unit that fits, with up to four digits."""
     for unit in _UNITS[:-1]:
         if abs(count) < _STEP:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -20,7 +20,7 @@ def rate(count: float) -> str:
 
 
 def rate_of_bits(count: int) -> str:
-    """Bits a second as lines are sold; nothing where there is no limit."""
+    """Bits per second in decimal units; empty for 0, no limit."""
     for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:g}{letter}"
@@ -28,7 +28,7 @@ def rate_of_bits(count: int) -> str:
 
 
 def span(seconds: int) -> str:
-    """A time in its two largest units."""
+    """A duration in its two largest units."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
     for at, (length, unit) in enumerate(units):
         if seconds >= length:

@@ -1,1 +1,1 @@
-"""What outlives the node: its directory, the file in it, and when that is written."""
+"""The node's persistent state: its directory, the SQLite file in it, and when that is written."""

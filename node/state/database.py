@@ -1,8 +1,8 @@
-"""The file that outlives the node: SQLite, blocking. Used from one thread at a time; `node.state.store` sees to that.
+"""The state file: SQLite, blocking. Used from one thread at a time, which `node.state.store` ensures.
 
-WAL with synchronous=NORMAL: what was committed outlives the death of any process, kill -9 included. A power cut may
-take the last commits with it, never the file: a controller that comes back repairs users, and bytes of seconds are the
-price of not waiting for the disk with every change.
+WAL with synchronous=NORMAL: committed changes survive the death of any process, kill -9 included. A power cut may
+lose the last commits but never corrupts the file: controllers repair users when they come back, and some seconds of
+traffic are the price of not waiting for the disk with every change.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from node.state.events import Margins, Packed
 from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
-# Users that are written by one statement: one at a time they take half as long again.
+# Users written by one statement: one at a time takes half as long again.
 _AT_ONCE = 50
 
 
 class Unwritable(Exception):
-    """The disk does not do its part; the text is its words."""
+    """The state file cannot be written or read now; the text has the reason and what to do."""
 
 
 class Damaged(Exception):
-    """The file cannot be used, and was moved aside; the text says where to."""
+    """The state file is damaged and was moved aside; the text has its new path."""
 
 
 @dataclass
 class Changes:
-    """What to write, in one transaction. The users and rows of an earlier change are overwritten by those of a later.
+    """Changes to write in one transaction. Users and rows of later changes overwrite those of earlier ones.
 
-    `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
-    empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
-    routing, packed, None for no change. `clean_users`: none of the users that were there stay; with `staged` those
-    take their place who were staged. `users` in the order in which they were stored; None is a removal. `rows` are
-    those that nobody has had, `totals` the sums since ever. `limits` are records of users, by key; None is a removal.
-    `events` go behind those that are there; those before
-    `margins.first` go. `booked` are counters of runs that are in the rows by now, by their
-    marks; with `booked_only` there are none of other runs.
+    `clean`: delete everything first. `request`: a serialised Backend without users; None for no change, empty for no
+    backend. `left`: remaining seconds of its keep-alive, None for no change. `routing`: its packed routing changes,
+    None for no change. `clean_users`: delete all users first; with `staged` the staged users take their place. `users`:
+    in stored order; None is a removal. `rows`: traffic not yet delivered; `totals`: sums since the state file began.
+    `limits`: records of users, by key; None is a removal. `events` are appended; those before `margins.first` are
+    deleted. `booked`: counters of runs that the rows include, by the runs' marks; `booked_only`: delete those of all
+    other runs.
     """
 
     clean: bool = False
@@ -81,11 +80,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Saved:
-    """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
+    """What an earlier node saved: the serialised Backend (empty: none), its users, the rows not yet delivered.
 
-    `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
-    `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever. `limits`:
-    records of users, each with its key. `booked`: counters of runs, by their marks, that are in the rows.
+    `left`: remaining seconds of the keep-alive; None for all. `routing`: packed routing changes. `margins` and
+    `events`: the journal; None before the first event. `totals`: sums since the state file began. `limits`: records of
+    users with their keys. `booked`: counters of runs that the rows include, by the runs' marks.
     """
 
     request: bytes = b""
@@ -101,26 +100,26 @@ class Saved:
 
 
 class Database:
-    """One file of SQLite."""
+    """The state file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
     def load(self) -> Saved:
-        """What is there. Raises `Unwritable` and `Damaged`."""
-        with self._told():
+        """Read everything. Raises `Unwritable` and `Damaged`."""
+        with self._converted_errors():
             return _load(self._connected())
 
     def peek(self) -> Saved | None:
-        """What can be read on a disk that cannot be written; None if there is a file that cannot be read now."""
+        """Read the file without writing, for a read-only disk; None if there is one that cannot be read now."""
         try:
             self._path.stat()
         except FileNotFoundError:
             return Saved()
         except OSError:
             return None
-        # With what is in the WAL if that can be had; else without.
+        # With the WAL if possible, else without it.
         for mode in ("mode=ro", "immutable=1"):
             with suppress(sqlite3.Error, Newer):
                 uri = f"{self._path.absolute().as_uri()}?{mode}"
@@ -130,8 +129,8 @@ class Database:
         return None
 
     def write(self, changes: Changes) -> None:
-        """All of it or nothing. Raises `Unwritable` and `Damaged`."""
-        with self._told(), self._transaction() as connection:
+        """Write changes in one transaction. Raises `Unwritable` and `Damaged`."""
+        with self._converted_errors(), self._transaction() as connection:
             if changes.clean:
                 connection.execute("DELETE FROM traffic")
                 connection.execute("DELETE FROM totals")
@@ -152,44 +151,46 @@ class Database:
             _write_booked(connection, changes)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
-        """Write a whole set aside, for `Changes.staged`; without users there is none. Raises as `write`."""
-        with self._told(), self._transaction() as connection:
+        """Write a whole set of users ahead, for `Changes.staged`; with none, drop it. Raises as `write`."""
+        with self._converted_errors(), self._transaction() as connection:
             connection.execute("DROP TABLE IF EXISTS staged")
             if users:
                 connection.execute(STAGED)
                 _write_users(connection, "staged", users)
 
     def close(self) -> None:
-        """No more is written. SQLite puts everything into the one file then."""
+        """Close the file. SQLite merges the WAL into it then."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What goes wrong, as the two kinds that matter: is the file to blame, or the disk (rights, room, locks)?"""
+    def _converted_errors(self) -> Iterator[None]:
+        """Convert errors: `Damaged` if the file is to blame, `Unwritable` for the disk (permissions, space, locks)."""
         try:
             yield
         except Newer as error:
             raise Unwritable(str(error)) from error
         except (sqlite3.Error, OSError) as error:
             if type(error) is not sqlite3.DatabaseError:
-                raise Unwritable(f"{error}; free the disk or mend its rights") from error
+                raise Unwritable(f"{error}; free disk space or repair its permissions") from error
             try:
                 aside = self._move_aside(error)
             except OSError as refusal:
-                raise Unwritable(f"the state file is damaged ({error}) and cannot be moved: {refusal}") from error
+                raise Unwritable(f"the state file is damaged ({error}) and cannot be moved aside: {refusal}") from error
             raise Damaged(aside) from error
 
     def _move_aside(self, fault: Exception) -> str:
-        """Have nothing to do with the file any more. Returns one line for the operator."""
+        """Move a damaged file aside. Returns one line for the operator."""
         self.close()
         aside = self._path.with_name(f"{self._path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
         for suffix in ("", "-wal", "-shm"):
             file = self._path.with_name(self._path.name + suffix)
             if file.exists():
                 file.rename(aside.with_name(aside.name + suffix))
-        return f"the state file could not be read ({fault}) and is now {aside}: what is in it is lost to the node"
+        return (
+            f"the state file could not be read ({fault}) and was moved to {aside}: the node does not use what is in it"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -215,9 +216,9 @@ class Database:
         return self._connection
 
     def go_back(self) -> bool:
-        """Where a newer node has upgraded the file, have it as it was before that. Returns whether that was so.
+        """Restore the copy from before a newer node upgraded the file. Returns False if there was no such upgrade.
 
-        To be called before anything is read. Raises `OSError`.
+        Call it before anything is read. Raises `OSError`.
         """
         kept = self._kept(len(STEPS))
         if not (self._path.exists() and kept.exists()):
@@ -238,7 +239,7 @@ class Database:
         return self._path.with_name(KEPT.format(self._path.name, version))
 
     def _keep(self, connection: sqlite3.Connection, version: int) -> None:
-        """For a node that knows these tables and no later ones."""
+        """Keep a copy with this version of the tables, for a node that does not know later ones."""
         kept = self._kept(version)
         new = kept.with_name(f"{kept.name}.new")
         new.unlink(missing_ok=True)
@@ -263,7 +264,7 @@ def _load(connection: sqlite3.Connection) -> Saved:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
-    # What cannot be written may be an earlier node's, without the last column.
+    # A read-only file of an earlier node lacks the last column.
     backend = connection.execute("SELECT * FROM backend").fetchone()
     users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
     _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
@@ -275,7 +276,7 @@ def _load(connection: sqlite3.Connection) -> Saved:
 
 
 def _has(connection: sqlite3.Connection, table: str) -> bool:
-    """Not if an earlier node, which had no such table, wrote a file that cannot be written."""
+    """Whether the table exists: a read-only file of an earlier node may lack it."""
     return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
 
 
@@ -309,17 +310,17 @@ def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Pack
 
 
 def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> None:
-    require_known(connection)  # before anything is written to it
+    require_known(connection)  # before anything is written
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     upgrade(connection, keep=keep)
-    # Of a node that was killed meanwhile.
+    # Left by a node that was killed meanwhile.
     connection.execute("DROP TABLE IF EXISTS staged")
 
 
 def _write_users(connection: sqlite3.Connection, table: str, users: Mapping[str, bytes | None]) -> None:
-    """A user who is written goes behind all others, as in `node.backend.roster.Roster`."""
+    """Write users; each goes to the end of the order, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, packed in users.items() if packed is None]
     connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608 - ours
     there = (entry for entry in users.items() if entry[1] is not None)
@@ -338,7 +339,7 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
 
 def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
     for run, counters in changes.booked.items():
-        # One that is always there: a run of which nothing is known is not taken for one that has counted nothing.
+        # The empty counter is always written: it tells a run without counters from an unknown run.
         rows = ((run, counter, value) for counter, value in {"": 0, **counters}.items())
         connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
     if changes.booked_only is not None:

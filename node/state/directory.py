@@ -1,4 +1,4 @@
-"""The node's own directory: made with mode 0700, held by one node at a time."""
+"""The node's own directory: created with mode 0700, locked by one node at a time."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ import stat
 import tempfile
 from pathlib import Path
 
-# A unix socket's path has at most 107 bytes (unix(7)); a core's socket adds this much.
+# A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
 _SOCKET_NAME = 40
 _MAX_PATH = 107
-# What follows the short name of a directory that is not below the node's own.
+# The suffix of a directory's short name, if it is not below STATE_DIR.
 _OTHERS = {"run": "", "door": "-door"}
 
 
 class StateDirectory:
-    """STATE_DIR, and the directory below it for what lives as long as the process (sockets)."""
+    """STATE_DIR, and the directories for the sockets of the running node."""
 
     def __init__(self, path: Path) -> None:
-        # Resolved, because systemd's StateDirectory may be a link, and because cores carry the name.
+        # Resolved: systemd's StateDirectory may be a link, and cores carry the path.
         self.path = path.resolve()
         self._lock: int | None = None
 
     @property
     def run_dir(self) -> Path:
-        """Where the sockets of cores are. Cores carry its name, so that a later node finds those that were left."""
+        """The directory of the cores' sockets. Cores carry its path, so that a later node finds orphaned ones."""
         return self._of_sockets("run")
 
     @property
     def door_dir(self) -> Path:
-        """Where gRPC's own socket is, which a core has no business with, nor a configuration."""
+        """The directory of gRPC's own socket, out of reach of cores and their configurations."""
         return self._of_sockets("door")
 
     @property
     def database(self) -> Path:
-        """What outlives the process."""
+        """The path of the state file."""
         return self.path / "state.db"
 
     @property
     def lock(self) -> int:
-        """The descriptor that holds it."""
+        """The descriptor of the lock. The directory must be claimed."""
         assert self._lock is not None
         return self._lock
 
     def claim(self, lock: int | None = None) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it.
 
-        `lock`: what holds it already, by an earlier program of this process.
+        `lock`: the descriptor that already holds it, handed over by the previous node process.
         """
         for directory in (self.path, self.run_dir, self.door_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class StateDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            raise OSError(f"another node has STATE_DIR {self.path}; give each its own") from error
+            raise OSError(f"another node uses STATE_DIR {self.path}: give each node its own") from error
         self._lock = lock
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class StateDirectory:
         return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}{_OTHERS[name]}"
 
     def _open_lock(self) -> int:
-        """On a disk that became read-only the lock of an earlier node does, or the directory itself."""
+        """Open the lock file; on a read-only disk an existing one, or else the directory itself."""
         file = self.path / "lock"
         try:
             lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
@@ -89,13 +89,13 @@ class StateDirectory:
 
 
 def hash_name(path: Path) -> str:
-    """A short name for a long path."""
+    """A short hash of a long path."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
 
 
 def _make_private(directory: Path) -> None:
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise OSError(f"{directory} is not a directory of this user")
+        raise OSError(f"{directory} is not a directory owned by this user")
     if stat.S_IMODE(status.st_mode) != 0o700:
         directory.chmod(0o700)

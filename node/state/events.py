@@ -1,4 +1,4 @@
-"""Events as they lie on disk."""
+"""Events as they are stored on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Packed(NamedTuple):
 
 
 class Margins(NamedTuple):
-    """Which events there are: of this epoch, from `first` on; no number up to `ceiling` is given out again."""
+    """The range of stored events: of this epoch, from `first` on; numbers up to `ceiling` are never used again."""
 
     epoch: str
     first: int

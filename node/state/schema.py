@@ -1,12 +1,12 @@
-"""The tables of the state file, and the steps by which those of an earlier node become ours."""
+"""The tables of the state file, and the migration steps from those of earlier nodes."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
 
-# Step N makes tables of version N + 1 of those of version N; version 0 is an empty file. A step that was released is
-# never changed: other tables are another step.
+# Step N upgrades tables from version N to N + 1; version 0 is an empty file. A released step is never changed: a change
+# of the tables is a new step.
 STEPS = (
     """
     CREATE TABLE backend (one INTEGER PRIMARY KEY CHECK (one = 1), request BLOB NOT NULL, left REAL);
@@ -37,25 +37,25 @@ STEPS = (
     """,
 )
 
-# What the file of an earlier node is kept as, by its name and the version of its tables, when those are upgraded.
+# The name of the copy kept before an upgrade: the file's name and the version of its tables.
 KEPT = "{}.v{}"
 
-# Where all users of a backend are written before they are those who are wanted; the table then takes the other's name.
+# The users of a backend that is being tried are written here ahead; if it runs, the table is renamed to "users".
 STAGED = "CREATE TABLE staged (place INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, packed BLOB NOT NULL)"
 
 
 class Newer(Exception):
-    """A later node has written the file, which is left as it is; the text tells the operator what to do."""
+    """A newer node has written the file, which stays unchanged; the text tells the operator what to do."""
 
 
 def require_known(connection: sqlite3.Connection, steps: Sequence[str] = STEPS) -> int:
-    """The version of the tables. Raises `Newer` for those of a later node."""
+    """The version of the tables. Raises `Newer` for those of a newer node."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(steps):
         kept = KEPT.format("state.db", len(steps))
         raise Newer(
-            f"a newer node has written it (its tables have version {version}, this node knows {len(steps)}); "
-            f"run that node again, move the file away, or move {kept} into its place, which this node left to that one"
+            f"a newer node has written it (table version {version}; this node knows {len(steps)}): "
+            f"run that node again, move the file away, or replace it by {kept}, the copy from before the upgrade"
         )
     return int(version)
 
@@ -63,9 +63,9 @@ def require_known(connection: sqlite3.Connection, steps: Sequence[str] = STEPS) 
 def upgrade(
     connection: sqlite3.Connection, steps: Sequence[str] = STEPS, keep: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Bring the tables up to date, each step whole or not at all. Raises `Newer`.
+    """Upgrade the tables, each step in a transaction of its own. Raises `Newer`.
 
-    `keep` is called before, with the version of tables that an earlier node has made.
+    `keep` is called before the first step with the version of an earlier node's tables; not for a new file.
     """
     version = require_known(connection, steps)
     if 0 < version < len(steps):

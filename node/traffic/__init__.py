@@ -1,1 +1,1 @@
-"""Bytes: the counters of cores into a ledger, and the rows that controllers are given."""
+"""Traffic accounting: reads the cores' counters into a ledger, and delivers its rows to controllers."""

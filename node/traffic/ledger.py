@@ -1,8 +1,8 @@
-"""Traffic accounting, pure: readings of cumulative counters in, rows of bytes not yet delivered out.
+"""The traffic ledger, pure: takes readings of cumulative counters, gives rows of bytes not yet delivered.
 
-A core is never asked to reset. Each reading is compared with the one before of the same run, the difference is booked;
-a counter that went down counts from zero. So bytes outlive the core that counted them. Rows that are taken for a reply
-are put aside until the reply was delivered: delivered + aside + pending is what was seen, at any time.
+Counters of a core are never reset. Each reading is compared with the previous one of the same run and the difference is
+booked; a counter that went down counts from zero. So bytes outlive the core that counted them. Rows taken for a reply
+are put aside until it is delivered: delivered + aside + pending always equals the bytes read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from node.traffic.sums import Sums, columns
 from node.traffic.totals import Added, Totals
 
 UP, DOWN = DIRECTIONS
-# A row of its four values, without the step of Python's that `Row` and `Row._make` are.
+# Makes a row of its four values, without the Python-level call that `Row` and `Row._make` cost.
 _row: Callable[[tuple[Scope, str, int, int]], Row] = partial(tuple.__new__, Row)
 
 
 def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
-    """What to book by scope and name. `last` is what was read before; afterwards it is what was read by now.
+    """The bytes to book, by scope and name. `last` has the previous values and is updated to the new ones.
 
-    Zeros of users are left out; of inbounds and outbounds they tell that there is such a one.
+    Zeros of users are left out; those of inbounds and outbounds are kept, as they show that these exist.
     """
     found = {scope.value: Sums() for scope in Scope}
     for counter, value in reading.items():
@@ -33,7 +33,7 @@ def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
         if value == before:
             continue
         last[counter] = value
-        # One that went down counts from zero.
+        # A counter that went down counts from zero.
         added = value if before is None or value < before else value - before
         begin, _, direction = counter.rpartition(_TRAFFIC)
         word, separated, name = begin.partition(">>>")
@@ -46,8 +46,8 @@ def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
-    """The bytes that were put aside for one reply, by key."""
+class SetAside:
+    """The bytes put aside for one reply, by key."""
 
     scope: Scope
     sums: Sums
@@ -58,31 +58,31 @@ class Taken:
 
 
 class Ledger:
-    """Bytes per user, inbound and outbound, each way, since they were last delivered; `totals` since ever."""
+    """Bytes per user, inbound and outbound, each way, since the last delivery; `totals` since the state file began."""
 
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
-        # Is told what users have carried, by key, as it is booked.
+        # Called with the bytes of users, by key, as they are booked.
         self.booked: Callable[[Sums], None] = lambda _: None
-        # By key. Of users those who have bytes; of inbounds and outbounds all that run, too.
+        # By key: users with bytes; inbounds and outbounds with bytes, and those that run.
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
-        # For replies that are on their way; they are ours until those were delivered.
-        self._aside: set[Taken] = set()
+        # Bytes of replies that are not delivered yet.
+        self._aside: set[SetAside] = set()
         self._last: dict[object, dict[str, int]] = {}
-        # How a user's name is written, where that is not their key.
+        # The spelling of users' names, if it differs from their keys.
         self._spelling: dict[str, str] = {}
-        # What differs from what `changes` told last.
+        # Keys of rows that changed since `changes` returned them last.
         self._dirty: dict[Scope, set[str]] = {scope: set() for scope in Scope}
 
     @property
     def sizes(self) -> Mapping[Scope, int]:
-        """How many rows of each scope there are; inbounds and outbounds without bytes are among them."""
+        """The number of rows of each scope, including inbounds and outbounds without bytes."""
         return {scope: len(sums) for scope, sums in self._pending.items()}
 
     def book(self, run: object, reading: Reading) -> bool:
-        """Book what one run of a core has counted since its last reading. Returns whether that was anything.
+        """Book what a run of a core has counted since its last reading. Returns whether there were any bytes.
 
-        A reading may come in parts: counters that it lacks are as they were.
+        A reading may come in parts: missing counters are taken as unchanged.
         """
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
@@ -95,21 +95,21 @@ class Ledger:
         return any(sums.moved for sums in found.values())
 
     def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
-        """What one run had counted of these rows when it was read last: what of it is in them."""
+        """A run's counters of these rows at its last reading, which the rows include."""
         last = self._last.get(run, {})
         names = (counter_name(row.scope, row.name, direction) for row in rows for direction in DIRECTIONS)
         return {name: last[name] for name in names if name in last}
 
     def known(self, run: object) -> Mapping[str, int]:
-        """What one run of a core had counted when it was read last."""
+        """A run's counters at its last reading."""
         return self._last.get(run, {})
 
     def go_on(self, run: object, known: Mapping[str, int]) -> None:
-        """This was booked of a run already."""
+        """Note the counters of a run that were booked already, by an earlier node process."""
         self._last[run] = dict(known)
 
     def keep(self, runs: Iterable[object]) -> None:
-        """Only these runs go on; the readings of the others are no longer compared with."""
+        """Forget the readings of all runs but these."""
         going = set(runs)
         if self._last.keys() <= going:
             return
@@ -118,7 +118,7 @@ class Ledger:
             self._forget_empty(scope, self._pending[scope].names)
 
     def listed(self, scope: Scope) -> Iterator[tuple[str, int, int]]:
-        """Users who have bytes; every inbound or outbound that has some or runs. As of now, whenever it is read."""
+        """Yield the users with bytes, or each inbound or outbound with bytes or running. A snapshot as of the call."""
         rows = self._pending[scope].rows()
         if scope is Scope.USER:
             spelling = self._spelling.copy()
@@ -126,30 +126,30 @@ class Ledger:
         return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
 
     def all(self, scope: Scope) -> Iterator[Row]:
-        """The same as rows."""
+        """The same as `Row` objects."""
         return (Row(scope, *row) for row in self.listed(scope))
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None if there is none."""
         key, pending = _key(scope, name), self._pending[scope]
-        told = scope is Scope.USER and any(key in taken.sums for taken in self._aside if taken.scope is scope)
-        return Row(scope, self._name(scope, key), *pending.both(key)) if told or key in pending else None
+        aside = scope is Scope.USER and any(key in taken.sums for taken in self._aside if taken.scope is scope)
+        return Row(scope, self._name(scope, key), *pending.both(key)) if aside or key in pending else None
 
-    def take(self, scope: Scope, name: str | None = None) -> Taken:
-        """Put the row of a name aside, or all: they begin at zero again. `settle` tells what became of them."""
+    def take(self, scope: Scope, name: str | None = None) -> SetAside:
+        """Put the row of a name aside, or all rows: they begin at zero again. `settle` follows."""
         pending = self._pending[scope]
         if scope is Scope.USER and name is None:
-            taken = Taken(scope, pending)
+            taken = SetAside(scope, pending)
             self._pending[scope] = Sums()
         else:
-            taken = Taken(scope, pending.take(pending.names if name is None else [_key(scope, name)]))
+            taken = SetAside(scope, pending.take(pending.names if name is None else [_key(scope, name)]))
         if scope is not Scope.USER:
             pending.add(Sums(dict.fromkeys(taken.sums.up, 0), dict.fromkeys(taken.sums.down, 0)))
         self._aside.add(taken)
         return taken
 
-    def settle(self, taken: Taken, delivered: bool) -> None:
-        """The reply was delivered: its rows are gone. Or it was not: they come back."""
+    def settle(self, taken: SetAside, delivered: bool) -> None:
+        """Drop the rows put aside for a reply that was delivered; put them back if it was not."""
         self._aside.remove(taken)
         if delivered:
             keys = taken.sums.names
@@ -159,7 +159,7 @@ class Ledger:
             self._pending[taken.scope].add(taken.sums)
 
     def changes(self, most: int | None = None) -> list[Row]:
-        """The rows that are not as they were when they were told last, with what is aside. Zero: there is no row."""
+        """Up to `most` rows that changed since the last call, with bytes put aside. A row of zero is a deleted row."""
         found: list[Row] = []
         for scope, dirty in self._dirty.items():
             keys = set(islice(dirty, most and most - len(found)))
@@ -168,7 +168,7 @@ class Ledger:
         return found
 
     def everything(self) -> list[Row]:
-        """All rows that have bytes, with what is aside."""
+        """All rows with bytes, including bytes put aside."""
         self._dirty = {scope: set() for scope in Scope}
         rows: list[Row] = []
         for scope in Scope:
@@ -176,7 +176,7 @@ class Ledger:
         return [row for row in rows if any(row.both)]
 
     def restore(self, rows: Iterable[Row]) -> None:
-        """Rows of an earlier ledger: nobody has had them."""
+        """Add undelivered rows of an earlier ledger."""
         for row in rows:
             self._pending[row.scope].count(row.key, *row.both)
             if row.scope is Scope.USER:
@@ -189,10 +189,10 @@ class Ledger:
             dirty.update(column if scope is Scope.USER else (key for key, more in column.items() if more))
 
     def _by_key(self, sums: Sums) -> Sums:
-        """What users have by their names, by key."""
+        """Convert sums by users' names to sums by key."""
         names = "".join([*sums.up, *sums.down])
         if names.isascii() and names == names.lower() and not self._spelling:
-            return sums  # most often, and much faster told at once
+            return sums  # the usual case, much faster than name by name
         by_key = Sums()
         for name, up, down in sums.rows():
             key = key_of(name)
@@ -201,11 +201,11 @@ class Ledger:
         return by_key
 
     def _ours(self, scope: Scope) -> list[Sums]:
-        """What is pending and what is aside."""
+        """The pending sums and those put aside."""
         return [self._pending[scope], *(taken.sums for taken in self._aside if taken.scope is scope)]
 
     def _whole(self, scope: Scope, keys: Collection[str]) -> list[Row]:
-        """What is pending of these and what is aside."""
+        """The rows of these keys, with pending bytes and those put aside."""
         names = [self._spelling.get(key, key) for key in keys] if scope is Scope.USER else keys
         ups, downs = columns(self._ours(scope), keys)
         return [*map(_row, zip(repeat(scope), names, ups, downs))]
@@ -214,12 +214,12 @@ class Ledger:
         return self._spelling.get(key, key) if scope is Scope.USER else key
 
     def _runs(self, scope: Scope, name: str) -> bool:
-        """Whether this is an inbound or outbound of a run that goes on."""
+        """Whether a run that is still read has this inbound or outbound."""
         counters = [counter_name(scope, name, direction) for direction in DIRECTIONS]
         return any(counter in last for last in self._last.values() for counter in counters)
 
     def _forget_empty(self, scope: Scope, keys: Iterable[str]) -> None:
-        """Users without bytes are spelled no more; inbounds and outbounds without, that are gone, need no row."""
+        """Forget the spelling of users without bytes, and empty rows of inbounds and outbounds that are gone."""
         ours = self._ours(scope)
         if scope is Scope.USER:
             for key in self._spelling.keys() & keys:
@@ -231,7 +231,7 @@ class Ledger:
                 ours[0].forget(key)
 
     def _spell(self, key: str, name: str) -> None:
-        """A user with two spellings is named as they were counted last."""
+        """Note the spelling of a user's name; the one counted last is used."""
         if key == name:
             self._spelling.pop(key, None)
         else:
@@ -239,7 +239,7 @@ class Ledger:
 
 
 def _added(found: Mapping[Scope, Sums], scopes: Collection[Scope]) -> Iterator[Added]:
-    """What was found of these scopes, a counter each."""
+    """Yield the booked bytes of these scopes, one item for each counter."""
     for scope, sums in found.items():
         if scope in scopes:
             yield from ((scope, name, False, more) for name, more in sums.up.items())

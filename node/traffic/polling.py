@@ -1,4 +1,4 @@
-"""Bytes: readings of the generations' counters into the ledger, and the rows that controllers ask for."""
+"""Reads the runs' counters into the ledger regularly, saves it, and answers controllers' requests for traffic."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, sho
 from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
-from node.traffic.ledger import Ledger, Taken
+from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
-from node.traffic.reply import Told, packed
+from node.traffic.reply import NamedBytes, packed
 from node.traffic.sums import Sums
 from node.traffic.totals import OTHERS, Totals
 from node.waiting import lasting
@@ -27,11 +27,11 @@ from protos import service_pb2
 from protos.columns_pb2 import Stats
 from protos.service_pb2 import StatRequest
 
-# How often the node looks whether a reading is due, as a part of the interval: who asks has one made as well.
+# How often the node checks whether a reading is due, as a fraction of the interval: requests cause readings, too.
 TICK = 0.1
-# The part of it for which a reading is good enough for figures.
+# The fraction of the interval for which a reading is fresh enough for metrics.
 FRESH = 0.1
-# Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
+# Counters are booked and replies built in parts of this many (2 to 3 ms), with a turn of the reactor between.
 SLICE = 2000
 
 _ALL = {
@@ -54,17 +54,17 @@ class Counting(Protocol):
 
 
 class Limits(Protocol):
-    """Who looks at what users carry: see `node.limits`."""
+    """The enforcement of users' limits: see `node.limits`."""
 
     def booked(self, moved: Sums) -> None:
-        """Users have carried this, by key."""
+        """Called with the bytes of users, by key, as they are booked."""
 
     def saving(self, keys: Collection[str]) -> None:
-        """What these users have is being noted, all of it together."""
+        """Called when the rows of these users are being saved, so that their limits are saved with them."""
 
 
 class Traffic:
-    """What was counted and not yet delivered. `interval` is the seconds between two readings that nobody asked for."""
+    """Traffic that was counted and not yet delivered. `interval`: seconds between two regular readings."""
 
     log = Logger()
 
@@ -85,102 +85,99 @@ class Traffic:
         self._ledger = Ledger(totals)
         self._limits: Limits | None = None
         self._readings = Readings(reactor, self._read_one)
-        self._poll = Periodic("reading and noting the counters", self._tick, interval * TICK, reactor)
-        # Why the last reading of a generation brought nothing.
+        self._poll = Periodic("reading and saving the counters", self._tick, interval * TICK, reactor)
+        # Why the last reading of a run failed.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
-        # The runs that another node may go on with, and their marks.
-        self._lasting: dict[Generation, str] = {}
-        # Those that are told.
+        # The runs that another node may adopt, and their marks.
+        self._adoptable: dict[Generation, str] = {}
+        # The totals to report: those that are on disk.
         self._sums: Mapping[Scope, Sequence[Row]] = {}
-        # When the last reading began that brought the counters of every run.
+        # When the last complete reading of all runs began.
         self._whole_at = reactor.seconds()
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know about the counting."""
+        """Warnings about failed readings."""
         return [self._faults[run] for run in self._generations.counting if run in self._faults] + self._poll.warnings
 
     @property
     def age(self) -> float:
-        """How old the oldest counters are, in seconds: 0 where none run, long where a core does not answer."""
+        """Seconds since the last complete reading; 0 without a run. It grows while a core does not answer."""
         return self._reactor.seconds() - self._whole_at if self._generations.counting else 0.0
 
     @property
     def pending(self) -> Mapping[Scope, int]:
-        """How many rows of each scope there are in the ledger."""
+        """The number of rows of each scope in the ledger."""
         return self._ledger.sizes
 
     def totals(self, scope: Scope) -> Iterator[Row]:
-        """The sums since ever, as of the last `settled`; may be gone through in another thread, for there may be many.
-
-        Users who are none any more are left out.
-        """
+        """The totals, as of the last `settled`, without removed users. May be iterated in another thread."""
         rows = self._sums.get(scope, ())
         return (row for row in rows if scope is not Scope.USER or row.key == OTHERS or self._is_user(row.key))
 
     def watched(self, limits: Limits) -> None:
-        """Tell this one of what users carry from now on."""
+        """Report the bytes of users to these limits from now on."""
         self._limits = limits
         self._ledger.booked = limits.booked
 
     def known(self, run: Generation) -> Mapping[str, int]:
-        """The counters of a run that are booked."""
+        """The booked counters of a run."""
         return self._ledger.known(run)
 
     def go_on(self, run: Generation, known: Mapping[str, int]) -> None:
-        """An earlier program of the node has booked these counters of a run."""
+        """Note the counters of a run that an earlier node process has booked."""
         self._ledger.go_on(run, known)
 
     def begin(self, rows: Iterable[Row]) -> None:
-        """Go on from the rows of an earlier node, and read the counters from now on."""
+        """Add the rows of an earlier node, and start reading counters."""
         self.restore(rows)
         self._poll.start()
 
     def restore(self, rows: Iterable[Row], totals: Iterable[Row] = ()) -> None:
-        """Nobody has had these rows of an earlier node, and these are its sums."""
+        """Add undelivered rows and totals of an earlier node."""
         self._ledger.restore(rows)
         self._ledger.totals.restore(totals)
 
     def end(self) -> None:
-        """Read no more by itself."""
+        """Stop the regular readings, and save everything."""
         self._poll.stop()
         self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
 
-    async def last(self, runs: Mapping[Generation, str]) -> None:
-        """What is noted of these runs' counters from now on is noted with their marks: another node may need it.
+    async def persist(self, runs: Mapping[Generation, str]) -> None:
+        """Save the counters of these runs with their marks from now on, for a node that adopts them.
 
-        Returns when what is known of them now is on disk, or the disk has failed.
+        Returns when their current counters are on disk, or the disk has failed.
         """
-        new = {run: mark for run, mark in runs.items() if run not in self._lasting}
-        self._lasting = dict(runs)
+        new = {run: mark for run, mark in runs.items() if run not in self._adoptable}
+        self._adoptable = dict(runs)
         if new:
-            # With the rows that have them.
+            # Together with the rows that include them.
             self.save()
         for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
         await self._store.flush()
 
-    def last_only(self) -> None:
-        """Nobody goes on with any other run."""
-        self._store.booked_only(frozenset(self._lasting.values()))
+    def forget_others(self) -> None:
+        """Delete the saved counters of all other runs: no node can adopt them."""
+        self._store.booked_only(frozenset(self._adoptable.values()))
 
     @property
     def booked(self) -> dict[str, dict[str, int]]:
-        """All counters of those runs that are booked, by their marks, for a store that has none of them."""
-        return {mark: dict(self._ledger.known(run)) for run, mark in self._lasting.items()}
+        """The booked counters of adoptable runs, by their marks, for an empty state file."""
+        return {mark: dict(self._ledger.known(run)) for run, mark in self._adoptable.items()}
 
     async def settled(self, patience: float) -> None:
-        """Have `totals` tell of now, what is on disk: it must not go back when the node is killed.
+        """Bring `totals` up to date with what is on disk: totals must not decrease when the node is killed.
 
-        A core that hangs, and a disk, are waited for so many seconds each at most; the last known sums stand then.
+        Waits for a hanging core, and for the disk, at most `patience` seconds each; then the last known sums stay.
         """
         for work in (self._refresh, self._keep):
             try:
                 await ensureDeferred(work()).addTimeout(patience, self._reactor)
             except TimeoutError:
-                self.log.debug("sums are told as they were known last")
+                self.log.debug("totals are reported as last known: the core or the disk is slow")
 
     async def _refresh(self) -> None:
         if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
@@ -190,19 +187,19 @@ class Traffic:
         while sums := self._ledger.totals.changes(SLICE):
             self._store.totals(sums)
             await self._breathe(sums)
-        # All of this is with the store; what is booked from here on is not.
-        told = {scope: self._ledger.totals.all(scope) for scope in Scope}
+        # The store has all of these sums; bytes booked during the flush are not in it.
+        saved = {scope: self._ledger.totals.all(scope) for scope in Scope}
         await self._store.flush()
-        self._sums = told
+        self._sums = saved
 
     async def read(self, generation: Generation | None = None, wanted: Wanted = None) -> bool:
-        """Book what one run of a core, or each, has counted by now; whether there may be more. `wanted`: of some names.
+        """Read and book the counters of one run, or of all; `wanted`: those of some names suffice.
 
-        That is so if there was anything, and where a run did not answer, which is logged, or is slow to. A reading is
-        booked whole, also where its caller gives up meanwhile.
+        Returns whether there may be more: if there were any bytes, or a run failed (logged) or is slow. A reading is
+        booked completely even if its caller gives up meanwhile.
         """
         began, counting = self._reactor.seconds(), self._generations.counting
-        # What is under way may be of one that is gone from among them meanwhile.
+        # A reading under way may be of a run that is gone meanwhile.
         self._ledger.keep({*counting, *self._readings.under_way, *filter(None, (generation,))})
         self._faults = {run: fault for run, fault in self._faults.items() if run in counting}
         if generation is not None:
@@ -210,26 +207,26 @@ class Traffic:
         return await lasting(ensureDeferred(self._read_all(counting, began, wanted)))
 
     async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> Stats:
-        """The rows of a request, as a StatResponse has them: all that was counted until it came.
+        """Answer a request: a StatResponse's rows, with all bytes counted until the request came.
 
-        With a reset they come back if the reply is not delivered.
-        `delivered` is asked for where that matters. Raises `UnknownName`.
+        With a reset the rows come back if the reply is not delivered: only then `delivered` is called. Raises
+        `UnknownName`, `Unsupported` and `InvalidRequest`.
         """
-        scope, name = asked(request)
+        scope, name = requested(request)
         await self.read(wanted=None if name is None else frozenset({(scope, name)}))
         self._require(scope)
         rows = self._ledger.listed(scope) if name is None else iter([self._row(scope, name)[1:]])
         if request.reset:
             delivered().addCallback(partial(self._settle, self._ledger.take(scope, name)))
-        # Among all users only what is not zero is told.
-        return await self._told(rows, zeros=name is not None or scope is not Scope.USER)
+        # In a list of all users zeros are left out.
+        return await self._reply(rows, zeros=name is not None or scope is not Scope.USER)
 
     def everything(self) -> tuple[list[Row], list[Row]]:
-        """All rows that are not yet delivered and all sums, for a store that has none of them."""
+        """All undelivered rows and all totals, for an empty state file."""
         return self._ledger.everything(), self._ledger.totals.everything()
 
     def save(self) -> None:
-        """Have the store note what changed, in parts."""
+        """Save the changed rows and totals, in parts."""
         self._saved_at = self._reactor.seconds()
         rows = self._ledger.changes(SLICE)
         self._note(rows)
@@ -242,20 +239,20 @@ class Traffic:
     def _note(self, rows: Sequence[Row]) -> None:
         self._store.rows(rows)
         if rows:
-            for run, mark in self._lasting.items():
+            for run, mark in self._adoptable.items():
                 self._store.booked(mark, self._ledger.counters(run, rows))
         if self._limits is not None:
             self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 
-    def _settle(self, taken: Taken, delivered: bool) -> None:
+    def _settle(self, taken: SetAside, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)
         if delivered:
-            # At once: what was delivered must not come back after a crash.
+            # At once: delivered bytes must not come back after a crash.
             self.save()
 
     async def _tick(self) -> None:
         now = self._reactor.seconds()
-        # A tick that comes a little early is as good.
+        # Half a tick early is as good.
         due = self._interval * (1 - TICK / 2)
         if not self._generations.counting:
             self._whole_at = now
@@ -274,9 +271,9 @@ class Traffic:
 
     async def _read_one(self, generation: Generation, wanted: Wanted) -> bool:
         try:
-            moved = await self._book(generation, await counted(generation, wanted))
-        except Exception as error:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
-            # What could not be read of one that is gone does not matter any more.
+            moved = await self._book(generation, await read_counters(generation, wanted))
+        except Exception as error:  # noqa: BLE001 - logged, and a warning in `info`; replies have what was read before
+            # A failure does not matter if the run is gone.
             if generation in self._generations.counting:
                 self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))
             return True
@@ -284,7 +281,7 @@ class Traffic:
         return moved
 
     def _not_read(self, fault: Exception, before: str) -> str:
-        """The warning; it is logged if it is another than before."""
+        """The warning for a failed reading; it is logged if it differs from the previous one."""
         foreseen = isinstance(fault, NodeError)
         text = f"counters were not read: {fault if foreseen else f'internal error: {type(fault).__name__}'}"
         if text != before and foreseen:
@@ -300,7 +297,7 @@ class Traffic:
             await self._breathe(part)
         return moved
 
-    async def _told(self, rows: Iterator[Told], zeros: bool) -> Stats:
+    async def _reply(self, rows: Iterator[NamedBytes], zeros: bool) -> Stats:
         reply = Stats()
         while part := list(islice(rows, SLICE)):
             reply.stat.extend(packed(part, zeros))
@@ -308,7 +305,7 @@ class Traffic:
         return reply
 
     async def _breathe(self, part: Sized) -> None:
-        """Let others work before the next part, if there may be one."""
+        """Give the reactor a turn after a full part."""
         if len(part) == SLICE:
             await deferLater(self._reactor, 0)
 
@@ -321,24 +318,24 @@ class Traffic:
         return row
 
     def _require(self, scope: Scope) -> None:
-        # The newest: what is of another configuration and drains is over soon.
+        # Only the newest run counts: a draining one of another configuration ends soon.
         if any(scope in generation.uncounted for generation in self._generations.counting[:1]):
             raise Unsupported(
                 f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
             )
 
 
-async def counted(generation: Generation, wanted: Wanted) -> Reading:
-    """All counters of a run, or at least those that are wanted. Raises `errors.CoreFailed`."""
+async def read_counters(generation: Generation, wanted: Wanted) -> Reading:
+    """Read all counters of a run, or at least the wanted ones. Raises `errors.CoreFailed`."""
     if wanted is None or not isinstance(generation, CountsSome):
         return await generation.counters()
     return await generation.some_counters(wanted)
 
 
-def asked(request: StatRequest) -> tuple[Scope, str | None]:
-    """Of what scope, and which name of it; None for all. Raises `InvalidRequest`."""
+def requested(request: StatRequest) -> tuple[Scope, str | None]:
+    """The requested scope and name; None for all names. Raises `InvalidRequest`."""
     if request.type in _ALL:
         return _ALL[request.type], None
     if request.type in _ONE:
         return _ONE[request.type], request.name
-    raise InvalidRequest(f"there is no kind of statistics with number {request.type}")
+    raise InvalidRequest(f"unknown statistics type {request.type}")

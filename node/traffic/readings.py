@@ -1,4 +1,4 @@
-"""Readings of counters that are under way: one of each run at a time, and none that waits for another run."""
+"""Schedules readings of counters: one of each run at a time, independently of other runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from node.contract.counters import Scope
 from node.contract.driver import Generation
 from node.waiting import together
 
-# Seconds that somebody who wants all counters waits for a run. What a slower one says is booked when it comes.
+# Seconds that a caller who wants all counters waits for a run; a slower reading is booked when it comes.
 PATIENCE = 5.0
 
 
-# Names of which a run is to say the counters; None for all that it has.
+# The names whose counters to read; None for all.
 Wanted = frozenset[tuple[Scope, str]] | None
-# Of how many names a run is asked one by one: of more, all counters are read.
+# Up to this many names are read one by one; for more, all counters are read.
 FEW = 32
 
 
 @dataclass
 class Batch:
-    """Who waits for one reading of a run, and what they want of it."""
+    """The callers that wait for one reading of a run, and the names that they want."""
 
     wanted: Wanted
     waiting: list[Deferred[bool]] = field(default_factory=list)
@@ -38,9 +38,9 @@ class Batch:
 
 
 class Readings:
-    """`read` reads one run; it goes on when nobody waits for it any more.
+    """Schedules readings. `read` reads one run; it continues even if no caller waits for it any more.
 
-    Nobody gets a reading that began before they asked: those who come while a run is read share the next one of it.
+    No caller gets a reading that began before its request: callers that come while a run is read share its next one.
     """
 
     def __init__(self, reactor: IReactorTime, read: Callable[[Generation, Wanted], Coroutine[Any, Any, bool]]) -> None:
@@ -55,7 +55,7 @@ class Readings:
         return self._under_way.keys()
 
     def one(self, run: Generation, wanted: Wanted = None) -> Deferred[bool]:
-        """What a reading says that begins now, or when the one under way is over; a Deferred for each caller."""
+        """The result of a reading that begins now, or after the one under way. Each caller gets its own Deferred."""
         if run in self._under_way:
             return self._next.setdefault(run, Batch(wanted)).join(wanted)
         batch = Batch(wanted)
@@ -64,16 +64,16 @@ class Readings:
         return result
 
     async def all(self, runs: Collection[Generation], wanted: Wanted = None) -> bool:
-        """Whether such a reading of one of these says so; or may, because it takes too long."""
+        """Read several runs. Returns whether any reading returned True, or takes longer than PATIENCE."""
         now = self._reactor.seconds()
-        # Nobody waits for a core that hangs, nor do callers gather behind it.
+        # No caller waits for a core that hangs already: else callers would queue behind it.
         slow = {run for run in runs if now - self._since.get(run, now) >= PATIENCE}
         awaited = [self.one(run, wanted) for run in runs if run not in slow]
         try:
-            told = await ensureDeferred(together(awaited)).addTimeout(PATIENCE, self._reactor)
+            moved = await ensureDeferred(together(awaited)).addTimeout(PATIENCE, self._reactor)
         except TimeoutError:
             return True
-        return any(told) or bool(slow)
+        return any(moved) or bool(slow)
 
     def _begin(self, run: Generation, batch: Batch) -> None:
         self._under_way[run], self._since[run] = batch, self._reactor.seconds()

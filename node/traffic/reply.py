@@ -1,4 +1,4 @@
-"""Rows as the interface has them, packed: for thousands, messages of their own cost more than all else. Pure."""
+"""Serialises rows for a StatResponse by columns: thousands of message objects would cost more than all else. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from node.contract.counters import DIRECTIONS
 from protos.columns_pb2 import Values
 from protos.service_pb2 import Stat
 
-# A value as the field that it is in a Stat: its tag, then bytes of which all but the last have the highest bit.
+# The serialised value field of a Stat: its tag, then a varint, whose bytes but the last have the highest bit set.
 _VALUE = re.compile(rb"\x20[\x80-\xff]*[\x00-\x7f]")
 _UP, _DOWN = (Stat(type=direction, link="traffic").SerializeToString() for direction in DIRECTIONS)
 
 # A name, and its bytes up and down.
-Told = tuple[str, int, int]
+NamedBytes = tuple[str, int, int]
 
 
-def packed(rows: Sequence[Told], zeros: bool) -> list[bytes]:
-    """Two Stats of each of these rows; those without bytes only if they are asked for."""
+def packed(rows: Sequence[NamedBytes], zeros: bool) -> list[bytes]:
+    """Serialise rows as two Stats each, one for each direction; Stats without bytes only with `zeros`."""
     if not rows:
         return []
     names, ups, downs = zip(*rows, strict=True)
@@ -33,6 +33,6 @@ def _values(values: Sequence[int]) -> list[bytes]:
 
 
 def _name(name: str) -> bytes:
-    """The field of a Stat."""
+    """The serialised name field of a Stat."""
     raw = name.encode()
     return b"\n%c%b" % (len(raw), raw) if len(raw) < 128 else Stat(name=name).SerializeToString()

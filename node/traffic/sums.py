@@ -1,4 +1,4 @@
-"""Bytes up and down by name, a column each: thousands are added up without a step of Python's for each. Pure."""
+"""Bytes by name, in two columns (up and down): thousands are added without a Python-level step for each. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node.contract.counters import Both
 
 @dataclass(eq=False)
 class Sums:
-    """A name that is in neither column has no bytes; one that is in one of them may have none, too."""
+    """Bytes up and down by name. A missing name has no bytes; an entry may be 0."""
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Sums:
 
     @property
     def names(self) -> Collection[str]:
-        """Those of either column, once each, in the order in which they came."""
+        """The names in either column, without duplicates, in order of arrival."""
         return dict.fromkeys(chain(self.up, self.down)).keys()
 
     @property
@@ -37,7 +37,7 @@ class Sums:
         return self.up.get(name, 0), self.down.get(name, 0)
 
     def rows(self) -> Iterator[tuple[str, int, int]]:
-        """Each name with its bytes, as of now."""
+        """Yield each name with its bytes up and down; a snapshot as of the call."""
         names = [*self.names]
         return zip(names, *columns([self], names), strict=True)
 
@@ -56,7 +56,7 @@ class Sums:
             mine.pop(name, None)
 
     def take(self, names: Collection[str]) -> Sums:
-        """Those of these names that have bytes; they have no more here."""
+        """Remove and return the bytes of these names."""
         taken = Sums()
         for mine, theirs in ((self.up, taken.up), (self.down, taken.down)):
             theirs.update({name: mine.pop(name) for name in names if mine.get(name)})
@@ -64,7 +64,7 @@ class Sums:
 
 
 def columns(several: Collection[Sums], names: Collection[str]) -> tuple[list[int], list[int]]:
-    """What these names have in all of them together, up and down."""
+    """The bytes of these names, up and down, added over several sums."""
     return _column([sums.up for sums in several], names), _column([sums.down for sums in several], names)
 
 

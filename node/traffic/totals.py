@@ -1,4 +1,4 @@
-"""Bytes by name since the state file began, pure: sums that no controller takes away, so that they never go back."""
+"""Total bytes by name since the state file began, pure. Controllers cannot reset them, so they never decrease."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 
 from node.contract.counters import Both, Row, Scope, _key
 
-# Names of one kind that are told apart; the bytes of further ones are booked together, as OTHERS.
+# Names kept for each scope at most; the bytes of further names are booked together, as OTHERS.
 MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000}
 OTHERS = "(others)"
 LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND})
@@ -17,48 +17,48 @@ Added = tuple[Scope, str, bool, int]
 
 
 class Totals:
-    """The sums of these scopes; of the others nothing is kept."""
+    """The totals of these scopes; other scopes are ignored."""
 
     def __init__(self, scopes: Collection[Scope] = LASTING, most: dict[Scope, int] | None = None) -> None:
         self._rows: dict[Scope, dict[str, Row]] = {scope: {} for scope in scopes}
         self._most = most or MOST
-        # What differs from what `changes` told last.
+        # Rows that changed since `changes` returned them last.
         self._dirty: set[tuple[Scope, str]] = set()
 
     @property
     def scopes(self) -> Collection[Scope]:
-        """Those that are kept."""
+        """The scopes that are kept."""
         return self._rows.keys()
 
     def book(self, found: Iterable[Added]) -> None:
-        """Add what was counted."""
+        """Add counted bytes."""
         for scope, name, down, added in found:
             if scope in self._rows:
                 self._add(scope, name, (0, added) if down else (added, 0))
 
     def restore(self, rows: Iterable[Row]) -> None:
-        """Add the sums of an earlier node. What is counted already stays on top of them."""
+        """Add the totals of an earlier node to those counted already."""
         for row in rows:
             if row.scope in self._rows:
                 self._add(row.scope, row.name, row.both)
 
     def all(self, scope: Scope) -> list[Row]:
-        """The sums of a scope, as they are now."""
+        """The totals of a scope, as of now."""
         return [*self._rows.get(scope, {}).values()]
 
     def changes(self, most: int | None = None) -> list[Row]:
-        """The sums that are not as they were when they were told last. Zero: there is none."""
+        """Up to `most` totals that changed since the last call. Zero is a deleted one."""
         dirty = set(islice(self._dirty, most))
         self._dirty -= dirty
         return [self._rows[scope].get(key, Row(scope, key, 0, 0)) for scope, key in dirty]
 
     def everything(self) -> list[Row]:
-        """All sums."""
+        """All totals."""
         self._dirty = set()
         return [row for rows in self._rows.values() for row in rows.values()]
 
     def make_room(self, scope: Scope, stays: Callable[[str], bool]) -> None:
-        """If there is no room for more names, forget those that do not stay."""
+        """If the scope is full, delete the names for which `stays` returns False."""
         rows = self._rows.get(scope, {})
         if len(rows) >= self._most[scope]:
             for key in [key for key in rows if key != OTHERS and not stays(key)]:

@@ -1,1 +1,1 @@
-"""REST and gRPC: connections, TLS, and how bytes become calls and replies."""
+"""The REST and gRPC servers: how bytes become calls and replies."""

@@ -1,4 +1,4 @@
-"""grpc.health.v1: what each service that is asked after was said to be last."""
+"""The service grpc.health.v1: reports the state that was last set for each service."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Instead of grpcio's own, which writes with its lock held: whoever watched and took nothing kept all others from
-    hearing anything new."""
+    """Replaces grpcio's servicer, which writes with its lock held: a watcher that reads nothing blocks all others."""
 
     def __init__(self) -> None:
         self._states: dict[str, Any] = {}
-        # Set, and another one in its place, with each change.
+        # Set at each change, and then replaced.
         self._news = asyncio.Event()
 
     def set(self, state: Any, *services: str) -> None:
-        """These are in this state now. In the loop of whoever asks."""
+        """Set the state of these services. To be called in the asyncio loop that serves them."""
         self._states |= dict.fromkeys(services, state)
         self._news.set()
         self._news = asyncio.Event()

@@ -1,4 +1,4 @@
-"""gRPC's server reflection, for tools. Most nodes are never asked, so what it takes is imported with the first call."""
+"""gRPC's server reflection, for tools. Few nodes are ever asked, so its modules are imported with the first call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "grpc.reflection.v1alpha.ServerReflection"
 
 
 class Reflection(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Tells of these services, and of itself."""
+    """Describes these services, and itself."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self._services = (*services, _NAME)

@@ -1,6 +1,6 @@
-"""The REST interface: a Klein route for every row of METHODS, and nothing that a row does not say.
+"""The REST interface: a Klein route for every row of METHODS.
 
-Authentication, deadlines and the limit of size are behind us here: see `node.transport.site`.
+`node.transport.site` has checked authentication, deadlines and the size limit before a request comes here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from node.waiting import fire, lasting
 from protos.service_pb2 import EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"
-# Messages of one body that are taken before others have their turn.
+# Messages of one body that are processed in one reactor turn.
 TURN = 256
 
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
@@ -38,7 +38,7 @@ _logger = Logger()
 
 
 def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
-    """All of METHODS over `calls`. To be served by `node.transport.site.Site`, whose requests know their caller."""
+    """Make the resource for all of METHODS and the pages. `node.transport.site.Site` serves it, and sets the caller."""
     app = _app_of(pages)
     for method in METHODS:
         route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
@@ -47,7 +47,7 @@ def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
 
 
 def make_pages(pages: Iterable[Page]) -> IResource:
-    """Nothing but these."""
+    """Make a resource for these pages alone."""
     return _Root(_app_of(pages))
 
 
@@ -90,7 +90,7 @@ def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[byte
 
 
 def _admit(request: Request, method: Method) -> None:
-    # At the headers it was asked for by the path alone.
+    # `site` checked the scope at the headers, by the path alone.
     request.caller.require(method.scope)
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
@@ -107,7 +107,7 @@ def _header(request: Request, name: str) -> str:
     try:
         return request.getHeader(name) or ""
     except UnicodeDecodeError:
-        raise InvalidRequest(f"the {name} is not UTF-8")
+        raise InvalidRequest(f"the header {name} is not UTF-8")
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
@@ -145,11 +145,11 @@ async def _events(calls: Calls, method: Method, request: Request) -> bytes:
 
 
 def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Reply]:
-    """The outcome of work that goes on when the caller hangs up, which cancels what is returned here."""
+    """Return the outcome of work that goes on when the caller hangs up, which cancels only the returned Deferred."""
     outcome: Deferred[Reply] = Deferred()
 
     def answer(reply: Reply) -> None:
-        if outcome.called and reply.delivered is not None:  # there is nobody to have it any more
+        if outcome.called and reply.delivered is not None:  # the caller has hung up
             fire(reply.delivered, False)
         outcome.callback(reply)
 
@@ -159,22 +159,22 @@ def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Repl
 
 
 async def _answer(request: Request, reply: Reply) -> bytes:
-    """What is still to be written of a response: its body, unless it has to be watched on its way."""
+    """Return the body for Klein to write; if its delivery is watched, write it here and return nothing."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
     request.setHeader(b"Content-Length", b"%d" % len(reply.body))
     if reply.delivered is None:
         return reply.body
     request.site.deliveries.write(request, reply.body, reply.delivered)
     if not request.channel.persistent:
-        # The client has its reply. TLS's farewell behind it would lie unread there when it closes, and its kernel would
-        # reset the connection instead of acknowledging what it read.
+        # TLS's close_notify must not follow at once: it would lie unread when the client closes, and then its kernel
+        # would reset the connection instead of acknowledging the reply.
         await lasting(reply.delivered)
     return b""
 
 
 def _failed(request: Any, failure: Failure) -> bytes:
     error = _translated(failure)
-    if request.startedWriting:  # a log stream: an orderly end would tell the client that the log is over
+    if request.startedWriting:  # a log stream: a graceful end would mean to the client that the log is over
         request.transport.abortConnection()
         return b""
     if isinstance(error, WrongVerb):
@@ -191,10 +191,10 @@ def _translated(failure: Failure) -> NodeError:
         return WrongVerb("this path takes other HTTP methods: see Allow")
     if isinstance(fault, HTTPException):
         return UnknownPath("there is no such path; the interface has its list")
-    _logger.failure("REST failed outside any operation", failure=failure)
+    _logger.failure("a REST request failed outside any operation; it is answered with 500", failure=failure)
     return Internal(f"internal error: {type(fault).__name__}; the node's log has more")
 
 
 def _verbs(path: str) -> list[str]:
-    """Of a path that there is: of the pages, if of none of METHODS."""
+    """Return the verbs of an existing path; one that is not in METHODS is a page's."""
     return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs] or ["GET", "HEAD"]

@@ -1,8 +1,9 @@
-"""The gRPC server: METHODS as generic handlers, no generated code. Runs in the asyncio thread, on a unix socket.
+"""The gRPC server: METHODS as generic handlers, without generated code. Runs in the asyncio thread, on a unix socket.
 
-Behind `node.door`, which ends TLS and looks after connections: what comes here is one client's in each connection.
+`node.door` in front of it terminates TLS and enforces limits; each connection here belongs to one client.
 
-A stranger is refused by a stream-typed handler before any message is read; a unary one would take the whole body first.
+A call without a valid key is refused by a stream handler, before any message is read; a unary one would read the whole
+body first.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ from node.transport.serving import Serving
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest, Log
 
-# Seconds that calls under way may take to end at shutdown.
+# Seconds that calls under way have to end at shutdown.
 GRACE = 1.0
-# Metadata of those who read log lines with ids.
+# The metadata with which a client asks for log lines with ids.
 LAST = "last-event-id"
-# Messages of a stream that may wait to be handed over; then no more are read.
+# Messages of a stream that may wait for the reactor's thread; then no more are read.
 BATCH = 256
 BATCH_BYTES = 1024 * 1024
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),
-    # Half-open clients: ping after 30 s of silence, gone after 20 s without an answer.
+    # Half-open connections: a PING after 30 s of silence, closed after 20 s without an answer.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # The door limits PINGs: gRPC's own limits differ from the documented ones.
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_concurrent_streams", 1000),
 ]
 
-# What is asked after: everything, the service, the check by its name.
+# The names of the health service: the whole server, the service, and the readiness check.
 _HEALTH = ("", SERVICE.full_name, "readyz")
 _PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 
@@ -66,21 +68,21 @@ _logger = Logger()
 
 
 class RpcServer:
-    """Serves METHODS to the clients that the door lets in."""
+    """Serves METHODS to the clients that the door admits."""
 
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator, upstream: Upstream) -> None:
         self._aio = aio
         self._upstream = upstream
         self._serving: Serving | None = None
-        # Says in gRPC's own words what /readyz says; of every server that there is.
+        # Reports what /readyz does, for each server that is started.
         self._health = Health()
         heard, refused = partial(aio.tell, self._heard, calls, upstream), partial(aio.call, self._refused, upstream)
         self._gate = _Gate(authenticator, _Handlers(aio, calls, upstream), heard, refused)
 
     async def start(self) -> None:
-        """Bind and serve. Raises `OSError` if there can be no socket."""
-        await self._told(_serving(False))
-        # That it answers is the answer.
+        """Bind and serve. Raises `OSError` if the socket cannot be bound."""
+        await self._set_health(_serving(False))
+        # Any reply means alive.
         self._health.set(_serving(True), "livez")
         self._serving = Serving(self._bound)
         await self._serving.start()
@@ -90,14 +92,14 @@ class RpcServer:
         if self._serving is not None:
             await self._serving.stop(GRACE)
 
-    def tell(self, ready: bool) -> None:
-        """Whether the node is ready, from the reactor."""
-        self._aio.run(self._told(_serving(ready))).addErrback(
-            lambda failure: _logger.failure("the health service was not told", failure)
+    def set_ready(self, ready: bool) -> None:
+        """Set whether the node is ready. To be called on the reactor."""
+        self._aio.run(self._set_health(_serving(ready))).addErrback(
+            lambda failure: _logger.failure("the gRPC health service was not updated; it reports an old state", failure)
         )
 
-    async def _told(self, verdict: Any) -> None:
-        self._health.set(verdict, *_HEALTH)
+    async def _set_health(self, state: Any) -> None:
+        self._health.set(state, *_HEALTH)
 
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
@@ -122,10 +124,10 @@ class RpcServer:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets callers with a key in, to every service of the server; to METHODS with one that may call them.
+    """Checks the key of each call: any key for the other services, one with the method's scope for METHODS.
 
-    `heard` is called with each request that is none of METHODS, of which the handlers tell themselves. `refused` is
-    awaited with each client that has no right key before they are told.
+    `heard` is called for each call with a key that is not in METHODS, or is forbidden; the handlers of METHODS report
+    their calls themselves. `refused` is awaited before a call without a valid key is answered, and may delay that.
     """
 
     def __init__(
@@ -168,9 +170,9 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return hear
 
     def _telling(self, handler: grpc.RpcMethodHandler, caller: Caller) -> grpc.RpcMethodHandler:
-        """The same handler, which says first whose request it has: the context alone knows.
+        """Return a handler that first reports its caller: only the context has the peer's name.
 
-        It is handed bytes: what is no message gRPC would call an error of the server's.
+        It parses the request itself: gRPC would report a body that is not a message as an error of the server.
         """
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
@@ -209,7 +211,7 @@ async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], con
 
 
 class _Handlers:
-    """What answers a call of METHODS, for its caller."""
+    """Makes the handler for a call of METHODS, with its caller."""
 
     def __init__(self, aio: Aio, calls: Calls, upstream: Upstream) -> None:
         self._aio = aio
@@ -224,8 +226,8 @@ class _Handlers:
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method, caller))
         if watched(method):
-            # A stream of one reply is the same on the wire. It costs a second write, but only its writing can be seen
-            # to fail: of a unary reply gRPC says OK, whatever became of it.
+            # A stream of one reply is the same on the wire, and costs a second write. But only for a stream a failed
+            # write can be noticed: after a unary reply gRPC reports OK in any case.
             return grpc.unary_stream_rpc_method_handler(partial(self._watched, method, caller))
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, caller))
 
@@ -242,23 +244,23 @@ class _Handlers:
             work.add_done_callback(self._undelivered)
             raise
         if reply.delivered is not None:
-            # Before the end of the call is sent, so that the client cannot hang up before it is heard.
+            # Before the end of the call is sent: after it, the client may close before the watch begins.
             self._aio.tell(self._upstream.watch, context.peer(), reply.delivered)
 
     def _call(self, method: Method, caller: Caller, body: bytes, context: Context) -> tuple[Any, ...]:
-        """What is called on the reactor. What was accepted goes on when the caller hangs up."""
+        """The function and arguments of a unary call, for the reactor."""
         return self._unary_of, context.peer(), method, body, caller
 
     async def _unary_of(self, peer: str, method: Method, body: bytes, caller: Caller) -> Reply:
         return await self._calls.unary(method, body, self._known(peer, caller))
 
     def _known(self, peer: str, caller: Caller) -> Caller:
-        """The caller, with the address: the door knows whose connection this is."""
+        """Tell the door that the client has a key; return the caller with the client's address."""
         self._upstream.show_key(peer)
         return replace(caller, address=self._upstream.address(peer))
 
     def _undelivered(self, work: asyncio.Future[Reply]) -> None:
-        """Tell whoever waits for it that the reply was not delivered. Where none was made, they know."""
+        """Report that the reply was not delivered, if there is one and somebody waits for it."""
         waiter = None if work.cancelled() or work.exception() else work.result().delivered
         if waiter is not None:
             self._aio.tell(fire, waiter, False)
@@ -276,20 +278,25 @@ class _Handlers:
 
     async def _logs(self, method: Method, caller: Caller, _: bytes, context: Context) -> AsyncIterator[bytes]:
         last = _last(context.invocation_metadata())
-        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
+        reader, bundles = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
         await context.send_initial_metadata(())
-        yield BUNDLED
+        if bundles:
+            yield BUNDLED
         placed = PlacedReader(reader)
+        messages: Iterable[bytes]
         while True:
             if last is None:
-                lines = await _answered(self._aio.call(reader.next), context)
-                yield _bundled(tuple(lines))
+                lines = tuple(await _answered(self._aio.call(reader.next), context))
+                messages = (_bundled(lines),) if bundles else _messages(lines)
             else:
                 found = await _answered(self._aio.call(placed.next), context)
-                yield bundle(Log(detail=line, id=place).SerializeToString() for line, place in found)
+                messages = [Log(detail=line, id=place).SerializeToString() for line, place in found]
+                messages = (bundle(messages),) if bundles else messages
+            for message in messages:
+                yield message
 
-    async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> LogReader:
-        return self._calls.logs(method, self._known(peer, caller), last)
+    async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> tuple[LogReader, bool]:
+        return self._calls.logs(method, self._known(peer, caller), last), self._upstream.takes_bundles(peer)
 
     async def _events(self, method: Method, caller: Caller, body: bytes, context: Context) -> AsyncIterator[bytes]:
         opening = self._aio.call(self._followed_by, context.peer(), method, caller, body)
@@ -306,9 +313,9 @@ class _Handlers:
 
 
 async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:
-    """Hand each message over as it comes; those that come meanwhile go together, for a crossing costs most.
+    """Hand messages over to the reactor as they come, batched while a batch is under way: crossing threads costs most.
 
-    What was handed over is not called back when the client hangs up.
+    A batch that was handed over is not cancelled when the client hangs up.
     """
     waiting: list[bytes] = []
     under_way: asyncio.Future[None] | None = None
@@ -338,26 +345,26 @@ async def _fed(feed: OpenFeed, batch: list[bytes]) -> None:
 
 
 def _seen(done: asyncio.Future[Any]) -> None:
-    """Mark the error as retrieved: maybe nobody waits for it any more."""
+    """Mark the error as retrieved: no task may be waiting for it any more."""
     if not done.cancelled():
         done.exception()
 
 
 async def _answered(work: Awaitable[T], context: Context) -> T:
-    """The reply, or the error as the status it stands for."""
+    """Await the reply; abort the call with the status of an error."""
     try:
         return await work
     except NodeError as fault:
         error = fault
-    except Exception as fault:  # noqa: BLE001 - gRPC would keep it to itself
-        _logger.failure("gRPC failed outside any operation")
+    except Exception as fault:  # noqa: BLE001 - gRPC would not log it
+        _logger.failure("a gRPC call failed outside any operation; it is answered with INTERNAL")
         error = Internal(f"internal error: {type(fault).__name__}; the node's log has more")
     await context.abort(grpc.StatusCode[error.grpc], error.text)
     raise error
 
 
 def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str], list[str]]:
-    """The values of `authorization` and of `x-api-key`."""
+    """Return the values of `authorization` and of `x-api-key`."""
     pairs = [(key, value) for key, value in metadata or () if isinstance(value, str)]
     return (
         [value for key, value in pairs if key == "authorization"],
@@ -366,14 +373,18 @@ def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str]
 
 
 def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """The id of the last log line that a client read, empty for none; nothing if it does not ask for ids."""
+    """Return the id of the last log line that a client read, empty for none; None if it does not ask for ids."""
     return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
 
 
 @lru_cache(maxsize=1)
 def _bundled(lines: tuple[str, ...]) -> bytes:
-    """Made once for all readers that are at the same place, as those are that keep up."""
-    return bundle(Log(detail=line).SerializeToString() for line in lines)
+    """Make a bundle of lines, once for all readers at the same place, as readers that keep up are."""
+    return bundle(_messages(lines))
+
+
+def _messages(lines: Iterable[str]) -> list[bytes]:
+    return [Log(detail=line).SerializeToString() for line in lines]
 
 
 def _serving(ready: bool) -> Any:
@@ -382,14 +393,14 @@ def _serving(ready: bool) -> Any:
 
 
 def _add_official_services(server: Any, servicer: Any) -> None:
-    """grpc.health.v1 and reflection, behind the same key as everything."""
+    """Add grpc.health.v1 and reflection; they need a key, too."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = [service.full_name for service in (SERVICE, *health_pb2.DESCRIPTOR.services_by_name.values())]
     server.add_generic_rpc_handlers((Reflection(names),))
 
 
 def _refusal(fault: NodeError, first: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:
-    """Answers with this fault, after `first` was called with the client."""
+    """Return a handler that answers with this error, after it awaited `first` with the client's peer name."""
 
     async def refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
         await first(context.peer())

@@ -1,4 +1,4 @@
-"""Keeps a gRPC server on a socket: when one fails, another takes its place. Runs in the asyncio thread."""
+"""Supervise the gRPC server: when it fails, start another one. Runs in the asyncio thread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeAlias
 
 from node.logs import Logger
 
-# Seconds before each attempt to serve again, first and longest.
+# Seconds before an attempt to restart the server: the first one, and the longest.
 FIRST_PAUSE = 0.02
 LAST_PAUSE = 5.0
-# Failed servers whose open calls may go on; of more the oldest one's are ended.
+# Failed servers whose open calls may go on; beyond it, the oldest one's calls are ended.
 FADING = 4
-# Seconds for those calls: as long as they like.
+# Seconds for those calls: no limit in effect.
 _FOREVER = 10 * 365 * 86_400.0
-# Seconds that one line about failures stands for.
+# Seconds between two log lines about failures.
 _QUIET = 600.0
 
 # grpc.aio.Server; grpcio has no types.
@@ -24,10 +24,10 @@ Server: TypeAlias = Any
 
 
 class Serving:
-    """One server at a time, made by `make`: bound, not started yet.
+    """Runs one server at a time. `make` returns one that is bound, and not started yet.
 
-    A stranger ends gRPC's serving loop with one call whose path is not UTF-8: gRPC decodes it outside any handler. A
-    server that failed takes no more calls, but its open ones go on, so that no controller loses a stream by it.
+    One call whose path is not UTF-8 ends gRPC's serving loop: gRPC decodes the path outside any handler. A failed
+    server takes no more calls, but its open ones go on, so that no controller loses a stream.
     """
 
     log = Logger()
@@ -40,11 +40,11 @@ class Serving:
         self._releasing: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
-        # Failures that no line told of.
-        self._untold = 0
+        # Failures since the last log line.
+        self._unlogged = 0
 
     async def start(self) -> None:
-        """Serve. Raises `OSError` if there can be no socket."""
+        """Start the server. Raises `OSError` if it cannot bind its socket."""
         asyncio.get_running_loop().set_exception_handler(self._complain)
         await self._serve()
         self._watch = asyncio.create_task(self._replace())
@@ -58,20 +58,20 @@ class Serving:
 
     async def _serve(self) -> None:
         server = self._make()
-        # gRPC tells nobody when its loops end. They are the tasks that appear when it starts, in its own kind of
-        # coroutine: calls of the node to its core may begin in the same moment.
+        # gRPC does not report when its serving loops end. They are the tasks that appear at its start and are not
+        # Python coroutines; other tasks of the node may begin in the same moment.
         before = asyncio.all_tasks()
         await server.start()
         began = asyncio.all_tasks() - before
         self._loops = {task for task in began if not inspect.iscoroutine(task.get_coro())}
-        assert self._loops, "nothing serves that could be watched"
+        assert self._loops, "found no serving loop of gRPC's to watch"
         self._server = server
 
     async def _replace(self) -> None:
-        """See that there is a new server whenever the loop of one fails."""
+        """Start a new server whenever a serving loop fails."""
         while True:
             await asyncio.wait(self._loops, return_when=asyncio.FIRST_EXCEPTION)
-            self._tell()
+            self._log_failure()
             self._fade(self._server)
             self._server = None
             await self._serve_again()
@@ -82,13 +82,13 @@ class Serving:
             await asyncio.sleep(pause)
             try:
                 await self._serve()
-            except Exception as error:  # noqa: BLE001 - whatever it is, a node without it is worse
+            except Exception as error:  # noqa: BLE001 - whatever the error, the node needs a server
                 if pause == LAST_PAUSE:
-                    self.log.error("the gRPC server does not come back, next try in 5 s: {error}", error=str(error))
+                    self.log.error("the gRPC server cannot be restarted; next try in 5 s: {error}", error=str(error))
                 pause = min(2 * pause, LAST_PAUSE)
 
     def _fade(self, server: Server) -> None:
-        """Let its open calls end by themselves, then release it."""
+        """Let the open calls of a failed server end, then release it."""
         self._fading.append(server)
         self._release(server, _FOREVER)
         if len(self._fading) > FADING:
@@ -104,29 +104,31 @@ class Serving:
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
-    def _tell(self) -> None:
+    def _log_failure(self) -> None:
         now = asyncio.get_running_loop().time()
         if now < self._quiet_until:
-            self._untold += 1
+            self._unlogged += 1
             return
-        kinds, more, self._untold = [type(error).__name__ for error in self._errors()], self._untold, 0
+        kinds, more, self._unlogged = [type(error).__name__ for error in self._errors()], self._unlogged, 0
         self.log.warn(
-            "a call ended the gRPC server, a new one takes its place: {kinds}; {more} more did since such a line",
+            "a call crashed the gRPC server ({kinds}); the node starts another one; {more} more crashes since the last "
+            "such line",
             kinds=", ".join(kinds),
             more=more,
         )
         self._quiet_until = now + _QUIET
 
     def _errors(self) -> list[BaseException]:
-        """What the loops failed with."""
+        """Return the errors with which serving loops ended."""
         done = [loop for loop in self._loops if loop.done() and not loop.cancelled()]
         return [error for loop in done if (error := loop.exception()) is not None]
 
     def _complain(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """gRPC forgets the task in which it shuts a failed server down, which fails like the server.
+        """Log errors that asyncio's loop reports, instead of a traceback on standard error.
 
-        What else the loop is told goes to the log, where asyncio would print a traceback on standard error.
+        Errors of the serving loops are left out: gRPC shuts a failed server down in a task that fails like the server,
+        and never awaits it.
         """
         if context.get("exception") not in self._errors():
-            said = {name: repr(value) for name, value in context.items() if name != "message"}
-            self.log.error("in gRPC's thread: {message} {said}", message=context["message"], said=str(said))
+            details = {name: repr(value) for name, value in context.items() if name != "message"}
+            self.log.error("gRPC's thread: {message} {details}", message=context["message"], details=str(details))

@@ -1,8 +1,9 @@
-"""The bounded HTTP/1.1 site in front of the REST interface.
+"""The HTTP/1.1 site in front of the REST interface: authentication, deadlines and size limits.
 
-A stranger is answered at the headers, before any body is read. Every request has absolute deadlines and a limit of
-size, every body stays in memory, and a client that is gone is noticed. twisted.web alone limits neither the size nor
-the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 kB, here users' secrets, into files.
+A request without a valid key is answered at its headers, before any body is read. Every request has absolute deadlines
+and a size limit, every body stays in memory, and a client that is gone is noticed. twisted.web alone limits neither the
+size nor the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 kB, here users' secrets, into
+files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from twisted.web import http, server
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 
-from node.api.auth import NOBODY, Authenticator, Caller, Dialect, bearer_of, dialect
+from node.api.auth import ANONYMOUS, Authenticator, Caller, Dialect, bearer_of, dialect
 from node.api.methods import MAX_BODY, scope_of
 from node.api.pages import Page
 from node.door import connections
@@ -40,9 +41,9 @@ from node.errors import (
 from node.keyfile import Scope
 from node.logs import Logger
 
-# Verbs that change nothing.
+# Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
-# In every response.
+# Headers of every response.
 _EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 
 _logger = Logger()
@@ -50,20 +51,20 @@ _logger = Logger()
 
 @dataclass(frozen=True)
 class Limits(connections.Limits):
-    """What a client of REST may take besides."""
+    """The limits of the door, and the size of a REST body."""
 
     max_body: int = MAX_BODY
 
 
 def describe(error: NodeError, dialect: Dialect) -> tuple[bytes, bytes]:
-    """The media type and the body that tell a caller of this dialect about an error."""
+    """Return the media type and the body of an error, in the caller's dialect."""
     if dialect is Dialect.DEPLOYED:
         return b"text/plain; charset=utf-8", error.text.encode("utf-8", "replace")
     return b"application/json", json.dumps({"error": error.text, "code": error.code}).encode()
 
 
 class Request(server.Request):
-    """A request whose caller is known. `dialect` is what the caller speaks."""
+    """A request, with its caller and the caller's dialect."""
 
     channel: Any
     site: Any
@@ -87,11 +88,11 @@ class Request(server.Request):
             self.content.write(data)
 
     def getRequestHostname(self) -> bytes:
-        """Routes do not depend on a name that the client chose, and a strange one is no error."""
+        """A constant: routes do not depend on the client's Host header, and an odd one is not an error."""
         return b"node"
 
     def fail(self, error: NodeError) -> bytes:
-        """Make the response one that reports this error. Returns its body."""
+        """Turn the response into one for this error. Returns its body."""
         media_type, body = describe(error, self.dialect)
         self.setResponseCode(error.http)
         self.setHeader(b"Content-Type", media_type)
@@ -99,26 +100,32 @@ class Request(server.Request):
         return body
 
     def processingFailed(self, reason: Failure) -> Failure:
-        _logger.failure("a request failed outside its handler", failure=reason)
+        _logger.failure("a REST request failed outside its handler; it is answered with 500", failure=reason)
         self.write(self.fail(Internal("internal error outside any operation; the node's log has more")))
         self.finish()
         return reason
 
 
 class Channel(http.HTTPChannel):
-    """One connection, from its first byte on."""
+    """One HTTP/1.1 connection, from its first byte on."""
 
     site: Site
     transport: Any
     connection: Connection
+    relayed = False
     _heard = False
     _closing = False
-    # Bytes of a body that have a place.
+    # A request has arrived completely, and its reply is not written yet.
+    _answering = False
+    # The next reply is the last one on this connection.
+    _last = False
+    # Bytes of a body that are reserved in the budget.
     _held = 0
 
     def connectionMade(self) -> None:
         super().connectionMade()
         self.connection = self.site.connections.enter(self.transport)
+        self.connection.session = self
         self.connection.arm_instead(self._late)
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
@@ -146,7 +153,7 @@ class Channel(http.HTTPChannel):
             return False
 
     def allHeadersReceived(self) -> None:
-        """Refuse here all that can be refused without the body, before a client is told to continue."""
+        """Refuse what can be refused without the body, before a client is sent 100 Continue."""
         request, limits = self.requests[-1], self.site.limits
         try:
             caller = self._caller(request)
@@ -172,20 +179,23 @@ class Channel(http.HTTPChannel):
     def allContentReceived(self) -> None:
         if not self._closing:
             self.connection.disarm()
+            self._answering = True
             super().allContentReceived()
 
     def requestDone(self, request: http.Request) -> None:
+        self._answering = False
+        self.persistent = self.persistent and not self._last
         self.connection.rest(self._rested)
         self._make_room()
         super().requestDone(request)
 
     def refuse_body(self) -> None:
-        """It is over the limit. The caller is no stranger: what comes is thrown away until the body's deadline."""
+        """Refuse a body over the size limit. The caller has a key: the rest is read and dropped until the deadline."""
         error = TooLarge(f"a body may have {self.site.limits.max_body} bytes at most: send less at a time")
         self._refuse(error, self.site.limits.body_deadline)
 
     def has_room(self, size: int) -> bool:
-        """Whether the request's body of so many bytes has a place; if not, it is refused."""
+        """Reserve memory for the request's body. Returns False, after the request was refused, if there is none."""
         bodies = self.site.connections.bodies
         if size >= SMALL and size > self._held:
             if not bodies.take(size - self._held):
@@ -199,29 +209,29 @@ class Channel(http.HTTPChannel):
         self._held = 0
 
     def _caller(self, request: http.Request) -> Caller:
-        """Whose key the request has; nobody's, where none is needed and none is shown. Raises `Unauthenticated`.
+        """Return the caller of the request; `ANONYMOUS` where no key is needed or given. Raises `Unauthenticated`.
 
-        Where there is nothing but reading, the password of basic authentication is a key, too.
+        For reading a page, the password of basic authentication is a key, too.
         """
         bearers, keys = _credentials(request)
         looks = self._command in _LOOKING
         if looks and self._where() in self.site.pages:
             bearers = [bearer_of(value) for value in bearers]
-        # A stranger's body is not read.
+        # Only without a body: no body is read without a key.
         if looks and not (bearers or keys) and self.length == 0 and self.site.is_open(self._where(), self.transport):
-            return NOBODY
+            return ANONYMOUS
         return self.site.authenticator.check(bearers, keys)
 
     def _scope(self) -> Scope:
-        """What the request takes, by its path."""
+        """The scope that the request needs, by its path."""
         return scope_of(self._command.decode("latin-1"), self._where())
 
     def _where(self) -> str:
-        """The path, which nobody has taken apart yet."""
+        """The path of the request, before twisted.web parses it."""
         return unquote(self._path.partition(b"?")[0].decode("latin-1"))
 
     def _refuse_stranger(self, error: NodeError) -> None:
-        """Whoever has shown many wrong keys waits for the answer, and is not read meanwhile."""
+        """Refuse a request without a valid key; after many wrong ones, wait before the answer, and read nothing."""
         late, linger = self.site.connections.guesses.wrong(self.connection), self.site.limits.linger
         if not late:
             self._refuse(error, linger)
@@ -240,38 +250,60 @@ class Channel(http.HTTPChannel):
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         for name, value in _EVERYWHERE:
             headers.setRawHeaders(name, [value])
+        if self._last:
+            headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, headers)
 
+    def hold(self) -> None:
+        self._last = True
+
+    def finish(self, now: bool, streams: bool) -> bool:
+        """End the connection, unless a call is under way: then its reply does.
+
+        A client that has just had a reply may be sending its next request: the channel still answers that one.
+        """
+        if self._answering:
+            return False
+        if now or self.connection.rested(self.site.reactor.seconds() - connections.LAST):
+            # The channel's own: the transport's would send nothing while this channel is its producer.
+            self.loseConnection()
+        return self._closing
+
     def loseConnection(self) -> None:
-        """Everything is answered. A client that takes neither the rest nor its leave is cut off in the end."""
+        """Close after everything is answered; cut a client that neither reads the rest nor closes, at a deadline."""
         self._closing = True
         self.connection.arm(self.site.limits.body_deadline, self.transport.abortConnection)
-        super().loseConnection()
+        # A client that closes before it has read our end resets the connection, and its acknowledgements are lost.
+        self.site.deliveries.when_known(self.transport, self._end)
+
+    def _end(self) -> None:
+        if not self.connection.over:
+            super().loseConnection()
 
     def _rested(self) -> None:
-        """Nothing more was asked. A client that has everything, and does not take its leave, keeps no place by that."""
+        """Close after the idle limit. A client that has everything and does not close may lose its place to others."""
         delivered = not queued(tcp(self.transport))
         self.loseConnection()
         if delivered:
             self.connection.arm(self.site.limits.linger, self.transport.abortConnection, idle=True)
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        self._refuse(InvalidRequest("this is not a request that HTTP/1.1 allows"), self.site.limits.linger)
+        self._refuse(InvalidRequest("this is not a valid HTTP/1.1 request"), self.site.limits.linger)
 
     def _late(self) -> None:
-        if not self._heard:  # not even TLS may be there to say farewell to
+        if not self._heard:  # there may not even be TLS to send an answer by
             self.connection.cut()
             return
         error = RequestTimeout("the request did not arrive in time: its headers or its body are incomplete")
         self._refuse(error, self.site.limits.linger)
 
     def _refuse(self, error: NodeError, linger: float) -> None:
-        """Answer without reading on, and close, at first only our direction."""
+        """Answer without reading on, then close, first only our direction."""
         if self._closing:
             return
         self._closing = True
         self._answer(error)
-        self.requests.clear()  # with what there is of a body
+        self.requests.clear()  # with the received part of a body
         self._make_room()
         self.clearLineBuffer()
         self.connection.arm(linger, self.transport.abortConnection)
@@ -292,9 +324,9 @@ class Channel(http.HTTPChannel):
 
 
 class Site(server.Site):
-    """Serves `resource` to those who know the key, over HTTP/1.1 alone: over HTTP/2 twisted.web's streams stall.
+    """Serves `resource` to callers with a key, over HTTP/1.1 alone: over HTTP/2 twisted.web's streams stall.
 
-    `heard` is called with each request that carries the key, whatever becomes of it.
+    `heard` is called with the caller of each admitted request, whatever its outcome.
     """
 
     noisy = False
@@ -317,7 +349,7 @@ class Site(server.Site):
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
         self.limits = limits or Limits()
-        self.connections = Connections(reactor, self.limits)
+        self.connections = Connections(reactor, self.limits, authenticator.lets_in)
         self.deliveries = self.connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
@@ -328,10 +360,10 @@ class Site(server.Site):
         return [b"http/1.1"]
 
     def startFactory(self) -> None:
-        """There is no access log to open."""
+        """Nothing to open: there is no access log."""
 
     def log(self, request: http.Request) -> None:
-        """One line about an answered request, for debugging; never a body or a header."""
+        """Log an answered request, for debugging; never a body or a header."""
         if not self._log_requests:
             return
         method, path = (part.decode("ascii", "backslashreplace") for part in (request.method, request.path))
@@ -342,13 +374,13 @@ class Site(server.Site):
         )
 
     def log_refusal(self, channel: Channel, error: NodeError) -> None:
-        """Like `log`: strangers must not fill the log."""
+        """Log a refused request, for debugging alone: strangers must not fill the log."""
         if self._log_requests:
             peer = channel.getPeer()
             _logger.debug("refused {peer}: {status} {code}", peer=peer, status=error.http, code=error.code)
 
 
 def _credentials(request: http.Request) -> list[list[str]]:
-    """The values of `Authorization`, and those of `x-api-key`."""
+    """Return the values of `Authorization`, and those of `x-api-key`."""
     values = (request.requestHeaders.getRawHeaders(name, []) for name in (b"Authorization", b"X-API-Key"))
     return [[value.decode("utf-8", "surrogateescape") for value in given] for given in values]

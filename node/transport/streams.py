@@ -1,4 +1,4 @@
-"""Responses that do not end: log lines and events, one client's each, for as long as it listens."""
+"""Streaming responses of REST: log lines and events, for as long as the client listens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from node.errors import InvalidRequest
 from node.transport.site import Request
 from protos.service_pb2 import Event, EventsRequest
 
-# Seconds without a line after which a stream carries a comment, so that nothing on the way thinks it dead.
+# Seconds without a line after which a stream carries a comment, so that no proxy on the way closes it as idle.
 HEARTBEAT = 15.0
 COMMENT = b": heartbeat\n\n"
 SSE = "text/event-stream"
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol[T]):
-    """Where what is sent comes from: `next` brings at least one, or none at the end."""
+    """What a stream reads from: `next` returns at least one item, or none at the end."""
 
     @property
     def behind(self) -> bool: ...
@@ -40,13 +40,13 @@ class Source(Protocol[T]):
 
 @implementer(IPushProducer)
 class Stream(Generic[T]):
-    """What a reader reads to one client.
+    """Writes what a reader reads to one client.
 
-    While it takes nothing the reader is not asked, so what is lost is lost for this client alone.
+    While the client takes nothing, the reader is not asked: lines are lost for this client alone.
     """
 
     media_type = b"text/event-stream; charset=utf-8"
-    # What is sent in silence; nothing where clients would take it for something else.
+    # Sent in silence; empty where clients would take it for a line.
     heartbeat = COMMENT
 
     def __init__(self, request: Request, reader: Source[T]) -> None:
@@ -56,11 +56,11 @@ class Stream(Generic[T]):
         self._beating: IDelayedCall | None = None
 
     def framed(self, one: T) -> bytes:
-        """As it is on the wire."""
+        """Encode one item for the wire."""
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Returns when the reader is at its end; cancelled when the client is gone. Sends the headers at once."""
+        """Send the headers at once, then items until the reader ends. Cancelled when the client is gone."""
         self._request.setHeader(b"Content-Type", self.media_type)
         self._request.registerProducer(self, True)
         try:
@@ -68,7 +68,7 @@ class Stream(Generic[T]):
             while read := await self._read():
                 self._write(read)
                 if self._reader.behind:
-                    # Else nobody else would have a turn, the transport least of all, which tells when it is full.
+                    # Otherwise the reactor would not get a turn, and the transport could not pause this producer.
                     await deferLater(self._request.site.reactor, 0)
         finally:
             self._end()
@@ -83,7 +83,7 @@ class Stream(Generic[T]):
             paused.callback(None)
 
     def stopProducing(self) -> None:
-        """The connection is lost: the request tells Klein, which cancels `run`."""
+        """The connection is lost: the request notifies Klein, which cancels `run`."""
 
     async def _read(self) -> list[T]:
         if self._paused is not None:
@@ -103,12 +103,12 @@ class Stream(Generic[T]):
     def _end(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
-        if self._request.channel is not None:  # which a lost connection takes away
+        if self._request.channel is not None:  # None after a lost connection
             self._request.unregisterProducer()
 
 
 class BareLines(Stream[str]):
-    """Log lines as deployed clients take them."""
+    """Log lines as deployed clients parse them: bare, each with a line break."""
 
     heartbeat = b""
 
@@ -117,7 +117,7 @@ class BareLines(Stream[str]):
 
 
 class LineEvents(Stream[tuple[str, str]]):
-    """Log lines as Server-Sent Events. The id is the line's place."""
+    """Log lines as Server-Sent Events, each with its place as id."""
 
     def framed(self, one: tuple[str, str]) -> bytes:
         line, place = one
@@ -125,7 +125,7 @@ class LineEvents(Stream[tuple[str, str]]):
 
 
 def log_stream(request: Request, calls: Calls, method: Method) -> BareLines | LineEvents:
-    """The lines behind the client's Last-Event-ID, or the newest, then what comes."""
+    """Make a stream of the log lines after the client's Last-Event-ID, or of the newest; then of what comes."""
     if request.dialect is Dialect.DEPLOYED:
         return BareLines(request, calls.logs(method, request.caller))
     [last] = request.requestHeaders.getRawHeaders(LAST, [b""])[:1]
@@ -133,7 +133,7 @@ def log_stream(request: Request, calls: Calls, method: Method) -> BareLines | Li
 
 
 class EventStream(Stream[Event]):
-    """Events as messages, each behind its length as a varint; in silence one that is empty."""
+    """Events as messages, each after its length as a varint; in silence an empty message."""
 
     media_type = b"application/x-protobuf"
     heartbeat = b"\0"
@@ -145,10 +145,10 @@ class EventStream(Stream[Event]):
 
 
 class ServerSentEvents(Stream[Event]):
-    """Events as JSON. The id is the number, and the epoch behind it."""
+    """Events as Server-Sent Events with JSON; the id is NUMBER@EPOCH."""
 
     def framed(self, one: Event) -> bytes:
-        told = {
+        fields = {
             "sequence": one.sequence,
             "epoch": one.epoch,
             "time": one.time,
@@ -157,24 +157,24 @@ class ServerSentEvents(Stream[Event]):
             "text": one.text,
             "fields": dict(one.fields),
         }
-        return f"id: {one.sequence}@{one.epoch}\ndata: {json.dumps(told)}\n\n".encode()
+        return f"id: {one.sequence}@{one.epoch}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 def accepts_events(request: Request) -> bool:
-    """Whether the client wants Server-Sent Events."""
+    """Return whether the client accepts Server-Sent Events."""
     accepted = b",".join(request.requestHeaders.getRawHeaders(b"Accept", []))
     return any(word.partition(b";")[0].strip().lower() == SSE.encode() for word in accepted.split(b","))
 
 
 def resumed(asked: EventsRequest, request: Request) -> EventsRequest:
-    """What a client of Server-Sent Events asks for: all behind its Last-Event-ID, and what comes.
+    """Complete the request of a Server-Sent Events client: all events after its Last-Event-ID, then what comes.
 
-    The epoch may be left out of the id. Raises `InvalidRequest`.
+    The id may lack the epoch. Raises `InvalidRequest`.
     """
     asked.follow = True
     for raw in request.requestHeaders.getRawHeaders(LAST, [])[:1]:
         sequence, _, epoch = raw.decode("latin-1").partition("@")
         if not (sequence.isascii() and sequence.isdigit() and len(sequence) <= 20 and int(sequence) <= MOST_SEQUENCE):
-            raise InvalidRequest("Last-Event-ID is none of this stream's: it begins with a number")
+            raise InvalidRequest("Last-Event-ID is not the id of an event: send NUMBER or NUMBER@EPOCH")
         asked.since, asked.epoch = int(sequence), epoch
     return asked

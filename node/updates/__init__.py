@@ -1,1 +1,1 @@
-"""Other versions of what is on the node, brought in while it serves: cores, lists of addresses, the node itself."""
+"""Updates of what is on the node while it serves: cores, geo files, the node itself."""

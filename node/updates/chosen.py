@@ -1,4 +1,4 @@
-"""What updates have chosen, on disk: the executables of cores, the lists, and what was chosen before each."""
+"""The file of what updates have chosen: executables of cores, geo files, and what was chosen before each."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from node.updates.jobs import Refused
 
 @dataclass(frozen=True)
 class Chosen:
-    """A path, empty for what the node finds by itself, and the one before it, None if there is no way back.
+    """A chosen path, empty for what the node finds without updates, and the one before it, None if there is none.
 
-    `configured` is what the operator had set then: another setting of theirs goes before it.
+    `configured`: the operator's setting at that time. If they set something else, that takes precedence.
     """
 
     path: str
@@ -32,45 +32,49 @@ NOTHING = Chosen("")
 
 @dataclass
 class Record:
-    """In a file: by the name of a core, or `LISTS`; and when lists were last looked for, in Unix time."""
+    """The choices by the name of a core, or `LISTS`, and when the node last checked for geo files (Unix time)."""
 
     file: Path
     by_name: dict[str, Chosen] = field(default_factory=dict)
     looked: float = 0.0
-    # Whether this is all that was chosen, as far as is known.
+    # False if the file could not be read: then releases on disk that are not in `by_name` may be chosen.
     whole: bool = True
 
     log = Logger()
 
     def load(self) -> None:
-        """Blocking, brief. What cannot be read is as if nothing was chosen."""
+        """Read the file. If that fails, nothing is chosen. Blocking, brief."""
         try:
-            said: Any = json.loads(self.file.read_text())
-            self.by_name = {name: Chosen(**chosen) for name, chosen in said["chosen"].items()}
-            self.looked = float(said["looked"])
+            found: Any = json.loads(self.file.read_text())
+            self.by_name = {name: Chosen(**chosen) for name, chosen in found["chosen"].items()}
+            self.looked = float(found["looked"])
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             self.by_name, self.whole = {}, False
-            self.log.error("what updates chose cannot be read, and is left: {error}", error=str(error))
+            self.log.error(
+                "{file} cannot be read, the node ignores which cores and geo files updates chose: {error}",
+                file=self.file,
+                error=str(error),
+            )
 
     def save(self) -> None:
-        """Blocking. Raises `Refused`."""
-        said = {"chosen": {name: asdict(chosen) for name, chosen in self.by_name.items()}, "looked": self.looked}
+        """Write the file. Blocking. Raises `Refused`."""
+        content = {"chosen": {name: asdict(chosen) for name, chosen in self.by_name.items()}, "looked": self.looked}
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_secret(self.file, json.dumps(said).encode())
+            write_secret(self.file, json.dumps(content).encode())
         except OSError as error:
-            raise Refused(f"what updates chose cannot be written to {self.file}: {error.strerror or error}") from error
+            raise Refused(f"the chosen version cannot be written to {self.file}: {error.strerror or error}") from error
         self.whole = True
 
     def check(self) -> None:
-        """Whether the disk takes it, as it is. One that could not be read is left. Blocking. Raises `Refused`."""
+        """Rewrite the file to see that the disk works, unless it could not be read. Blocking. Raises `Refused`."""
         if self.whole:
             self.save()
 
     def choices(self, configured: Mapping[str, str]) -> Choices:
-        """What holds of it: what is there, and was chosen under the settings of now. `configured` by the same names."""
+        """Return the choices that exist on disk and were made under the present settings, `configured`."""
         found = Choices()
         for name, chosen in self.by_name.items():
             path = Path(chosen.path)
@@ -83,5 +87,5 @@ class Record:
         return found
 
 
-# The name of the lists in a record.
+# The name of the geo files in a record.
 LISTS = "geo"

@@ -1,4 +1,4 @@
-"""Another release of a core: fetched, verified, tried, and brought in beside the one that runs."""
+"""Update a core: fetch a release, verify and try it, and start it beside the running core."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from node.updates.trial import Trial
 
 
 class Cores:
-    """Below `directory` each release has a directory of its own: the one that is chosen, and the one before it.
+    """Updates of cores. Each release has a directory below `directory`: the chosen one and the one before it.
 
-    `mirrors` say by a core's name where archives come from, `configured` what the operator set as its executable.
+    By a core's name: `mirrors` has the base URL of archives, `configured` the executable that the operator set.
     """
 
     def __init__(
@@ -46,27 +46,27 @@ class Cores:
         self._configured = configured
 
     async def update(self, driver: Driver, version: str, sha256: str, step: Step) -> None:
-        """Have this release run. Raises `Refused`."""
+        """Switch to this release. Raises `Refused`."""
         name = driver.name
-        step.say("looking what there is", before=await _version(driver))
+        step.say("checking the current version", before=await _version(driver))
         words = ["core", name, version, "--url", self._mirrors[name], "--into", str(self._directory)]
         try:
             path = await self._tool.bring(step, *words, *([f"--sha256={sha256}"] if sha256 else []))
             if self._choices.executables.get(name) == path:
-                step.conclude(f"{version} is what runs already", version)
+                step.conclude(f"{version} is already in use", version)
                 return
             await self._choose(driver, path, step)
         finally:
             await self._in_pool(lambda: self.clear(name))
 
     async def go_back(self, driver: Driver, step: Step) -> None:
-        """Have the one before run. Raises `Refused`."""
+        """Switch to the release before. Raises `Refused`."""
         before = self._record.by_name.get(driver.name, NOTHING).before
         if before is None:
-            raise Refused("there is no release before: no update has brought one in")
-        step.say("going back", before=await _version(driver))
+            raise Refused("there is no earlier release to go back to: no update has installed one")
+        step.say("going back to the earlier release", before=await _version(driver))
         if before and not Path(before).is_file():
-            raise Refused(f"the release before is not there any more: {before}")
+            raise Refused(f"the earlier release is no longer on disk: {before}")
         await self._choose(driver, Path(before) if before else None, step)
 
     async def _choose(self, driver: Driver, path: Path | None, step: Step) -> None:
@@ -78,24 +78,24 @@ class Cores:
             if one is not None:
                 chosen[name] = one
 
-        # On a full disk the node would forget by its next start what it runs.
+        # Checked first: on a full disk the choice would be lost at the next start.
         await self._in_pool(self._record.check)
-        step.say("bringing it in beside what runs")
+        step.say("switching to it")
         took = await self._trial.bring_in(name, lambda: choose(path), lambda: choose(before))
-        # Not what was chosen before: the operator's own setting may have gone before that.
+        # `before` is what was in use, which may differ from the last record if the operator has set something since.
         self._record.by_name[name] = Chosen(str(path or ""), str(before or ""), self._configured.get(name, ""))
         version = await _version(driver)
         try:
             await self._in_pool(self._record.save)
         except Refused as error:
-            raise Refused(f"{version} is in use, but only until the node starts anew: {error.text}") from error
-        step.conclude(f"{version} runs" if took else f"{version} is what starts next", version)
+            raise Refused(f"{version} is in use, but only until the node restarts: {error.text}") from error
+        step.conclude(f"{version} runs" if took else f"{version} starts next", version)
 
     def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
 
     def clear(self, name: str = "") -> None:
-        """Releases, of this core or of any, that nobody goes back to are not on disk any more. Blocking."""
+        """Remove releases, of this core or of all, that are neither chosen nor the one before. Blocking."""
         if not self._record.whole:
             return
         spared = {Path(path).parent for one in self._record.by_name.values() for path in (one.path, one.before) if path}

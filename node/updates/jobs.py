@@ -1,19 +1,21 @@
-"""Updates under way and those before: one at a time, each goes on when its caller hangs up, all outlive the process."""
+"""Update jobs: they run one at a time, go on when the caller disconnects, and are kept on disk."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock, TimeoutError, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from node.errors import Crowded, NodeError, UnknownName, cut, shown
+from node.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing, printable
@@ -22,42 +24,58 @@ from node.secret_file import write_secret
 from protos import service_pb2 as pb
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
-# Jobs that are kept, and that may be under way and wait.
+# The most jobs to remember, and to run or wait at the same time.
 KEPT = 50
 WAITING_MOST = 8
-# Bytes of what a job says: a server may have chosen some of it.
+# The most bytes of a job's text: a server may have written parts of it.
 TEXT = 2000
-# Seconds that what is not to be broken off may take when the node ends.
+# Seconds that work which cannot be cancelled may take when the node stops.
 ENDING = 10.0
+# Seconds for which a reply about jobs waits for the disk.
+WRITTEN = 3.0
+
+
+ENDED, UPGRADED = "the node stopped during this job: ask again", "the node was upgraded during this job: ask again"
+
+
+class Stage(Enum):
+    """What the running job does, as far as an upgrade in place is concerned."""
+
+    # It may be cancelled: the download so far stays, for the next try.
+    FETCHING = auto()
+    # An upgrade has to wait for it.
+    CHANGING = auto()
+    # It is the upgrade, or waits for it.
+    BECOMING = auto()
 
 
 class Refused(NodeError):
-    """An update cannot be: what there was goes on. The text says why."""
+    """An update failed, and what ran before goes on, unless the text says otherwise. The text has the reason."""
 
 
 @dataclass
 class Step:
-    """What the work of one job says of itself."""
+    """Reports the progress of one job."""
 
     job: pb.Job
     jobs: Jobs
 
     def say(self, text: str, before: str = "", after: str = "") -> None:
-        """This comes next; the versions, once they are known."""
+        """Report the next step, and the versions once they are known."""
         self.job.text = _plain(text)
         self.job.before, self.job.after = before or self.job.before, after or self.job.after
-        self.jobs.told(self.job)
+        self.jobs.report(self.job)
 
     def conclude(self, text: str, after: str = "") -> None:
-        """What came of it, to be told when it has ended."""
+        """Set the result, which is reported when the job ends."""
         self.job.text, self.job.after = _plain(text), after or self.job.after
 
     def fetched(self, done: int, total: int) -> None:
-        """Bytes of a download."""
+        """Set how many bytes of a download there are."""
         self.job.fetched, self.job.total = done, total
 
     async def kept(self) -> None:
-        """Wait until what was said is on disk."""
+        """Wait until the job's state is on disk."""
         await self.jobs.kept()
 
 
@@ -73,7 +91,7 @@ class _Asked:
 
 
 class Jobs:
-    """`file` has them, as `pb.Jobs`."""
+    """The jobs, kept in `file` as `pb.Jobs`."""
 
     log = Logger()
 
@@ -94,22 +112,24 @@ class Jobs:
         self._asked: list[_Asked] = []
         self._writing = DeferredLock()
         self._closed = False
-        # The one that runs has nothing under way that ends with this program.
-        self.resting = False
+        # The text of a job that is cancelled.
+        self._reason = ENDED
+        # The stage of the running job.
+        self.stage = Stage.CHANGING
 
     def load(self) -> list[pb.Job]:
-        """Read what an earlier program left; those of its jobs that had not ended. Blocking, brief."""
+        """Read the file. Returns the jobs that had not ended. Blocking, brief."""
         try:
             self._known = list(pb.Jobs.FromString(self._file.read_bytes()).jobs)
         except FileNotFoundError:
             return []
         except (OSError, DecodeError) as error:
-            self.log.error("what is known of updates cannot be read, and begins anew: {error}", error=str(error))
+            self.log.error("{file} cannot be read, earlier jobs are lost: {error}", file=self._file, error=str(error))
             return []
         return [job for job in self._known if job.state in (WAITING, RUNNING)]
 
     def get(self, identity: str) -> list[pb.Job]:
-        """One of them, or all. Raises `UnknownName`."""
+        """Return the job with this id, or all if it is empty. Raises `UnknownName`."""
         found = [job for job in self._known if identity in ("", job.id)]
         if identity and not found:
             raise UnknownName(f"there is no job {shown(identity)}")
@@ -117,18 +137,20 @@ class Jobs:
 
     @property
     def under_way(self) -> str:
-        """What runs and would end with this program; empty if nothing does."""
-        return (
-            "" if self.resting else next((asked.job.subject for asked in self._asked if asked.job.state == RUNNING), "")
-        )
+        """The subject of the job that an upgrade of the node has to wait for, or empty."""
+        if self.stage is not Stage.CHANGING:
+            return ""
+        return next((asked.job.subject for asked in self._asked if asked.job.state == RUNNING), "")
 
     def ask(self, kind: str, subject: str, key: bytes, work: Work) -> pb.Job:
-        """Have this done behind what was asked for before; the same job where its `key` is that of one under way."""
+        """Queue a job. Returns the existing one if a job with the same `kind` and `key` is under way."""
         for asked in self._asked:
             if (asked.job.kind, asked.key) == (kind, key):
                 return asked.job
+        if self._closed:
+            raise ShuttingDown
         if len(self._asked) >= WAITING_MOST:
-            raise Crowded(f"{len(self._asked)} updates wait for each other: ask again when some are done")
+            raise Crowded(f"{len(self._asked)} updates are waiting already: ask again when some are done")
         job = pb.Job(id=uuid.uuid4().hex[:16], kind=kind, subject=subject, state=WAITING)
         self._known.append(job)
         del self._known[:-KEPT]
@@ -139,39 +161,59 @@ class Jobs:
         return job
 
     def end(self, job: pb.Job, state: str, text: str) -> None:
-        """It is over."""
+        """End a job and report its result."""
         job.state, job.ended = state, self._now()
         kind = Kind.UPDATE_DONE if state == DONE else Kind.UPDATE_FAILED
-        self.told(job, text, kind)
+        self.report(job, text, kind)
 
-    def told(self, job: pb.Job, text: str = "", kind: Kind = Kind.UPDATE_STEP) -> None:
-        """It has come this far."""
+    def report(self, job: pb.Job, text: str = "", kind: Kind = Kind.UPDATE_STEP) -> None:
+        """Report a job's progress: ring, journal, log and disk."""
         job.text = _plain(text) or job.text
-        said = f"{job.subject}: {job.text}"
-        self._ring.event(said)
-        self._journal.tell(kind, said, job=job.id, of=job.kind, before=job.before, after=job.after)
-        (self.log.warn if kind is Kind.UPDATE_FAILED else self.log.info)("update: {said}", said=said)
+        line = f"{job.subject}: {job.text}"
+        self._ring.event(line)
+        self._journal.tell(kind, line, job=job.id, of=job.kind, before=job.before, after=job.after)
+        (self.log.warn if kind is Kind.UPDATE_FAILED else self.log.info)("update: {line}", line=line)
         ensureDeferred(self._save())
 
     async def kept(self) -> None:
-        """Wait until all that was told is on disk."""
+        """Wait until the state of all jobs is on disk."""
         await self._save()
 
+    async def written(self) -> None:
+        """Wait for the writes under way, at most `WRITTEN` seconds.
+
+        A caller who reads that a job is done may kill the node at that moment.
+        """
+        turn = self._writing.acquire().addTimeout(WRITTEN, self._reactor)
+        with suppress(TimeoutError):
+            await turn
+            self._writing.release()
+
     async def close(self) -> None:
-        """End what is under way: nothing half of it stays."""
+        """Cancel the running job and fail those that wait. A half-done step is completed or undone."""
         self._closed = True
-        for asked in list(self._asked):
-            if asked.under_way is not None:
-                asked.under_way.cancel()
-                # What must not be half done is done by then.
-                await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, _given_up)
+        await self._break_off()
         for asked in list(self._asked):
             if asked.job.state == WAITING:
                 self._over(None, asked)
         await self._save()
 
+    async def leave(self) -> None:
+        """Prepare for an upgrade in place: cancel a download, and begin no more jobs."""
+        self._closed, self._reason = True, UPGRADED
+        if self.stage is Stage.FETCHING:
+            await self._break_off()
+            await self._save()
+
+    async def _break_off(self) -> None:
+        for asked in list(self._asked):
+            if asked.under_way is not None:
+                asked.under_way.cancel()
+                # Work that must not be interrupted completes in this time.
+                await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, _given_up)
+
     def _begin(self, asked: _Asked) -> None:
-        asked.job.state, asked.job.began = RUNNING, self._now()
+        asked.job.state, asked.job.began, self.stage = RUNNING, self._now(), Stage.CHANGING
         asked.under_way = ensureDeferred(self._work(asked))
         asked.under_way.addBoth(self._over, asked)
 
@@ -181,44 +223,48 @@ class Jobs:
             step.say("begun")
             await asked.work(step)
         except CancelledError:
-            self.end(asked.job, FAILED, "the node ended meanwhile: ask again")
+            self.end(asked.job, FAILED, self._reason)
         except NodeError as error:
             self.end(asked.job, FAILED, error.text)
-        except Exception:  # noqa: BLE001 - logged, and told to whoever asks
-            self.log.failure("an update failed")
-            self.end(asked.job, FAILED, "a fault of the node's: its log has more")
+        except Exception:  # noqa: BLE001 - logged, and the job fails
+            self.log.failure("an update job failed by a fault of the node")
+            self.end(asked.job, FAILED, "a fault of the node: its log has the details")
         else:
             self.end(asked.job, DONE, asked.job.text)
 
     def _over(self, outcome: object, asked: _Asked) -> None:
         if isinstance(outcome, Failure):
-            self.log.failure("an update ended badly", outcome)
+            self.log.failure("ending an update job failed", outcome)
         if asked in self._asked:
             self._asked.remove(asked)
         if asked.job.state == WAITING:
-            self.end(asked.job, FAILED, "the node ended meanwhile: ask again")
+            self.end(asked.job, FAILED, self._reason)
         elif self._asked and not self._closed:
             self._begin(self._asked[0])
 
     async def _save(self) -> None:
-        """In order, off the reactor's back."""
+        """Write the file in the thread pool, one write at a time."""
         await self._writing.acquire()
         try:
             packed = pb.Jobs(jobs=self._known).SerializeToString()
             await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _write, self._file, packed)
         except OSError as error:
-            self.log.error("what is known of updates cannot be written: {error}", error=str(error))
+            self.log.error(
+                "{file} cannot be written, a restart would lose the state of update jobs: {error}",
+                file=self._file,
+                error=str(error),
+            )
         finally:
             self._writing.release()
 
 
 def _plain(text: str) -> str:
-    """What may stand in a log, on a terminal and in each reply: not too long, and nothing that moves a cursor."""
+    """Make a text fit for logs, terminals and replies: cut, and without control characters."""
     return cut("\n".join(map(printable, text.split("\n"))), TEXT)
 
 
 def _given_up(*_: object) -> None:
-    """It is ended together with the node."""
+    """Ignore a timeout: the work ends with the node."""
 
 
 def _write(file: Path, packed: bytes) -> None:

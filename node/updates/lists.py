@@ -1,4 +1,4 @@
-"""Newer lists of addresses and names: fetched, verified, tried by the core, and read by it without dropping anybody."""
+"""Update geo files (geoip.dat, geosite.dat): fetch and verify them, and have the core check and read them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from node.updates.jobs import Refused, Step
 from node.updates.tool import Tool
 from node.updates.trial import Trial
 
-# What there is of them unless some are named.
+# The files to update unless the request names others.
 USUAL = ("geoip.dat", "geosite.dat")
 
 
 class Lists:
-    """Below `directory` each set has a directory of its own. `reads` gives the driver of the core that reads them."""
+    """Updates of geo files. Each set has a directory below `directory`. `reads` returns the driver that reads them."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Lists:
         self._now = now
 
     async def update(self, wanted: Mapping[str, str], step: Step) -> None:
-        """Have the newest of these, by name with the digest of each or an empty one. Raises `Refused`."""
+        """Switch to the newest of these files; `wanted` maps names to digests or ''. Raises `Refused`."""
         words = [
             f"{name}={digest}" if digest else name for name, digest in (wanted or dict.fromkeys(USUAL, "")).items()
         ]
@@ -63,53 +63,53 @@ class Lists:
             self._record.looked = self._now()
             if path == self._choices.lists:
                 await self._in_pool(self._record.save)
-                step.conclude("they are the newest already")
+                step.conclude("the geo files are already the newest")
                 return
             await self._choose(path, step)
         finally:
             await self._in_pool(self.clear)
 
     async def go_back(self, step: Step) -> None:
-        """Have those before. Raises `Refused`."""
+        """Switch to the geo files before. Raises `Refused`."""
         before = self._record.by_name.get(LISTS, NOTHING).before
         if before is None:
-            raise Refused("there are none before: no update has brought any in")
+            raise Refused("there are no earlier geo files to go back to: no update has installed any")
         if before and not Path(before).is_dir():
-            raise Refused(f"those before are not there any more: {before}")
+            raise Refused(f"the earlier geo files are no longer on disk: {before}")
         await self._choose(Path(before) if before else None, step)
 
     async def _choose(self, path: Path | None, step: Step) -> None:
         driver, before = self._reads(), self._choices.lists
 
         def due(run: Generation) -> bool:
-            # One that began with others does not look where these are.
+            # A core that started with another directory does not read this one.
             return before is None or path is None or run.outdated
 
         def choose(one: Path | None) -> None:
             self._choices.lists = one
 
         await self._in_pool(self._record.check)
-        step.say("having the core try them")
+        step.say("checking the geo files with the core")
         try:
             took = await self._trial.bring_in(driver.name, lambda: choose(path), lambda: choose(before), due)
         except Refused:
             with suppress(NodeError):
-                # What the core finds is what is chosen again, by the next look at any configuration.
+                # Preparing any configuration makes the driver use the restored choice.
                 await driver.prepare("{}", frozenset())
             raise
         self._record.by_name[LISTS] = Chosen(str(path or ""), str(before or ""), self._configured)
         try:
             await self._in_pool(self._record.save)
         except Refused as error:
-            raise Refused(f"they are in use, but only until the node starts anew: {error.text}") from error
+            raise Refused(f"the geo files are in use, but only until the node restarts: {error.text}") from error
         step.conclude(
-            "they are in use"
+            "the geo files are in use"
             if took
-            else "the core reads them when it reads lists next, within the hour or at its start"
+            else "the core reads the geo files at its next reload, within the hour, or at its next start"
         )
 
     def clear(self) -> None:
-        """Sets that nobody goes back to are not on disk any more. Blocking."""
+        """Remove sets that are neither chosen nor the one before. Blocking."""
         if not self._record.whole:
             return
         chosen = self._record.by_name.get(LISTS, NOTHING)

@@ -1,18 +1,18 @@
-"""What an operator decides of updates, and what the cores say of where theirs come from."""
+"""The operator's settings of updates, and the sources of cores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Seconds between two looks for newer lists, by the words of GEO_UPDATE.
+# Seconds between two checks for newer geo files, by the values of GEO_UPDATE.
 EVERY = {"never": 0.0, "daily": 86_400.0, "weekly": 7 * 86_400.0, "monthly": 30 * 86_400.0}
 LISTS_URL = "https://github.com/Loyalsoldier/v2ray-rules-dat/releases/latest/download"
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`programs`: keys of scope all may replace cores and the node; `lists`: geo files. Addresses as settings say."""
+    """`programs`: whether keys of scope all may replace cores and the node; `lists`: geo files. URLs as configured."""
 
     programs: bool = False
     lists: bool = True
@@ -24,9 +24,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class Sources:
-    """By the names of cores: what stands before `/v<version>/<archive>`, and the executable that the operator set.
+    """By a core's name: `mirrors` has the base URL of `/v<version>/<archive>`, `configured` the operator's executable.
 
-    `reads_lists` is the type of the core that reads lists, `lists_configured` where the operator has them.
+    `reads_lists` is the type of the core that reads geo files, `lists_configured` their directory set by the operator.
     """
 
     mirrors: Mapping[str, str] = field(default_factory=dict)

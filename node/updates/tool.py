@@ -1,4 +1,4 @@
-"""Fetches for updates, in a process of its own: `drivers.install.update`."""
+"""Run `drivers.install.update`, pip and the like as processes of their own, and report their progress."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from node.updates.jobs import Refused, Step
+from node.updates.jobs import Refused, Stage, Step
 
-# Seconds that a download may take, all tries together, and a program that installs.
+# Seconds that such a program may take. Downloads have their own limit: `drivers.install.archive.PATIENCE`.
 SECONDS = 3600.0
-# Where the node's own modules are.
+# The directory of the node's own packages.
 ROOT = Path(__file__).parents[2]
-_COMING = re.compile(r"(fetching https?://\S+|fetched \d+ of \d+ bytes|verified|trying \S+)$")
+_PROGRESS = re.compile(r"(fetching https?://\S+|fetched \d+ of \d+ bytes|verified|trying \S+)$")
+# The start of lines after which a download begins, and after which none is under way.
+_FETCHES, _CHANGES = "fetching ", ("verified", "trying ")
 _FETCHED = re.compile(r"fetched (\d+) of (\d+) bytes")
-# What such a program is told of the node's environment: of its secrets, and of its certificate, nothing.
+# The variables of the node's environment that such a program gets: no secrets.
 _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
 class Done(Protocol):
-    """A program that was run to its end."""
+    """The result of a program."""
 
     @property
     def code(self) -> int: ...
@@ -49,7 +51,7 @@ class Run(Protocol):
 
 
 class Tool:
-    """Runs programs for a job. `environment` is the node's own, `proxy` goes before what that says of one."""
+    """Runs programs for a job. `environment` is the node's own; `proxy` takes precedence over a proxy in it."""
 
     def __init__(self, run: Run, environment: Mapping[str, str], proxy: str = "") -> None:
         self._run = run
@@ -60,24 +62,36 @@ class Tool:
         self.environment = {**passed, **named}
 
     async def bring(self, step: Step, *arguments: str) -> Path:
-        """What was fetched, verified and tried. Raises `Refused`."""
+        """Run `drivers.install.update` and return the path that it prints. Raises `Refused`."""
         command = [sys.executable, "-P", "-m", "drivers.install.update", *arguments]
-        return Path((await self.run(step, command, PYTHONPATH=str(ROOT))).decode().strip())
 
-    async def run(self, step: Step, command: Sequence[str], **more: str) -> bytes:
-        """Run a program, whose lines the job repeats; what it wrote to stdout. Raises `Refused`."""
+        def heard(line: str) -> None:
+            if line.startswith((_FETCHES, *_CHANGES)):
+                step.jobs.stage = Stage.FETCHING if line.startswith(_FETCHES) else Stage.CHANGING
+            if match := _FETCHED.fullmatch(line):
+                step.fetched(*map(int, match.groups()))
+            else:
+                step.say(line)
 
-        def heard(lines: list[str]) -> None:
-            for line in lines:
-                if match := _FETCHED.fullmatch(line):
-                    step.fetched(*map(int, match.groups()))
-                elif line:
-                    step.say(line)
+        step.jobs.stage = Stage.FETCHING
+        try:
+            return Path((await self.run(step, command, heard, PYTHONPATH=str(ROOT))).decode().strip())
+        finally:
+            step.jobs.stage = Stage.CHANGING
+
+    async def run(
+        self, step: Step, command: Sequence[str], heard: Callable[[str], None] | None = None, **more: str
+    ) -> bytes:
+        """Run a program and return its stdout. `heard`, or the job, gets its other lines. Raises `Refused`."""
+
+        def all_heard(lines: list[str]) -> None:
+            for line in filter(None, lines):
+                (heard or step.say)(line)
 
         environment = {**self.environment, **more}
-        done = await self._run(command, environment=environment, seconds=SECONDS, output=1, heard=heard)
+        done = await self._run(command, environment=environment, seconds=SECONDS, output=1, heard=all_heard)
         if done.code != 0:
-            # What it said before is how far it has come.
-            said = [line for line in done.lines[-5:] if not _COMING.match(line)]
-            raise Refused("\n".join(said) or f"{Path(command[0]).name} ended with {done.code}")
+            # Progress does not explain the failure.
+            reasons = [line for line in done.lines[-5:] if not _PROGRESS.match(line)]
+            raise Refused("\n".join(reasons) or f"{Path(command[0]).name} exited with code {done.code}")
         return done.output

@@ -1,4 +1,4 @@
-"""Other files under what runs: brought in beside it, watched while they prove themselves, else taken back."""
+"""Switch the running core to other files: start a new core beside it, watch it, and go back if it fails."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from node.contract.driver import Generation
 from node.errors import NodeError
 from node.updates.jobs import Refused
 
-# Seconds for which a run that took over has to hold, between two looks at it, and for another one to come in its place.
+# Seconds that a new core must last, between two checks of it, and to wait for the one that replaces a failed one.
 HOLD, LOOK, BACK = 5.0, 0.25, 20.0
 
 Due = Callable[[Generation], bool]
 
 
 def always(_: Generation) -> bool:
-    """Whatever runs is due for another run."""
+    """Replace whatever runs."""
     return True
 
 
 class Status(Protocol):
     @property
     def awaited(self) -> bool:
-        """A run is on its way."""
+        """Whether a core is about to start."""
 
 
 class Happened(Protocol):
     @property
     def losses(self) -> Mapping[str, int]:
-        """Cores that were wanted and went away, by reason."""
+        """The number of cores that ended unexpectedly, by reason."""
 
 
 class Runner(Protocol):
-    """What runs: see `node.backend.runner`."""
+    """The part of `node.backend.runner` that is used here."""
 
     @property
     def status(self) -> Status: ...
@@ -54,17 +54,17 @@ class Runner(Protocol):
 
 
 class Trial:
-    """Tries files on the one backend."""
+    """Tries files on the node's backend."""
 
     def __init__(self, reactor: IReactorTime, runner: Runner) -> None:
         self._reactor = reactor
         self._runner = runner
 
     async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], due: Due = always) -> bool:
-        """Have the core of this name run from what `use` chooses: see `Runner.exchange`.
+        """Switch the core of this name to what `use` chooses: see `Runner.exchange`.
 
-        Returns whether another run took over for it, which holds. Raises `Refused` with why it does not; then `back`
-        was called, and what there was runs.
+        Returns whether a new core took over, and lasted; False if none had to. Raises `Refused` with the reason if it
+        failed; then `back` was called, and the previous files are in use again.
         """
         losses = self._losses
         try:
@@ -89,7 +89,7 @@ class Trial:
         return self._losses == losses
 
     async def _taken_back(self, core: str) -> str:
-        """What there was runs again, by itself or now. Returns why it has to."""
+        """Wait until the previous files run again, or start a core from them. Returns why the new one failed."""
         until = self._reactor.seconds() + BACK
         while self._runner.status.awaited and self._reactor.seconds() < until:
             await deferLater(self._reactor, LOOK)
@@ -98,8 +98,8 @@ class Trial:
         try:
             await self._runner.exchange(core, _nothing, _nothing, always)
         except NodeError as error:
-            return f"the core did not hold, and the one before it does not come up either: {error.text}"
-        return "the core did not hold, and the one before it runs again"
+            return f"the new core failed soon after it took over, and the one before it does not start: {error.text}"
+        return "the new core failed soon after it took over, and the one before it runs again"
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""What controllers ask of updates, and the one that comes by itself: newer lists, every so often."""
+"""Update requests of controllers, and the periodic check for newer geo files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from node.reactor import PooledReactor
 from node.secret_file import clear
 from node.updates.chosen import Record
 from node.updates.cores import Cores
-from node.updates.jobs import DONE, FAILED, RUNNING, Jobs, Refused, Step
+from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step
 from node.updates.lists import Lists
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
@@ -29,26 +29,30 @@ from node.updates.trial import Runner, Trial
 from protos import service_pb2 as pb
 
 CORE, GEO, NODE = "core", "geo", "node"
-# Files of one request.
+# The most files of one request.
 FILES = 8
-# Characters of a version, a digest, or a name in a request: all that anybody could mean are shorter.
+# The most characters of a version, a digest or a name in a request: all real ones are shorter.
 WORD = 128
-# Seconds between two looks at whether lists are due, and the part of the time between two by which nodes differ: not
-# all ask at the same moment.
+# Seconds between two checks whether geo files are due, and the largest random extension of the period, as a part of it,
+# so that nodes do not all ask at the same moment.
 LOOK, SPREAD = 600.0, 0.1
-# Seconds until a look that failed is tried again.
+# Seconds until a check that failed is tried again.
 AGAIN = 3600.0
-ASK_FOR = "UPDATES=on lets keys of scope all replace programs of this node; without it nobody does"
+ASK_FOR = "program updates are off on this node: UPDATES=on lets keys of scope all replace cores and the node"
 
 
 class Updates:
-    """Satisfies `node.api.operations.Updates`. `choices` are what `record` says, and change with it."""
+    """Satisfies `node.api.operations.Updates`. `choices` follow `record`.
+
+    `kept` has the copy of the node's modules to which a failed upgrade returns.
+    """
 
     def __init__(
         self,
         reactor: PooledReactor,
         directory: Path,
         *,
+        kept: Path,
         ring: LogRing,
         journal: Tells,
         policy: Policy,
@@ -80,29 +84,29 @@ class Updates:
             reads=lambda: drivers[sources.reads_lists],
             now=now,
         )
-        self._program = Program(reactor, directory / "node", tool, policy.program_url, test, become)
+        self._program = Program(reactor, directory / "node", kept, tool, policy.program_url, test, become)
         self._every = policy.lists_every * (1 + random.random() * SPREAD)  # noqa: S311 - no secret
-        self._looking = Periodic("looking for newer lists", self._look, LOOK, reactor)
+        self._looking = Periodic("checking for newer geo files", self._look, LOOK, reactor)
         self._asked = 0.0
         self._left: list[pb.Job] = []
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know of the schedule."""
+        """Warnings if the periodic check fails."""
         return self._looking.warnings
 
-    # What is asked
+    # Requests
 
     def core(self, request: pb.UpdateCoreRequest) -> pb.Job:
-        """Raises `Forbidden` and `InvalidRequest`, as all of these."""
+        """Queue an update of a core. Raises `Forbidden` and `InvalidRequest`, as the next two do."""
         self._require(self._policy.programs, ASK_FOR)
         driver = self._drivers.get(request.type)
         if driver is None:
             raise InvalidRequest(f"there is no driver for backend type {request.type}")
         if request.back == bool(request.version):
-            raise InvalidRequest("either a version is named, or back is")
+            raise InvalidRequest("either version or back must be set, not both")
         _require_short(request.version, request.sha256)
-        subject = f"{driver.name} {'back to the one before' if request.back else shown(request.version)[1:-1]}"
+        subject = f"{driver.name} {'back to the earlier release' if request.back else shown(request.version)[1:-1]}"
 
         async def work(step: Step) -> None:
             if request.back:
@@ -113,16 +117,16 @@ class Updates:
         return self._ask(CORE, subject, request, work)
 
     def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
-        self._require(self._policy.lists, "GEO_UPDATES=off: nobody replaces the geo files of this node")
+        self._require(self._policy.lists, "geo file updates are off on this node (GEO_UPDATES=off)")
         if len(request.files) > FILES or (request.back and request.files):
-            raise InvalidRequest(f"either up to {FILES} files are named, or back is")
+            raise InvalidRequest(f"either up to {FILES} files or back can be set, not both")
         _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
 
         async def work(step: Step) -> None:
             await (self._lists.go_back(step) if request.back else self._lists.update(wanted, step))
 
-        subject = "geo files back to those before" if request.back else "geo files"
+        subject = "geo files back to the earlier ones" if request.back else "geo files"
         return self._ask(GEO, subject, request, work)
 
     def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
@@ -135,12 +139,14 @@ class Updates:
         subject = f"txnode {shown(request.version)[1:-1] or 'as it is installed'}"
         return self._ask(NODE, subject, request, work)
 
-    def get(self, request: pb.JobRequest) -> pb.Jobs:
-        """Raises `UnknownName`."""
-        return pb.Jobs(jobs=self.jobs.get(request.id))
+    async def get(self, request: pb.JobRequest) -> pb.Jobs:
+        """Report one job or all, once this state of them is on disk. Raises `UnknownName`."""
+        found = pb.Jobs(jobs=self.jobs.get(request.id))
+        await self.jobs.written()
+        return found
 
     def _ask(self, kind: str, subject: str, request: Message, work: Callable[[Step], Awaitable[None]]) -> pb.Job:
-        # What nobody here knows is not kept as long as the job waits.
+        # A waiting job keeps the request: not its unknown fields.
         request.DiscardUnknownFields()
         return self.jobs.ask(kind, subject, request.SerializeToString(deterministic=True), work)
 
@@ -152,7 +158,10 @@ class Updates:
     # The process
 
     def load(self) -> None:
-        """What an earlier program left; blocking, brief. What one that was killed was about to bring in goes."""
+        """Read the jobs of the previous node process, and remove releases that it did not bring into use.
+
+        Blocking, brief.
+        """
         for name in ("jobs", "chosen"):
             clear(self._directory / name)
         self._left = self.jobs.load()
@@ -160,13 +169,13 @@ class Updates:
         self._lists.clear()
 
     def begin(self, outcome: str | None) -> None:
-        """This program has come up. `outcome`: of an upgrade in place, None if it did not come by one."""
+        """Settle the jobs left from the previous process. `outcome` of the upgrade in place; None if there was none."""
         for job in self._left:
-            # One that waited behind it was not begun.
+            # Only a job that ran may have succeeded; those that waited have not begun.
             if job.kind == NODE and job.state == RUNNING:
                 self._settle(job, outcome)
             else:
-                self.jobs.end(job, FAILED, "the node ended meanwhile: ask again")
+                self.jobs.end(job, FAILED, ENDED)
         self._left = []
         if self._policy.lists_every and self._policy.lists:
             self._looking.start()
@@ -177,12 +186,13 @@ class Updates:
         await self.jobs.close()
 
     def _settle(self, job: pb.Job, outcome: str | None) -> None:
-        """What became of an update of the node by another program of it."""
-        if outcome == "" or (job.after and job.after == __version__):
+        """End a job of the previous process that updated the node."""
+        # No outcome: the node was killed, maybe after the new version was on disk, which then runs now.
+        if outcome == "" or (outcome is None and job.after and self._program.is_installed(job.after)):
             job.after = __version__
             self.jobs.end(job, DONE, f"{__version__} runs")
             return
-        reason = outcome or "the node ended meanwhile: ask again"
+        reason = outcome or ENDED
         if not job.after:
             self.jobs.end(job, FAILED, reason)
             return
@@ -192,11 +202,11 @@ class Updates:
             raise Refused(reason)
 
         self.jobs.end(job, FAILED, reason)
-        self.jobs.ask(NODE, f"txnode {__version__} back in its place", b"back", put_back)
+        self.jobs.ask(NODE, f"txnode {__version__} back on disk", b"back", put_back)
 
     def _look(self) -> None:
         now = self._now()
-        # A clock that was ahead once does not put it off.
+        # A time in the future, from a clock that was ahead, does not delay the check.
         if not 0 <= now - self._record.looked < self._every and now - self._asked >= AGAIN:
             self._asked = now
             self.geo(pb.UpdateGeoFilesRequest())
@@ -205,4 +215,4 @@ class Updates:
 def _require_short(*words: str) -> None:
     for word in words:
         if len(word) > WORD:
-            raise InvalidRequest(f"{shown(word)} has more than {WORD} characters")
+            raise InvalidRequest(f"{shown(word)} is longer than {WORD} characters")

@@ -1,1 +1,1 @@
-"""The node becomes another version of itself in one process: what goes on goes on, and a bad version is taken back."""
+"""Upgrades in place: the process executes the next version, hands over its cores, and goes back if that fails."""

@@ -1,4 +1,4 @@
-"""The parts of a node that one version leaves to another, or ends, as a succession sees them."""
+"""The parts of the node that a succession hands over or closes, as protocols."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from node.contract.driver import Heirs
 from protos.handover_pb2 import Handover
 
 
-class Backend(Protocol):
-    """What runs: see `node.api.operations`."""
+class HandoverBackend(Protocol):
+    """The backend: see `node.api.operations`."""
 
     def unsteady(self, several: bool) -> str: ...
 
@@ -26,7 +26,7 @@ class Backend(Protocol):
 
 
 class Calls(Protocol):
-    """What controllers ask."""
+    """The calls of controllers."""
 
     def end_readers(self) -> None: ...
 
@@ -36,13 +36,22 @@ class Calls(Protocol):
 
 
 class Connections(Protocol):
-    """What they ask by."""
+    """The connections of controllers."""
 
     async def finish(self, seconds: float, idle: Callable[[], bool]) -> None: ...
 
 
+class Jobs(Protocol):
+    """Updates: see `node.updates.jobs`."""
+
+    @property
+    def under_way(self) -> str: ...
+
+    async def leave(self) -> None: ...
+
+
 class Store(Protocol):
-    """What outlives the process."""
+    """The state file: see `node.state.store`."""
 
     @property
     def fault(self) -> str: ...
@@ -55,7 +64,7 @@ class Store(Protocol):
 
 
 class Systemd(Protocol):
-    """Is told of it."""
+    """Notifies systemd."""
 
     def reloading(self) -> None: ...
 

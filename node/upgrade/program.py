@@ -1,4 +1,4 @@
-"""The program that this process runs, as it would be run again: maybe another version of it by now."""
+"""The command that this process runs, to execute it again: another version may be installed by now."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from node.errors import NodeError
 from node.upgrade import trampoline
 from node.upgrade.trampoline import VARIABLE, WAITING
 
-# What has the program say whether it could take over, instead of running.
+# The option with which the program checks whether it could take over, instead of running.
 CHECK = "--check"
-# How it says there that it goes on with several cores; versions that can do so with one alone say nothing.
+# The line that it prints then if it can take over several cores; versions for one core only do not print it.
 SEVERAL = "goes on with several cores"
-# Seconds for that, and until the next program has to have come up.
+# Timeouts in seconds: of the check, and until the next program has to have come up.
 TEST_SECONDS, PATIENCE = 60.0, 30.0
-# How much of a watchdog's patience that may be: the program before has to be in time.
+# The fraction of the watchdog's timeout that PATIENCE may take: the previous program must come back in time.
 PART = 2 / 3
-# The first line of a script that is for Python, and the most bytes of it.
+# The shebang line of a Python script, and its length at most.
 _INTERPRETER, LINE = re.compile(rb"#!\s*(/\S*python[\d.]*)\s*"), 1000
-# The packages that are the node's own, beside where twistd finds it.
+# The node's own packages, and the plugin by which twistd finds it.
 PACKAGES = ("node", "drivers", "protos")
 PLUGIN = Path("twisted", "plugins", "node_plugin.py")
-# Where a version says which it is.
+# The file with the version number.
 VERSION = Path("node", "__init__.py")
 
 
 class Refused(NodeError):
-    """There is no upgrade, and why: nothing has changed."""
+    """The upgrade is refused; nothing has changed."""
 
 
 @dataclass(frozen=True)
 class Successor:
-    """What the next program says of itself; whether it can go on with more than one core."""
+    """The next program's answer to the check: its version, and whether it can take over more than one core."""
 
     version: str
     several: bool
 
 
 class Tried(Protocol):
-    """A program that was run to its end."""
+    """The outcome of a program that was run to its end: exit code and output lines."""
 
     @property
     def code(self) -> int: ...
@@ -57,21 +57,21 @@ class Tried(Protocol):
 
 
 class Try(Protocol):
-    """Runs a program to its end; with these modules before those that it finds."""
+    """Runs a program to its end; `modules` come first in its module search path."""
 
     def __call__(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Awaitable[Tried]: ...
 
 
 @dataclass(frozen=True)
 class Program:
-    """`argv` as for execve, with the interpreter first. `kept` has what is the node's own as it was at the start."""
+    """The command of this process: `argv` as for execve, interpreter first. `kept`: the copy of the running modules."""
 
     argv: tuple[str, ...]
     kept: Path
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The same with the interpreter that the script names by now: a link to it may lead to another version."""
+        """The command with the interpreter that the script names now: an updated script may name another one."""
         try:
             with Path(self.argv[1]).open("rb") as script:
                 named = _INTERPRETER.fullmatch(script.readline(LINE))
@@ -81,59 +81,59 @@ class Program:
 
     @classmethod
     def of(cls, words: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
-        """The program of these words (`sys.orig_argv`); or why it cannot be run again in the same process."""
+        """Make it of `sys.orig_argv` and twistd's options; or return why it cannot be executed again in place."""
         if len(words) < 2 or words[1].startswith("-"):
             return "the node was not started as `python .../twistd ...`"
         if not options.get("nodaemon") or options.get("pidfile"):
-            return "twistd has no --nodaemon and --pidfile= (empty): it would leave the process"
+            return "start twistd with --nodaemon and --pidfile= (empty): else the next version would leave this process"
         return cls((_interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]), kept)
 
     def copy(self) -> None:
-        """Have a copy of what runs, before another version is on disk; blocking. Raises `OSError`."""
+        """Copy the running modules before another version is installed. Blocking. Raises `OSError`."""
         copy(self.kept)
 
     def keep(self) -> None:
-        """Have that copy be the way back, and what was that no more; blocking. Raises `OSError`."""
+        """Make that copy the way back, in place of the older one. Blocking. Raises `OSError`."""
         keep(self.kept)
 
     async def test(self, run: Try, modules: Path | None = None) -> Successor:
-        """Have it say whether it could take over. Raises `Refused`."""
+        """Have the version on disk check whether it could take over. Raises `Refused`."""
         tried = await run([*self.next, CHECK], seconds=TEST_SECONDS, modules=modules)
         if tried.code != 0 or not tried.lines:
-            said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
-            raise Refused(f"the version on disk cannot take over: {said}")
+            reason = "\n".join(tried.lines[-5:]) or f"it exited with {tried.code} and printed nothing"
+            raise Refused(f"the version on disk cannot take over: {reason}")
         return Successor(tried.lines[-1], SEVERAL in tried.lines)
 
-    def words(self, silence: float | None = None) -> dict[str, object]:
-        """The first line of a memory file: see `trampoline`. After `silence` a watchdog ends the process."""
+    def header(self, silence: float | None = None) -> dict[str, object]:
+        """The first line of a hand-over file: see `trampoline`. `silence`: the watchdog's timeout in seconds."""
         kept = str(self.kept) if self.kept.is_dir() else ""
         patience = PATIENCE if silence is None else min(PATIENCE, silence * PART)
         return {"program": self.next, "before": self.argv, "kept": kept, "patience": patience}
 
     def become(self, handle: int, environment: Mapping[str, str]) -> None:
-        """Become the next program, which inherits this memory file; this one again where that cannot be run.
+        """Execute the next program, which inherits the hand-over file; if that fails, this one again.
 
-        Raises `OSError` if neither can.
+        Raises `OSError` if neither can be executed.
         """
         os.set_inheritable(handle, True)
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
         try:
             argv = [self.next[0], self._trampoline]
-            os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - that is what it is for
+            os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - the purpose of this method
         except OSError as error:
-            trampoline.give_up(handle, f"the next version cannot be run: {error}")
+            trampoline.give_up(handle, f"the next version could not be executed: {error}")
 
     @property
     def _trampoline(self) -> str:
-        """Where this version was, there may be none by now."""
+        """The path of the trampoline: in the kept copy if this version's own is not on disk any more."""
         kept = self.kept / "node" / "upgrade" / Path(trampoline.__file__).name
         return trampoline.__file__ if Path(trampoline.__file__).exists() or not kept.exists() else str(kept)
 
 
 def copy(kept: Path) -> None:
-    """Have the node's own modules as they are now beside there, whole or not at all. Raises `OSError`."""
+    """Copy the node's own modules next to `kept`, completely or not at all. Raises `OSError`."""
     if _root() == kept:
-        return  # this is the way back, and these are they
+        return  # this program runs from the kept copy itself
     new = _new(kept)
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -142,14 +142,14 @@ def copy(kept: Path) -> None:
         (new / PLUGIN).parent.mkdir(parents=True)
         shutil.copy2(_root() / PLUGIN, new / PLUGIN)
         if f'"{__version__}"' not in (new / VERSION).read_text():
-            raise OSError(f"on disk is another version than {__version__}, which runs")
+            raise OSError(f"the version on disk is not {__version__}, which runs")
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
         raise
 
 
 def keep(kept: Path) -> None:
-    """Have what was copied be the way back. Raises `OSError`."""
+    """Move the new copy to `kept`. Raises `OSError`."""
     if _root() == kept:
         return
     new, old = _new(kept), kept.with_name(f"{kept.name}.old")
@@ -160,7 +160,7 @@ def keep(kept: Path) -> None:
         if new.exists():
             new.rename(kept)
     except OSError:
-        # What is there is another version, which is no way back to this one.
+        # The copy left there is of another version: no way back is better than a wrong one.
         for left in (new, kept):
             shutil.rmtree(left, ignore_errors=True)
         raise
@@ -172,7 +172,7 @@ def _put_aside(kept: Path, old: Path) -> None:
     try:
         kept.rename(old)
     except OSError as error:
-        # A directory of an image's layer cannot be renamed (overlayfs).
+        # On overlayfs a directory of a lower layer cannot be renamed (EXDEV).
         if error.errno != errno.EXDEV:
             raise
         shutil.rmtree(kept)
@@ -187,5 +187,5 @@ def _new(kept: Path) -> Path:
 
 
 def _interpreter(word: str) -> str:
-    """Its path: what is run again is in no PATH. Not resolved, for a link says of which environment it is."""
+    """The interpreter's path: execve does not search PATH. Links are kept: they name the virtual environment."""
     return word if os.path.isabs(word) else shutil.which(word) or word  # noqa: PTH117

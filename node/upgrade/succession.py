@@ -1,4 +1,4 @@
-"""One version of the node in the place of another, in the same process: what it takes over, and what it leaves."""
+"""Succession of node versions in one process: what a version takes over from the last one, and hands to the next."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
 from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
-from node.upgrade.parts import Backend, Calls, Connections, State, Store, Systemd
+from node.upgrade.parts import Calls, Connections, HandoverBackend, Jobs, State, Store, Systemd
 from node.upgrade.program import Program, Successor
 from node.waiting import finished
 from protos.handover_pb2 import Handover
 
-# Seconds for calls that are under way when another version takes over.
+# Seconds that running calls have to finish before another version takes over.
 FINISH = 1.0
-# The exit status of a node that no version of it can follow.
+# The exit status if neither the next nor this version can be executed.
 FAILURE = 1
-# Turns of the reactor in which a signal that it has heard already ends the node.
+# Turns of the reactor in which a signal received already can still end the node.
 TURNS = 3
 
 
 class Succession:
-    """`ports` are those that this version listens on, by their names.
+    """The hand-over from the previous version and to the next one.
 
-    `sweep` ends the cores that another one has left, but for those that it is given.
+    `ports`: the listening ports of this version, by name. `sweep` kills the cores of earlier nodes, except those that
+    it is given.
     """
 
     log = Logger()
@@ -48,7 +49,7 @@ class Succession:
         journal: Journal,
         state: State,
         store: Store,
-        backend: Backend,
+        backend: HandoverBackend,
         calls: Calls,
         connections: Connections,
         systemd: Systemd,
@@ -67,19 +68,19 @@ class Succession:
         self._systemd = systemd
         self._sweep = sweep
         self._left = Handover()
-        # Why the version that was to follow this one did not.
+        # Why the next version failed, if this one runs again.
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
-        # Whether all serves, whether the node is to end, and whether too much has ended for this version to go on.
+        # Whether everything serves; whether the node is ending; whether so much is closed that it cannot go on.
         self._ready = self._ending = self._closed = False
-        # What is under way beside calls and cores, and would end with this version.
-        self.under_way: Callable[[], str] = lambda: ""
+        # Updates under way, which would end with this version.
+        self.jobs: Jobs | None = None
         self.ports: dict[str, Any] = {}
 
     # What this version takes over
 
     def take(self) -> None:
-        """Look what the last version has left, before anything is opened."""
+        """Read the hand-over of the previous version. Call it before any descriptor is opened."""
         taken = self._handle.take()
         if taken is None:
             return
@@ -91,27 +92,30 @@ class Succession:
             self._store.go_back()
 
     def adopt(self, left: Handover | None) -> None:
-        """Go on with cores whose node was killed, where no earlier version has left any."""
+        """Take over the cores of a killed node, unless a previous version handed over."""
         if left is not None and not self._left.format:
             self._left.MergeFrom(left)
 
     @property
     def lock(self) -> int | None:
-        """The descriptor of the lock of the state directory, if the last version has left it."""
+        """The handed-over descriptor of the state directory's lock, if any."""
         return self._left.lock or None
 
     @property
     def outcome(self) -> str | None:
-        """Why this version runs again, if the next one failed; empty where it is that one, None where none was."""
+        """The outcome of an upgrade: why the next version failed and this one runs again; empty if it succeeded.
+
+        None without an upgrade.
+        """
         return self._failed if self._left.format else None
 
     @property
     def cores(self) -> Collection[int]:
-        """The process numbers of the cores that go on."""
+        """The PIDs of the handed-over cores."""
         return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
 
     def held(self, name: str, interface: str, port: int) -> int | None:
-        """The descriptor that listens there already, to be duplicated: this one is for the way back."""
+        """The handed-over descriptor that listens there. The caller duplicates it: this one is for the way back."""
         held: int | None = self._left.ports.get(name)
         if held is None:
             return None
@@ -120,13 +124,13 @@ class Succession:
         return held if where in places(interface, port) else None
 
     def inherit(self) -> None:
-        """Have a core that goes on be what is resumed; controllers wait until it is."""
+        """Have the resume recover the handed-over cores; controllers wait until that is done."""
         if self.cores:
             self._backend.inherit(self._left, self)
-            self._hear(False)
+            self._listen(False)
 
     def ready(self, commit: Callable[[], None]) -> None:
-        """Everything serves; `commit` is called when there is no way back, at once or when the core was taken over."""
+        """Note that everything serves. `commit` is called when the way back ends: at once, or with the cores taken."""
         self._handle.heed_signals()
         self._commit, self._ready = commit, True
         if self._failed:
@@ -138,9 +142,9 @@ class Succession:
         if not self._ready:
             self.go_back("it does not get ready")
         if pids:
-            said = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
-            self._ring.event(said)
-            self.log.info("{said}", said=said)
+            text = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
+            self._ring.event(text)
+            self.log.info("{text}", text=text)
         if {*pids} != {*self.cores}:
             self._sweep(pids)
         self._come_up()
@@ -150,12 +154,12 @@ class Succession:
 
     def failed(self, reason: str) -> None:
         self.go_back(reason)
-        self.log.warn("the core is started anew: {reason}", reason=reason)
+        self.log.warn("the core is restarted: {reason}", reason=reason)
         self._sweep(())
         self._come_up()
 
     def end(self) -> None:
-        """The node ends: there is no way back from here on either."""
+        """Note that the node is ending: there is no way back from here on either."""
         self._ending = True
         self._handle.commit()
 
@@ -163,26 +167,32 @@ class Succession:
         self._handle.commit()
         for held in self._left.ports.values():
             os.close(held)
-        # It may be much.
+        # Frees memory: it may be large.
         self._left = Handover(format=self._left.format)
         if self._ending:
             return
         self._commit()
-        self._hear()
+        self._listen()
 
-    def _hear(self, controllers: bool = True) -> None:
+    def _listen(self, on: bool = True) -> None:
+        """Accept new connections of controllers, or let them wait in the backlog."""
         for port in self.ports.values():
-            (port.startReading if controllers else port.stopReading)()
+            (port.startReading if on else port.stopReading)()
 
-    # What it leaves
+    # What this version hands over
 
     def unsteady(self, several: bool) -> str:
         if self._ending:
             return "the node is ending"
-        # The next version begins with what is on disk.
+        # The next version starts from the state file.
         if self._store.fault:
             return self._store.fault
-        return f"there is an update of {subject}" if (subject := self.under_way()) else self._backend.unsteady(several)
+        return self._updating or self._backend.unsteady(several)
+
+    @property
+    def _updating(self) -> str:
+        subject = self.jobs.under_way if self.jobs else ""
+        return f"an update of {subject} is under way" if subject else ""
 
     async def rehearse(self) -> None:
         await self._backend.rehearse()
@@ -191,65 +201,70 @@ class Succession:
         await self._store.flush()
         if self._store.fault:
             return self._store.fault
-        self._hear(False)
+        self._listen(False)
         self._calls.end_readers()
         await self._connections.finish(FINISH, self._calls.idle)
         try:
             await self._backend.leave(successor.several, partial(self._become, program, successor.version))
             if not self._closed:
-                # There is nothing that could be left.
+                # No run was handed over: there is none, or none that can be.
                 await self._backend.close()
                 await self._become(program, successor.version, Handover())
         except Exception as error:
             if self._closed:
-                self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
+                text = "the node exits with status {status}: the next version could not be executed: {error}"
+                self.log.critical(text, status=FAILURE, error=str(error))
                 # A failure, so that systemd starts it again.
                 self._reactor.addSystemEventTrigger("after", "shutdown", os._exit, FAILURE)
                 self._reactor.stop()
                 return ""
-            # This version goes on, whatever it was.
-            self._hear()
+            # This version goes on in any case.
+            self._listen()
             if isinstance(error, (NotNow, Aborted)):
                 return str(error)
             raise
         return ""
 
     def refuse(self, reason: str) -> None:
-        self._tell(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
+        self._report(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
 
     async def _become(self, program: Program, version: str, runs: Handover) -> None:
         if self._ending:
             raise NotNow("the node is ending")
-        self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
+        if self._updating:
+            raise NotNow(self._updating)
+        self._report(Kind.NODE_UPGRADING, f"upgrading the node to {version}", {"version": version})
         self._closed = True
         try:
             await finished(self._close_and_become(program, runs))
         except CancelledError:
-            # The node's end ends whatever has to do with cores; what is being closed is closed all the same.
+            # The node's end cancels operations on cores, this one included; the closing continues all the same.
             if not self._ending:
                 raise
 
     async def _close_and_become(self, program: Program, runs: Handover) -> None:
-        for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
+        leave = [self.jobs.leave] if self.jobs else []
+        # Updates first: they must change nothing from here on.
+        for end in (*leave, self._calls.close, self._backend.rest, self._journal.close, self._store.close):
             try:
                 await maybeDeferred(end)
-            except Exception:  # noqa: BLE001 - logged; the next version begins with what is on disk
-                self.log.failure("a part did not end well")
+            except Exception:  # noqa: BLE001 - logged; the next version starts from the state file
+                self.log.failure("a part of the node could not be closed before the upgrade")
         ports = {name: port.fileno() for name, port in self.ports.items()}
         ring = self._ring.packed
         handover = Handover(version=__version__, lock=self._state.lock, ports=ports, ring=ring)
         handover.MergeFrom(runs)
-        # Versions that can go on with one core alone read nothing else.
+        # Versions that can take over one core only read no other format.
         handover.format = SEVERAL if runs.draining or runs.together.descriptors else ONE
         self._systemd.reloading()
-        memory = write(program.words(self._systemd.silence), handover)
+        memory = write(program.header(self._systemd.silence), handover)
         for _ in range(TURNS):
             await deferLater(self._reactor, 0)
         if self._ending:
-            return  # somebody wants it to end, not to go on
+            return  # a signal asked the node to end
         program.become(memory, self._environment)
 
-    def _tell(self, kind: Kind, said: str, fields: Mapping[str, str]) -> None:
-        self._ring.event(said)
-        self._journal.tell(kind, said, **fields)
-        (self.log.info if kind is Kind.NODE_UPGRADING else self.log.error)("{said}", said=said)
+    def _report(self, kind: Kind, text: str, fields: Mapping[str, str]) -> None:
+        self._ring.event(text)
+        self._journal.tell(kind, text, **fields)
+        (self.log.info if kind is Kind.NODE_UPGRADING else self.log.error)("{text}", text=text)

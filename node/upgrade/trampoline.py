@@ -1,9 +1,9 @@
-"""Runs the node's next program, and the one before it again if that does not come up: a script, executed by both.
+"""Runs the node's next program, and executes the previous one again if the next does not come up.
 
-`python trampoline.py`, with a memory file (see `node.upgrade.handle`) whose first line says what to run and what to go
-back to. The next program says that it has come up by taking `VARIABLE` from its environment. Whatever goes wrong until
-then, an exception, an end or the end of patience, leads back: the same process, with the same descriptors, executes the
-program before. Nothing of the node's own is imported here, for that may be what is broken.
+A script, `python trampoline.py`. The first line of the hand-over file (see `node.upgrade.handle`) has both commands.
+The next program signals that it has come up by removing `VARIABLE` from its environment. On any failure before that
+(an exception, an exit, a timeout) the same process, with the same descriptors, executes the previous program. Imports
+none of the node's own modules: they may be what is broken.
 """
 
 from __future__ import annotations
@@ -19,43 +19,44 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-# The descriptor of the memory file; why the program before runs again, and what it had where its modules are named now.
+# Environment variables: the descriptor of the hand-over file; why the previous program runs again; and the original
+# PYTHONPATH, while PYTHONPATH names the kept copy.
 VARIABLE, FAILED, PATH = "TXNODE_HANDOVER", "TXNODE_HANDOVER_FAILED", "TXNODE_HANDOVER_PATH"
-# Signals that would end a program that does not handle them yet, or not any more: they wait.
+# Signals that are blocked while no handlers for them are installed: they would end the process.
 WAITING = (signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 # Bytes of the first line, and of a reason, at most.
 LINE, REASON = 256 * 1024, 2000
 
 
 def header(descriptor: int) -> dict[str, Any]:
-    """What is to be run, and what to go back to."""
+    """The first line of the hand-over file: what to run, and what to go back to."""
     line, _, _ = os.pread(descriptor, LINE, 0).partition(b"\n")
     found: dict[str, Any] = json.loads(line)
     return found
 
 
 def back(reason: str) -> None:
-    """Become the program before. Its environment says why."""
+    """Execute the previous program; its environment has the reason."""
     words = header(int(os.environ[VARIABLE]))
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
     alive()
-    # The program that failed may have opened what was left to it, and closed some of it.
+    # The failed program may have changed or closed the descriptors that it was given.
     for descriptor in (int(os.environ[VARIABLE]), *words.get("descriptors", ())):
         with suppress(OSError):
             os.set_inheritable(descriptor, True)
-    # Whatever it says: no more than an environment can have.
-    said = reason[-REASON:].replace("\0", " ").encode("ascii", "backslashreplace").decode()
-    environment = {**os.environ, FAILED: said}
+    # Made fit for an environment variable.
+    text = reason[-REASON:].replace("\0", " ").encode("ascii", "backslashreplace").decode()
+    environment = {**os.environ, FAILED: text}
     if words["kept"]:
-        # Its own modules may be others on disk by now.
+        # The modules on disk may be of the new version: use the kept copy.
         environment[PATH] = os.environ.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [words["kept"], environment[PATH]]))
-    os.execve(words["before"][0], words["before"], environment)  # noqa: S606 - this is what the script is for
+    os.execve(words["before"][0], words["before"], environment)  # noqa: S606 - the purpose of this script
 
 
 def alive() -> None:
-    """Tell systemd's watchdog (sd_notify(3)), which has heard nothing for long."""
+    """Send systemd's watchdog a sign of life (sd_notify(3)): the last one may be long ago."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if "WATCHDOG_USEC" in os.environ and address[:1] in ("/", "@"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
@@ -63,7 +64,7 @@ def alive() -> None:
 
 
 def give_up(descriptor: int, reason: str) -> None:
-    """The program before is this one, which has left everything already: it takes that again."""
+    """Execute the previous program, which is the running one: it takes its own hand-over back."""
     os.environ[VARIABLE] = str(descriptor)
     back(reason)
 
@@ -83,9 +84,9 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, words["patience"])
-    # Nothing is garbage yet. The program looks for some when it has its modules.
+    # There is no garbage yet; the program enables collection once its modules are imported.
     gc.disable()
-    # As if it had been executed by itself: it may look how to be executed again.
+    # As if the program had been executed directly: it reads its own command from here.
     sys.orig_argv, sys.argv, sys.path[0] = program, program[1:], os.path.dirname(program[1])  # noqa: PTH120
     try:
         runpy.run_path(program[1], run_name="__main__")

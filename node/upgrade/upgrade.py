@@ -1,4 +1,4 @@
-"""One upgrade of the node in place, in its order: the next program is tried, then everything is left to it."""
+"""The steps of an upgrade in place: check the next version, wait for a good moment, hand everything over."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from node.errors import NodeError
 from node.logs import Logger
 from node.reactor import PooledReactor
 from node.upgrade.program import Program, Refused, Successor, Try
+from node.waiting import fire
 
-# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot: a core may
-# not come up for long, and where the next version goes on with one core alone, one that drains takes DRAIN_TIMEOUT.
+# Seconds between two checks whether the runs can be handed over, and until the upgrade is refused because they cannot:
+# a core may take long to start, and if the next version takes over one core only, a draining one takes DRAIN_TIMEOUT.
 LOOK = 0.5
 STEADY = 900.0
-# … and until the next try after one that came too early all the same.
+# … and until the next try after a hand-over that turned out to be too early.
 AGAIN = 3.0
 
 
 class Node(Protocol):
-    """What there is to be left."""
+    """The node, as an upgrade sees it: see `node.upgrade.succession`."""
 
     def unsteady(self, several: bool) -> str:
-        """Why that cannot be now; empty if it can. `several`: to a program that can go on with more than one core."""
+        """Why the node cannot be handed over now; empty if it can. `several`: the next program takes several cores."""
 
     async def rehearse(self) -> None:
-        """Do what can be done before that, while all is served. Raises `NodeError` for what stands against it."""
+        """Prepare the hand-over while everything still serves. Raises `NodeError` for an obstacle."""
 
     async def succeed(self, program: Program, successor: Successor) -> str:
-        """Leave everything, and become that program. Returns only if that cannot be now, and why: all goes on then."""
+        """Hand everything over and execute that program. Returns only if that is not possible now, with the reason."""
 
     def refuse(self, reason: str) -> None:
-        """Tell that there is no upgrade, and why."""
+        """Report that there is no upgrade, and why."""
 
 
 class Upgrades:
-    """Runs one at a time. `program` is what is run again, or why that cannot be; `run` runs one to its end."""
+    """Runs one upgrade at a time.
+
+    `program` is the command to execute again, or why that is impossible; `run` runs a program to its end.
+    """
 
     log = Logger()
 
@@ -51,15 +55,17 @@ class Upgrades:
         self._program = program
         self._run = run
         self._going = False
+        # Callers that asked for an upgrade while one was under way.
+        self._joined: list[Deferred[str]] = []
         self._keeping: Deferred[None] | None = None
 
     def prepare(self) -> None:
-        """Copy what this program is, as early as can be: another version may be installed any time."""
+        """Copy the running modules as early as possible: another version may be installed any time."""
         if isinstance(self._program, Program):
             self._keeping = self._in_pool(self._program.copy)
 
     def begin(self) -> None:
-        """There is no way back to an earlier program: the next one's is to this one."""
+        """Make the copy the way back: from here on this program does not go back to an earlier one itself."""
         if isinstance(self._program, Program):
             if self._keeping is None:
                 self.prepare()
@@ -71,52 +77,70 @@ class Upgrades:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work).addErrback(self._not_kept)
 
     def _not_kept(self, failure: Failure) -> None:
-        self.log.warn("a version that fails cannot be gone back from: {reason}", reason=failure.getErrorMessage())
+        self.log.warn(
+            "no copy of the running version: a failed upgrade could not be undone: {reason}",
+            reason=failure.getErrorMessage(),
+        )
 
     def ask(self) -> None:
-        """Begin one, if none is under way."""
+        """Begin an upgrade, unless one is under way."""
         ensureDeferred(self.wanted()).addErrback(self._failed)
 
     async def test(self, modules: Path) -> str:
-        """Have the modules there say whether they could take over. Returns what they say. Raises `Refused`."""
+        """Check whether the modules there could take over. Returns their version. Raises `Refused`."""
         if isinstance(self._program, str):
             raise Refused(self._program)
         if self._keeping is not None:
-            # What is tried is installed next: the way back is not to lead there.
+            # They are installed next: the copy must be of the running version.
             await self._keeping
         return (await self._program.test(self._run, modules)).version
 
     async def wanted(self) -> str:
-        """Begin one. Returns only if it cannot be, and why."""
+        """Begin an upgrade, or join the one under way. Returns only if there is no upgrade, with the reason."""
         if self._going:
-            return "one is under way already"
-        self._going = True
+            self.log.info("an upgrade is already under way: the node begins no second one")
+            joined: Deferred[str] = Deferred()
+            self._joined.append(joined)
+            return await joined
+        self._going, reason = True, "the upgrade failed; the node's log has more"
         try:
-            if isinstance(self._program, str):
-                raise Refused(self._program)
-            if self._keeping is not None:
-                # Until then the way back leads to the version before this one.
-                await self._keeping
-            successor = await self._program.test(self._run)
-            deadline = self._reactor.seconds() + STEADY
-            while True:
-                await self._steady(successor.several, deadline)
-                await self._node.rehearse()
-                if not (reason := await self._node.succeed(self._program, successor)):
-                    return ""  # the process ends instead
-                if self._reactor.seconds() > deadline:
-                    raise Refused(f"{reason}; ask again later")
-                self.log.info("the upgrade waits: {reason}", reason=reason)
-                # Not at once: controllers had to come again for this try.
-                await deferLater(self._reactor, AGAIN)
+            reason = await self._upgrade()
         except NodeError as refused:
-            self._node.refuse(str(refused))
-            return str(refused)
+            reason = str(refused)
+            self._node.refuse(reason)
         finally:
             self._going = False
+            joined_by, self._joined = self._joined, []
+            for waiter in joined_by:
+                fire(waiter, reason)
+        return reason
+
+    async def _upgrade(self) -> str:
+        """Upgrade. Returns only if the process is ending instead. Raises `NodeError` if there is no upgrade."""
+        if isinstance(self._program, str):
+            raise Refused(self._program)
+        if self._keeping is not None:
+            # Until then the way back leads to the version before the running one.
+            await self._keeping
+        deadline, several = self._reactor.seconds() + STEADY, True
+        while True:
+            await self._steady(several, deadline)
+            # Only now: an update may have installed another version while this one waited.
+            successor = await self._program.test(self._run)
+            several = successor.several
+            if self._node.unsteady(several):
+                continue
+            await self._node.rehearse()
+            if not (reason := await self._node.succeed(self._program, successor)):
+                return ""
+            if self._reactor.seconds() > deadline:
+                raise Refused(f"{reason}; ask again later")
+            self.log.info("the upgrade waits: {reason}", reason=reason)
+            # Not at once: each try makes controllers connect again.
+            await deferLater(self._reactor, AGAIN)
 
     async def _steady(self, several: bool, deadline: float) -> None:
-        """Wait until what runs can be left. Raises `Refused` after this time."""
+        """Wait until the node can be handed over. Raises `Refused` after the deadline."""
         if reason := self._node.unsteady(several):
             self.log.info("the upgrade waits: {reason}", reason=reason)
         while reason := self._node.unsteady(several):

@@ -1,1 +1,1 @@
-"""Attackers: what strangers, broken clients and controllers could send to a node, made by the thousand."""
+"""Fuzzers: generated input of strangers, broken clients and controllers, sent to a node by the thousand."""

@@ -1,8 +1,8 @@
-"""`python -m scripts.attack [KIND ...] [--seconds 60] [--cases N] [--seed N]`: attack a node of its own, kind by kind.
+"""`python -m scripts.attack [KIND ...] [--seconds 60] [--cases N] [--seed N]`: fuzz a node, kind by kind.
 
-The node has a core that runs. Each kind goes on for so many seconds, or until there were so many cases; it fails when
-the node answers with a fault of its own, or a controller waits for longer than a second, or its memory exceeds a bound,
-or it keeps connections, or a traceback stands in its log. The seed says which cases are made.
+It starts a node with a running core for each kind, which lasts so many seconds or cases. A kind fails if the node
+replies with an internal error, a controller waits longer than a second, the node exceeds its memory bound, keeps
+connections, or logs a traceback. The seed determines the cases.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from pathlib import Path
 from scripts.attack.kinds import KINDS
 from scripts.attack.siege import MEMORY, besieged, siege
 
-# Seconds that a controller may wait.
+# The longest that a controller may wait, in seconds.
 PATIENCE = 1.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m scripts.attack")
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--cases", type=float, default=float("inf"))
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(prog="python -m scripts.attack", description="Fuzz a node, kind by kind.")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=60, help="for each kind (default: 60)")
+    parser.add_argument("--cases", type=float, default=float("inf"), help="for each kind (default: no limit)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same cases (default: 0)")
     options = parser.parse_args()
     for kind in options.kinds or KINDS:
         with tempfile.TemporaryDirectory() as work, besieged(Path(work)) as node:
             report = siege(node, KINDS[kind], options.seconds, cases=options.cases, seed=options.seed)
         print(
-            f"{kind:10} {report.cases:>9} cases, slowest answer {report.slowest:.2f} s, {report.memory:.0f} MiB",
+            f"{kind:10} {report.cases:>9} cases, slowest reply {report.slowest:.2f} s, memory {report.memory:.0f} MiB",
             flush=True,
         )
-        assert report.slowest <= PATIENCE, "a controller waited"
-        assert report.memory <= MEMORY, "the node took too much memory"
+        assert report.slowest <= PATIENCE, f"a controller waited {report.slowest:.2f} s, at most {PATIENCE} are allowed"
+        assert report.memory <= MEMORY, f"the node used {report.memory:.0f} MiB, at most {MEMORY} are allowed"
 
 
 if __name__ == "__main__":

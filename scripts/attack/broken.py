@@ -1,4 +1,4 @@
-"""Connections that end at any byte, in any way: in the handshake, in a request, and in an answer."""
+"""Connections that end at any byte and in any way: during the handshake, a request or a reply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attack(node: NodeProcess, random: Random) -> None:
 
 
 def _handshake(node: NodeProcess, random: Random) -> None:
-    """The first bytes of TLS, cut or mutated."""
+    """Send a TLS ClientHello, truncated or mutated."""
     hello = _hello(random)
     text = hello[: random.randrange(len(hello) + 1)] if random.random() < 0.5 else mutated(hello, random)
     with bare(node, _port(node, random)) as raw:
@@ -51,7 +51,7 @@ def _request(node: NodeProcess, random: Random) -> None:
 
 
 def _answer(node: NodeProcess, random: Random) -> None:
-    """The whole request, and some of what comes."""
+    """Send a whole request and read a part of the reply."""
     with linked(node, _port(node, random), "h2", "http/1.1") as link, suppress(OSError):
         link.sendall(random.choice(_REQUESTS)(node.key))
         for _ in range(random.randrange(4)):
@@ -60,7 +60,7 @@ def _answer(node: NodeProcess, random: Random) -> None:
 
 
 def _leave(link: socket.socket, random: Random) -> None:
-    """TLS says farewell, or only TCP does, or nobody; or our direction alone is closed."""
+    """End the connection: TLS close, TCP reset, half-close or TCP close."""
     with suppress(OSError):
         match random.randrange(4):
             case 0 if isinstance(link, ssl.SSLSocket):
@@ -114,7 +114,7 @@ def _grpc(name: str, *contents: bytes) -> Callable[[str], bytes]:
 
 
 _USER = User(email="cut", proxies=Proxy(vless=Vless(id=_ID)), inbounds=["in-0"]).SerializeToString()
-# Statistics of all users, with `reset`.
+# StatRequest: all users, with `reset`.
 _RESET = b"\x10\x01\x18\x04"
 _REQUESTS = (
     _rest("GET", "/info"),

@@ -1,4 +1,4 @@
-"""Spoiled configurations through the pure code of both drivers: each is taken, or refused with a reason, at once.
+"""Fuzz the configuration code of both drivers: it must accept or refuse each case, with a reason and without delay.
 
 Usage: python -m scripts.attack.configurations [cases] [seed]
 """
@@ -23,8 +23,8 @@ from scripts.attack import samples
 from scripts.attack.mutation import bytes_of, flipped, mutate, text_of
 from scripts.staging.core import ENVIRONMENT, find_xray
 
-# Seconds of the processor that one may take. What it makes may be so many times larger than what it was made of, and
-# so much more.
+# The processor time that a case may take, in seconds. The rendered configuration may be GROWTH times as large as its
+# source, plus ROOM bytes.
 SECONDS = 2.0
 GROWTH, ROOM = 4, 64 * 1024
 _PORTS = range(20001, 20009)
@@ -33,12 +33,12 @@ TAKEN, REFUSED = "taken", "refused"
 
 
 def sing_box_case(random: Random) -> str:
-    """One of sing-box, as its `format` could never print it. Returns what became of it."""
+    """One case of sing-box, in any encoding. Returns `TAKEN` or `REFUSED`."""
     return _judged(bytes_of(mutate(_SING_BOX, random), random), _take_sing_box)
 
 
 def xray_case(converted: bytes, random: Random) -> str:
-    """The same for Xray, whose converter made `converted`: its parts change places and types, and lose bytes."""
+    """One case of Xray: `converted` is its converter's output, whose parts are swapped, retyped and truncated."""
     text = text_of(mutate(_XRAY, random), random)
     version = random.choice(((26, 3, 27), (26, 9, 30)))
     return _judged(_spoiled(converted, random), lambda message: _take_xray(message, text, version))
@@ -49,21 +49,21 @@ def _judged(data: bytes, take: Callable[[bytes], int]) -> str:
     try:
         size = take(data)
     except InvalidConfig as error:
-        assert 0 < len(str(error)) < 2000, "the reason is short"
+        assert 0 < len(str(error)) < 2000, "a reason is empty or too long"
         return REFUSED
     finally:
-        assert time.process_time() - began < SECONDS, "it takes no time"
-    assert size < GROWTH * len(data) + ROOM, f"{len(data)} bytes became {size}"
+        assert time.process_time() - began < SECONDS, f"a case takes over {SECONDS} s of processor time"
+    assert size < GROWTH * len(data) + ROOM, f"a configuration of {len(data)} bytes was rendered into {size}"
     return TAKEN
 
 
 def _take_sing_box(formatted: bytes) -> int:
     plan = sing_box.plan(formatted, frozenset({"in-5"}), Path("/state/run"), True)
     assert plan.listens is not None and plan.exclusive is not None and plan.ports is not None
-    assert plan.datagrams is not None and plan.sessions is not None and plan.fronts is not None
+    assert plan.datagrams is not None and plan.sessions is not None and plan.detours is not None
     api = sing_box.Endpoint(1, "secret", 2, 3)
     made = sing_box.render(plan, api, {tag: {} for tag in plan.tags})
-    assert json.loads(made)["route"]["rules"][0]["action"] == "reject", "the APIs are behind the first rule"
+    assert json.loads(made)["route"]["rules"][0]["action"] == "reject", "the first rule does not protect the APIs"
     return len(made)
 
 
@@ -71,7 +71,7 @@ def _take_xray(message: bytes, text: str, version: tuple[int, ...]) -> int:
     plan = xray.plan(message, text, frozenset({"ws"}), version)
     assert plan.exclusive is not None and plan.sessions is not None and plan.datagrams is not None
     made = xray.render(plan, xray.Endpoint("/nowhere", "0123", direct=False), {tag: {} for tag in plan.tags})
-    assert Config.FromString(made).inbound[-1].tag == "~txnode-in-0123", "the API is there"
+    assert Config.FromString(made).inbound[-1].tag == "~txnode-in-0123", "the API's inbound is missing"
     return len(made)
 
 
@@ -119,7 +119,7 @@ def _spoil_list(base: Config, random: Random) -> None:
 
 
 def converted() -> bytes:
-    """What the core makes of the sample."""
+    """The sample as the core converts it to protobuf."""
     sink = os.memfd_create("converted")
     argv = [str(find_xray()), "convert", "pb", "-outpbfile", f"/dev/fd/{sink}", "stdin:"]
     text = _XRAY.replace("geoip:private", "10.0.0.0/8").encode()
@@ -131,22 +131,22 @@ def converted() -> bytes:
 
 
 def attack(cases: int, seed: int) -> Counter[str]:
-    """So many of both cores. Raises whatever one of them raises, with a note of which."""
-    message, told = converted(), Counter[str]()
+    """Run so many cases, cores in turn; count the outcomes. Adds the case's number to an exception as a note."""
+    message, outcomes = converted(), Counter[str]()
     for number in range(seed, seed + cases):
         case: Callable[[Random], str] = sing_box_case if number % 2 else lambda random: xray_case(message, random)
         try:
-            told[f"{'sing-box' if number % 2 else 'xray'} {case(Random(number))}"] += 1
+            outcomes[f"{'sing-box' if number % 2 else 'xray'} {case(Random(number))}"] += 1
         except Exception as error:
             error.add_note(f"case {number}")
             raise
-    return told
+    return outcomes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", type=int, nargs="?", default=1_000_000)
-    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("cases", type=int, nargs="?", default=1_000_000, help="how many (default: 1,000,000)")
+    parser.add_argument("seed", type=int, nargs="?", default=0, help="number of the first case (default: 0)")
     chosen = parser.parse_args()
     for what, times in sorted(attack(chosen.cases, chosen.seed).items()):
         print(f"{times:9} {what}")

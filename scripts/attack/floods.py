@@ -1,4 +1,4 @@
-"""Strangers who flood a port of the node, over HTTP/2 and below it, each kind in a process of its own."""
+"""Floods of a port of the node, over HTTP/2 and TCP, each in its own process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from scripts.staging.process import Child
 
-# One connection after the other: hands are shaken, a preface is sent, and then the same bytes without an end, until the
-# node hangs up. Tells each time how many bytes it took.
+# One connection after the other: a TLS handshake, a preface, then the same bytes repeatedly until the node closes.
+# Prints the number of bytes that each connection accepted.
 _FLOOD = """\
 import socket, ssl, sys
 
@@ -32,7 +32,7 @@ while True:
     print(sent, flush=True)
 """
 
-# Bare connections that say nothing, hundreds at once; each is open as long as the node lets it.
+# Hundreds of TCP connections at once that send nothing; prints their number for each batch.
 _IDLE = """\
 import socket, sys, time
 
@@ -63,14 +63,14 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 # POST https://x/
 _CALL = b"\x83\x87\x84\x41\1x"
-# What is sent once, and what again and again.
+# By name: the bytes that a connection sends first, and those that it repeats.
 FLOODS = {
     "continuation": (PREFACE + frame(1, 0, 1, b"\0" * 10), frame(9, 0, 1, b"\0\1a\1b" * 3000)),
     "empty continuation": (PREFACE + frame(1, 0, 1), frame(9, 0, 1)),
     "ping": (PREFACE, frame(6, 0, 0, bytes(8))),
     "settings": (PREFACE, frame(4, 0, 0, bytes((0, 3, 0, 0, 0, 100)))),
     "window": (PREFACE, frame(8, 0, 0, bytes((0, 0, 0, 1)))),
-    # Streams that are opened and reset, in rising order.
+    # Streams that are opened and reset at once (rapid reset), in rising order.
     "reset": (
         PREFACE,
         b"".join(frame(1, 5, n, _CALL) + frame(3, 0, n, bytes(4)) for n in range(1, 999, 2)),
@@ -81,7 +81,7 @@ FLOODS = {
 
 @contextmanager
 def flooding(port: int, kind: str, source: str = "127.0.0.2") -> Iterator[Callable[[], list[int]]]:
-    """One flood of this kind, or of bare connections. Yields what the node took of each connection so far, in bytes."""
+    """Run one flood ("idle": TCP alone). Yields a function that returns the bytes that each connection accepted."""
     script, texts = (_IDLE, ()) if kind == "idle" else (_FLOOD, FLOODS[kind])
     argv = [sys.executable, "-ISc", script, str(port), source, *(text.hex() for text in texts)]
     with Child(argv, {"PATH": os.defpath}) as child:

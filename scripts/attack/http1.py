@@ -1,4 +1,4 @@
-"""HTTP/1.1, almost right: requests of all shapes, several at once, and bodies in all framings."""
+"""HTTP/1.1 fuzzer: almost valid requests of all shapes, several at once, and bodies in all framings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.attack.messages import body
 from scripts.attack.mutate import mutated, pieces
 from scripts.staging.node import NodeProcess
 
-# Answers that the interface has for nobody's request: the rest of its 5xx say in words what the core lacks.
+# Statuses that the node must never send. Its other 5xx explain what the core lacks.
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _NEVER = {b"502", b"504", b"505"}
 _INTERNAL = b"internal error"
@@ -66,7 +66,7 @@ _CHUNKS = (b"-1", b"0x5", b"5;ext=\xff", b"ffffffffffffffff", b"", b" 5", b"5 ",
 
 
 def attack(node: NodeProcess, random: Random) -> None:
-    """A connection, with a few requests in one go."""
+    """One connection with a few pipelined requests."""
     text = b"".join(request(node.key, random) for _ in range(random.choice((1, 1, 2, 5))))
     if random.random() < 0.5:
         text = mutated(text, random)
@@ -99,7 +99,7 @@ def request(key: str, random: Random) -> bytes:
 
 
 def framed(content: bytes, random: Random) -> tuple[list[bytes], bytes]:
-    """The headers and the bytes of a body."""
+    """A body's headers and its framed bytes."""
     kind = b"Content-Type: application/x-protobuf"
     if random.random() < 0.5:
         length = len(content) + (random.choice((-1, 1, 1000)) if random.random() < 0.1 else 0)

@@ -1,4 +1,4 @@
-"""HTTP/2, almost right: what the h2 library makes of wild calls, whole or mutated, and frames that are made by hand."""
+"""HTTP/2 fuzzer: almost valid calls that the h2 library encodes, whole or mutated, and frames made by hand."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _LOOSE = H2Configuration(header_encoding=None, validate_outbound_headers=False, 
 
 
 def attack(node: NodeProcess, random: Random) -> None:
-    """A connection with several calls."""
+    """One connection with several calls."""
     client = H2Connection(_LOOSE)
     text = calls(node.key, random, client) if random.random() < 0.7 else PREFACE + frames(random)
     changed = random.random() < 0.5
     if changed:
-        # A flaw in the preface makes it HTTP/1.1, which has its own attacker.
+        # A mutated preface would make it HTTP/1.1, which has its own fuzzer.
         text = text[: len(PREFACE)] + mutated(text[len(PREFACE) :], random)
     with linked(node, random.choice((node.rest_port, node.grpc_port)), "h2") as link:
         answer = talk(link, pieces(text, random))
@@ -66,7 +66,7 @@ def attack(node: NodeProcess, random: Random) -> None:
 
 
 def _events(client: H2Connection, answer: bytes) -> list[Event]:
-    """As far as the library follows: it may have been sent something that it did not ask for."""
+    """The events of a reply, or none if the library rejects it: after a mutation it may not match the request."""
     with suppress(ProtocolError, KeyError):
         return list(client.receive_data(answer))
     return []
@@ -75,15 +75,15 @@ def _events(client: H2Connection, answer: bytes) -> list[Event]:
 def _check(event: Event, cause: bytes) -> None:
     if isinstance(event, ResponseReceived | TrailersReceived):
         headers = dict(event.headers or ())
-        told = headers.get(b"grpc-status"), headers.get(b":status", b"200")
-        wrong = told[0] == b"2" or told[1] in (b"500", b"502", b"504")
+        grpc, http = headers.get(b"grpc-status"), headers.get(b":status", b"200")
+        wrong = grpc == b"2" or http in (b"500", b"502", b"504")
         assert not wrong and b"internal error" not in headers.get(b"grpc-message", b""), (
             f"{headers} for {cause!r:.4000}"
         )
 
 
 def calls(key: str, random: Random, client: H2Connection | None = None) -> bytes:
-    """What a client sends for a few calls, from the preface on."""
+    """The bytes that a client sends for a few calls, preface included."""
     client = client or H2Connection(_LOOSE)
     client.initiate_connection()
     for number in range(random.choice((1, 1, 3, 10))):
@@ -116,14 +116,14 @@ def _call(client: H2Connection, stream: int, key: str, random: Random) -> None:
 
 
 def _message(content: bytes, random: Random) -> bytes:
-    """As gRPC frames it."""
+    """A gRPC message frame, now and then with a wrong flag or length."""
     flag = random.choice((0,) * 9 + (1, 255))
     length = len(content) if random.random() < 0.8 else random.choice((0, 1, 2**26, 2**32 - 1))
     return bytes((flag,)) + length.to_bytes(4) + content
 
 
 def _aside(client: H2Connection, stream: int, random: Random) -> None:
-    """Something that is not a call."""
+    """Send a frame that belongs to no call."""
     match random.randrange(5):
         case 0:
             client.ping(random.randbytes(8))
@@ -138,7 +138,7 @@ def _aside(client: H2Connection, stream: int, random: Random) -> None:
 
 
 def frames(random: Random) -> bytes:
-    """Frames with any header, most of a kind that there is, and with any content."""
+    """Frames with random headers, mostly of an existing type, and random content."""
     return b"".join(_frame(random) for _ in range(random.choice((1, 3, 20, 200))))
 
 

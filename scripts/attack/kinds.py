@@ -1,4 +1,4 @@
-"""All kinds of attack on a node's ports."""
+"""The fuzzers of a node's ports, by name."""
 
 from __future__ import annotations
 

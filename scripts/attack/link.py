@@ -1,4 +1,4 @@
-"""A client that speaks whatever it likes, by TLS that takes any certificate."""
+"""A client that sends arbitrary bytes over TLS and accepts any certificate."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 from scripts.staging.node import NodeProcess
 
-# Seconds without a byte after which nobody waits for more, and those of one case at most.
+# Seconds without a byte after which a reply counts as complete, and the longest that a case may take.
 QUIET, LONGEST = 0.08, 5.0
-# Where attackers come from: their places are not those of the controllers.
+# The attackers' source address: the node's limits for each address must not affect the controllers.
 SOURCE = "127.0.0.2", 0
 _MOST = 1 << 20
 
@@ -37,7 +37,7 @@ def bare(node: NodeProcess, port: int) -> socket.socket:
 
 
 def talk(link: socket.socket, parts: Iterable[bytes]) -> bytes:
-    """Send these, and read until nothing more comes. A node may hang up whenever it likes."""
+    """Send the parts and return the reply. The node may close the connection at any time."""
     link.settimeout(LONGEST)
     with suppress(OSError):
         for part in parts:
@@ -55,6 +55,6 @@ def heard(link: socket.socket) -> Iterator[bytes]:
 
 
 def reset(link: socket.socket) -> None:
-    """Close it as by a crash: what was on its way is lost."""
+    """Close with a TCP reset, as by a crash: unsent data is lost."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     link.close()

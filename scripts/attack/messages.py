@@ -1,4 +1,4 @@
-"""Protobuf, almost right, as the bodies of all methods over both protocols, from somebody who has the key."""
+"""Protobuf fuzzer: almost valid bodies for all methods over REST and gRPC, sent with the key."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.target import credentials
 
 _STREAMS = (Kind.LOGS, Kind.EVENTS)
-# Seconds that a call may take: as long as deployed controllers wait for a Start.
+# Seconds that a call may take: deployed controllers wait as long for a Start.
 _LONGEST = 20.0
-# Seconds in which there may be no event of those that were asked for.
+# Seconds to wait for an event; a subscription may match none.
 _QUIET = 0.5
-# Bytes of a huge field.
+# The largest size of a huge field, in bytes.
 _HUGE = 2 << 20
-# Groups in each other, which no message of ours has, and messages in each other in a field that none has.
+# The tags of nested groups, which none of our messages has, and depths of nesting.
 _GROUPS, _DEPTH = (b"\x7b", b"\x7c"), (10, 99, 101, 10_000)
 _WORDS = ("", "a", "in-0", "\0", "é" * 300, "{}", "null", '{"inbounds":[]}', "..", "x" * 5000, "-1")
 _NUMBERS = (0, 1, 2, 7, 2**31 - 1)
@@ -35,25 +35,25 @@ _kept = threading.local()
 
 
 def attack(node: NodeProcess, random: Random) -> None:
-    """One call over either protocol. What the node answers may be an error of the caller's, never one of its own."""
+    """One call over REST or gRPC. The node may reply with an error of the caller, never with an internal one."""
     method = random.choice(METHODS)
     random.choice((_over_rest, _over_grpc))(node, method, random)
 
 
 def body(method: Method, random: Random) -> bytes:
-    """What a request of this method may be taken for."""
+    """A body that resembles a request of this method."""
     return random.choice(_SHAPES)(method, random)
 
 
 def valid(method: Method, random: Random) -> bytes:
-    """A message of the method's, with some fields."""
+    """A valid request of the method, with random fields."""
     message = method.request()
     fill(message, random)
     return message.SerializeToString()
 
 
 def _cut(method: Method, random: Random) -> bytes:
-    """As a feed takes them over REST, several in one body."""
+    """Several length-prefixed messages in one body, as streams over REST send them."""
     parts = [valid(method, random) for _ in range(random.randrange(4))]
     return b"".join(varint(len(part)) + part for part in parts)
 
@@ -88,7 +88,7 @@ _SHAPES: tuple[Callable[[Method, Random], bytes], ...] = (
 
 
 def fill(message: Message, random: Random) -> None:
-    """Some fields with something."""
+    """Set random fields to random values."""
     for field in message.DESCRIPTOR.fields:
         for _ in range(random.choice((0, 1, 1, 2)) if field.is_repeated else random.choice((0, 1))):
             _put(message, field, random)
@@ -151,9 +151,9 @@ def _over_grpc(node: NodeProcess, method: Method, random: Random) -> None:
         found: Any = error
         if method.kind is Kind.EVENTS and found.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return
-        said = f"{found.code().name}: {found.details()} for {method.name} {contents!r:.2000}"
-        assert found.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED), said
-        assert "internal error" not in (found.details() or ""), said
+        text = f"{found.code().name}: {found.details()} for {method.name} {contents!r:.2000}"
+        assert found.code() not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED), text
+        assert "internal error" not in (found.details() or ""), text
 
 
 def _call(channel: grpc.Channel, method: Method) -> Any:
@@ -162,7 +162,7 @@ def _call(channel: grpc.Channel, method: Method) -> Any:
 
 
 def _channel(node: NodeProcess) -> grpc.Channel:
-    """One for each thread and node."""
+    """The channel of this thread and node, made on first use."""
     if getattr(_kept, "port", None) != node.grpc_port:
         pinned = grpc.ssl_channel_credentials(node.pem.encode())
         limit = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]

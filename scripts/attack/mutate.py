@@ -1,4 +1,4 @@
-"""Bytes that are almost right: pure, but for the dice."""
+"""Random mutations of bytes; the same `Random` gives the same result."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from random import Random
 
 _MOST = 8
-# Numbers and lengths that sit at an edge, and what ends or begins something in HTTP and in protobuf.
+# Boundary values of numbers and lengths, and delimiters of HTTP and protobuf.
 _EDGES = (b"\0", b"\x7f", b"\x80", b"\xff", b"\xff" * 4, b"\x80" * 10, b"\r\n", b"\n", b"\r\n\r\n", b" ", b":", b",")
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """The bytes with some changes: one as a rule, several now and then."""
+    """The bytes with one or a few random changes."""
     for _ in range(min(_MOST, 1 + int(random.expovariate(1)))):
         data = random.choice(_CHANGES)(data, random)
     return data
@@ -57,6 +57,6 @@ _CHANGES: tuple[Callable[[bytes, Random], bytes], ...] = (_flip, _flip, _insert,
 
 
 def pieces(data: bytes, random: Random) -> list[bytes]:
-    """The bytes as they may come: whole as a rule, else cut at a few places."""
+    """The bytes as they may arrive: whole or split at a few places."""
     places = sorted(random.randrange(len(data) + 1) for _ in range(random.choice((0, 0, 1, 3))))
     return [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]

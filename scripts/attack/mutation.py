@@ -1,4 +1,4 @@
-"""Values and bytes that are almost right: dropped, doubled, of another type, nested, huge, odd."""
+"""Random mutations of JSON: values dropped, doubled, retyped, nested, huge or odd."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-# Levels that something is nested by, and how often; deeper than any configuration that is meant.
+# Depths of nesting, beyond any real configuration, and how often a value is nested.
 _DEPTHS = (1, 5, 50, 400, 3000)
 _NESTED = 0.1
-# How often something is changed as a whole, and nothing in it.
+# How often a container is changed as a whole instead of a value inside it.
 _STOPS = 0.2
 _NUMBERS = (0, -1, 1, 0.5, 65536, 2**31, 2**63, 2**64, -(2**70), 10**400, 1e308, True)
 _TEXTS = (
@@ -22,18 +22,18 @@ _VALUES: tuple[Any, ...] = (None, [], {}, [[]], {"": None}, *_NUMBERS, *_TEXTS)
 
 
 def mutate(text: str, random: Random, times: int = 3) -> Any:
-    """What a text of JSON holds, with some things of it changed."""
+    """Parse JSON and change a few of its values."""
     changed = [json.loads(text)]
     for _ in range(random.randint(1, times)):
         random.choice(_CHANGES)(*_slot(changed, random), random)
     if random.random() < _NESTED:
-        # The last, because what is this deep cannot be copied.
+        # Last, because such a deep value cannot be copied.
         _nest(*_slot(changed, random), random)
     return changed[0]
 
 
 def _slot(root: list[Any], random: Random) -> tuple[Any, Any]:
-    """Some place in it, as what holds the value and the key or number by which."""
+    """A random value, as its container and its key or index."""
     holder: Any = root
     while True:
         key = random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
@@ -64,13 +64,13 @@ def _nest(holder: Any, key: Any, random: Random) -> None:
 
 
 def _wrap(holder: Any, key: Any, random: Random) -> None:
-    """A list in the place of one, one in the place of a list, a text of what is none."""
+    """Replace a value by a list of it, a list by its first item, or a value by its text."""
     value = holder[key]
     holder[key] = random.choice(([value], value[0] if isinstance(value, list) and value else value, str(value)[:1000]))
 
 
 def _move(holder: Any, key: Any, random: Random) -> None:
-    """Two values change their places."""
+    """Swap two values."""
     other = random.choice(list(holder)) if isinstance(holder, dict) else random.randrange(len(holder))
     holder[key], holder[other] = holder[other], holder[key]
 
@@ -84,7 +84,7 @@ _CHANGES: tuple[Callable[[Any, Any, Random], None], ...] = (_drop, _double, _rep
 
 
 def text_of(tree: Any, random: Random) -> str:
-    """Its JSON, now and then cut short, with something behind it, a comment in it, or a character changed."""
+    """The tree as JSON, now and then truncated, with trailing text, a comment, or a changed character."""
     try:
         text = json.dumps(tree, ensure_ascii=random.random() < 0.5)
     except (RecursionError, ValueError):
@@ -114,14 +114,14 @@ def _flip(text: str, random: Random) -> str:
 
 
 def bytes_of(tree: Any, random: Random) -> bytes:
-    """The same in some encoding, mostly the right one, now and then with a bit flipped."""
+    """The tree as JSON in a random encoding, mostly UTF-8, now and then with changed bytes."""
     encoding = random.choice((*["utf-8"] * 12, "utf-16", "utf-32", "latin-1"))
     errors = "surrogatepass" if encoding.startswith("utf") else "replace"
     return flipped(text_of(tree, random).encode(encoding, errors), random)
 
 
 def flipped(data: bytes, random: Random) -> bytes:
-    """Bytes of which some are changed, gone or doubled, or all of them as they are."""
+    """The bytes, now and then with some changed, removed or doubled."""
     out = bytearray(data)
     for _ in range(random.choice((0, 0, 0, 0, 0, 1, 3))):
         if out:

@@ -1,4 +1,4 @@
-"""Configurations as operators have them, for attackers to spoil."""
+"""Realistic configurations of both cores, which the fuzzers mutate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _xray_inbound(tag: str, port: int, protocol: str, settings: Json, stream: Js
 
 
 def xray(*ports: int) -> Json:
-    """One of Xray, with inbounds on these eight ports."""
+    """A configuration of Xray with inbounds on these eight ports."""
     reality = {"target": "127.0.0.1:1", "serverNames": ["a.test"], "privateKey": _KEY, "shortIds": ["0123abcd"]}
     clients = [{"id": _ID, "email": "own", "flow": ""}]
     vless: Json = {"decryption": "none", "clients": clients, "fallbacks": [{"dest": 80}, {"path": "/a", "dest": "@a"}]}
@@ -64,7 +64,7 @@ def xray(*ports: int) -> Json:
 
 
 def sing_box(*ports: int) -> Json:
-    """One of sing-box, with inbounds on these eight ports."""
+    """A configuration of sing-box with inbounds on these eight ports."""
     reality = {
         "enabled": True,
         "private_key": _KEY,

@@ -1,4 +1,4 @@
-"""A node under attack: attackers at work on one side, on the other a controller who must not notice."""
+"""Run fuzzers against a node while a controller measures its replies."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from scripts.staging.controller import ControllerError, RestController, RpcContr
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
 
-# One case: makes something up, sends it, and raises `AssertionError` for an answer that must not be.
+# One case: generates input, sends it, and raises `AssertionError` for a wrong reply.
 Attack = Callable[[NodeProcess, Random], None]
 
 WORKERS = 3
-# MiB of the whole node.
+# The memory that the node may use, in MiB.
 MEMORY = 300
-# Descriptors that it may have more afterwards, three for each connection that an attacker over gRPC keeps, and seconds
-# until it has let go of the others.
+# File descriptors that it may hold afterwards beyond those before (three for each kept gRPC connection), and seconds
+# until it must have closed the others.
 LEFT, RELEASED = 3 * WORKERS + 4, 40.0
-# What stands in its log when something went wrong that it did not expect.
+# Marks of an unexpected error in its log.
 BAD = ("Traceback", "Unhandled", "#critical")
 # Seconds after which a controller gives up.
 GIVEN_UP = 20.0
 _PAUSE = 0.05
-# How often, after an attack, a core is started: some of the attacks stop it.
+# How often a case is followed by a start of the core, as some cases stop it.
 _AGAIN = 0.01
 
 
@@ -44,9 +44,9 @@ class Report:
 
 
 def siege(node: NodeProcess, attack: Attack, seconds: float, *, cases: float = float("inf"), seed: int = 0) -> Report:
-    """Attack for so many seconds, or until there were so many cases. Raises `AssertionError` if an answer is wrong.
+    """Attack for so many seconds or cases. Raises `AssertionError` for a wrong reply.
 
-    Afterwards the node must have let go of all connections, and have noted no fault of its own.
+    Afterwards the node must have closed all connections and logged no unexpected error.
     """
     report, over = Report(), time.monotonic() + seconds
     before = psutil.Process(node.pid).num_fds()
@@ -71,7 +71,7 @@ def siege(node: NodeProcess, attack: Attack, seconds: float, *, cases: float = f
 
 @contextmanager
 def watched(node: NodeProcess, report: Report) -> Iterator[None]:
-    """Inside, a controller asks over both protocols again and again, and the node's memory is looked at."""
+    """Inside, call the node over both protocols repeatedly; `report` keeps the slowest reply and the peak memory."""
     with closing(RpcController(node)) as rpc, closing(RestController(node)) as rest, ThreadPoolExecutor(1) as pool:
         over = threading.Event()
 
@@ -90,21 +90,21 @@ def watched(node: NodeProcess, report: Report) -> Iterator[None]:
 
 
 def timed(controller: RestController | RpcController) -> float:
-    """Seconds until the answer; a connection that breaks is made again."""
+    """Seconds until a reply; a broken call is repeated."""
     begun = time.monotonic()
-    until(lambda: controller.info().version, GIVEN_UP, "a controller is answered")
+    until(lambda: controller.info().version, GIVEN_UP, "the node replies to a controller")
     return time.monotonic() - begun
 
 
 @contextmanager
 def besieged(directory: Path) -> Iterator[NodeProcess]:
-    """A node with a core that runs, and some users."""
+    """A node with a running core and some users."""
     with NodeProcess(directory) as node:
         serve(node)
         yield node
 
 
 def serve(node: NodeProcess) -> None:
-    """Start a core. Another call may be in its way."""
+    """Start a core. A refusal is ignored: another call may be in progress."""
     with closing(RpcController(node)) as controller, suppress(ControllerError):
         controller.start(backing(20).request())

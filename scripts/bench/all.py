@@ -1,7 +1,7 @@
-"""The figures that count, with their goals and floors, in one table; and whether they are worse than they were.
+"""All main figures in one table, with the floors that they are compared with, and a check for regressions.
 
-`python -m scripts.bench.all --quick` takes less than five minutes. Without it there are more rounds, and how cost grows
-with users and inbounds. `--peer` names the executable of another node of this interface, which is then measured beside.
+`python -m scripts.bench.all --quick` takes less than five minutes. Without `--quick` there are more rounds, and a table
+of how cost grows with users and inbounds. `--peer` measures another node of this interface for comparison.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scripts.bench.lines import line_rows
 from scripts.bench.results import Row, from_json, line, markdown, merged, regressions, table, to_json
 from scripts.bench.stage import machine
 
-# How often each side has its turn.
+# Rounds of each side.
 QUICK, WHOLE = 3, 7
 FEW, MANY = 10_000, 50_000
 Section = Callable[[Arena], Iterator[Row]]
@@ -71,31 +71,33 @@ def main(argv: Sequence[str]) -> int:
         print(*markdown(rows), sep="\n")
     if not given.quick and not given.only:
         growth.main()
-    return told(regressions(rows, before))
+    return reported(regressions(rows, before))
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m scripts.bench.all", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and not how cost grows")
-    parser.add_argument("--peer", type=Path, metavar="PATH", help="the executable of another node of this interface")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures there, as JSON")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="compare with figures saved there")
-    parser.add_argument("--markdown", action="store_true", help="print the table for a page, too")
-    parser.add_argument("--only", nargs="+", choices=[*SECTIONS, BOOT], help="these parts of the table")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no table of how cost grows")
+    parser.add_argument("--peer", type=Path, metavar="PATH", help="the executable of another node to compare with")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the figures to FILE as JSON")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="compare with figures of --save; exit 1 if one is worse"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown, too")
+    parser.add_argument("--only", nargs="+", choices=[*SECTIONS, BOOT], help="only these parts of the table")
     return parser
 
 
 def measured(name: str, given: argparse.Namespace, before: Sequence[Row]) -> list[Row]:
-    """The rows of a section; where one is worse than before, it is measured once more: noise only adds."""
+    """The rows of a section. If one is worse than before, measure again and keep the better: noise only adds."""
     rows = printed(section(name, given))
     if not regressions(rows, before):
         return rows
-    print("  once more:")
+    print("  worse than before, measured again:")
     return merged(rows, printed(section(name, given)))
 
 
 def section(name: str, given: argparse.Namespace) -> Iterator[Row]:
-    """In nodes of its own."""
+    """Run a section on its own nodes."""
     rounds = QUICK if given.quick else WHOLE
     if name == BOOT:
         yield from boot.boot_rows(given.peer, rounds)
@@ -112,13 +114,14 @@ def printed(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
-def told(found: Sequence[tuple[Row, float]]) -> int:
+def reported(found: Sequence[tuple[Row, float]]) -> int:
+    """Print the regressions. Returns the exit status: 1 if there are any."""
     for row, share in found:
-        print(f"worse by {share:.0%}, its floor considered: {row.name}")
+        print(f"regression: {row.name}: worse by {share:.0%}, relative to its floor")
     return int(bool(found))
 
 
 if __name__ == "__main__":
-    # For whoever ends it that way: nodes and cores are stopped.
+    # So that TERM stops the nodes and cores as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

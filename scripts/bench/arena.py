@@ -1,4 +1,4 @@
-"""All sides of one run, each with users of its own: what the benches of single calls and of whole days share."""
+"""All sides that a bench compares in one run: this node, another node, and bare transports, each with its own users."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scripts.bench.sides import Call, Ours, Protocol, Side, calling, medians, tr
 from scripts.bench.stage import Stage, backing, first_byte, stage
 
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "rest")
-# Seconds between two readings by the node itself, as it has it by default.
+# Seconds between two readings of counters by the node; its default.
 INTERVAL = "10"
-# For what a Start leaves to be done.
+# Seconds for work that the node does after a Start.
 _SETTLED = 2.0
 
 
 @dataclass(frozen=True)
 class Arena:
-    """`rounds` is how often each side has its turn."""
+    """The sides of a run. `rounds` is how often each is measured."""
 
     on: Stage
     ours: Ours
@@ -32,16 +32,16 @@ class Arena:
     rounds: int
 
     def sides(self, protocol: Protocol, *, floor: bool = True) -> dict[str, Side]:
-        """Who speaks it, by name."""
+        """The sides that use this protocol, by name."""
         found = [self.ours, *([self.peers[protocol]] if protocol in self.peers else [])]
         return {side.name: side for side in [*found, *([self.floors[protocol]] if floor else [])]}
 
     def nodes(self) -> list[tuple[Protocol, Side]]:
-        """Each one that runs a core, once, and what to speak to it."""
+        """Each side that runs a core, once, with the protocol to call it by."""
         return [("grpc", self.ours), *self.peers.items()]
 
     def crowd(self, size: int, inbounds: int = 1) -> None:
-        """Have every node run so many users of its own."""
+        """Start every node with so many users."""
         for protocol, side in self.nodes():
             side.backing = backing(size, inbounds)
             with calling(side, protocol) as call:
@@ -53,7 +53,7 @@ class Arena:
 
 @contextmanager
 def arena(executable: Path | None, rounds: int) -> Iterator[Arena]:
-    """This node, the bare transports, and the other node where its executable is named."""
+    """Run this node, the bare transports, and the other node if `executable` is given."""
     with ExitStack() as stack:
         on = stack.enter_context(stage(TRAFFIC_INTERVAL=INTERVAL))
         ours = Ours(on)
@@ -65,13 +65,13 @@ def arena(executable: Path | None, rounds: int) -> Iterator[Arena]:
 
 
 def row(name: str, unit: str, found: Mapping[str, tuple[float, ...]], place: int = 0, core: float | None = None) -> Row:
-    """The figure at this place, of all sides."""
+    """A row of the figures at index `place` of all sides."""
     figures = {side: values[place] for side, values in found.items()}
     return Row(name, unit, figures["ours"], figures.get("peer"), core, figures.get("transport"))
 
 
 def starts(among: Arena, size: int) -> dict[str, tuple[float, ...]]:
-    """Milliseconds of a Start after a Stop until its reply, and until the first byte (not of a bare transport)."""
+    """Milliseconds of a Start after a Stop until its reply, and until the first byte (a transport has no such)."""
     with ExitStack() as stack:
         sides, proxies, calls = among.sides("grpc"), dict[str, int](), dict[str, Call]()
         for name, side in sides.items():

@@ -1,4 +1,4 @@
-"""The floor: what the core itself needs for the same work, without the node."""
+"""The floor: the time that the core alone takes for the same work, without the node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def convert(text: str, output: Path) -> None:
 
 
 class BareCore:
-    """A core with these users on its inbounds, run without a node. `started` is the seconds until its API answered."""
+    """A core with these users, run without a node. `started` is the seconds until its API replied."""
 
     def __init__(self, text: str, users: Iterable[User], directory: Path) -> None:
         name = directory / secrets.token_hex(4)
@@ -49,7 +49,7 @@ class BareCore:
         self._plan = plan
 
     def calls(self, users: Iterable[User], *, remove: bool = True) -> list[list[bytes]]:
-        """AlterInbound for each user and inbound: his account out, where he has one, and the new one in."""
+        """AlterInbound requests for each user and inbound: remove the old account (if `remove`), add the new one."""
         return [
             ([_removal(tag, user.email)] if remove else []) + [_addition(tag, self._packed(tag, user))]
             for user in users
@@ -57,7 +57,7 @@ class BareCore:
         ]
 
     def removals(self, users: Iterable[User]) -> list[list[bytes]]:
-        """AlterInbound for each user and inbound: his account out."""
+        """AlterInbound requests that remove each user from each inbound."""
         return [[_removal(tag, user.email)] for user in users for tag in self._plan.tags]
 
     def inbound(self, tag: str, users: Iterable[User]) -> bytes:
@@ -91,7 +91,7 @@ class BareCore:
         self._process.stdin.write(self._message)
         self._process.stdin.close()
         while not _connects(self.socket):
-            assert self._process.poll() is None, "the core ended"
+            assert self._process.poll() is None, f"the core ended with {self._process.returncode}"
             time.sleep(0.002)
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
             channel.unary_unary(STATS + "GetSysStats")(b"", wait_for_ready=True, timeout=10)
@@ -117,7 +117,7 @@ def alter(path: Path, calls: Sequence[Sequence[bytes]]) -> float:
 
 
 class Effects:
-    """Watches on the core's own API when a user of an inbound has his new account. For a loop of asyncio's."""
+    """Polls the core's API until the change of a user of an inbound is in effect. For use with asyncio."""
 
     def __init__(self, address: str, tag: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -126,32 +126,32 @@ class Effects:
         self._tag = tag
 
     async def done(self, user: User) -> None:
-        """Returns when the core has this id for him, or has him no more if this is his removal."""
+        """Wait until the core has the user with this id, or (for a user without proxies) has removed them."""
         await (self.seen(user) if user.HasField("proxies") else self.unseen(user))
 
     async def seen(self, user: User) -> None:
-        """Returns when the core has this id for him."""
+        """Wait until the core has the user with this id."""
         identity = user.proxies.vless.id.encode()
         await self._until(user.email, lambda reply: identity in reply)
 
     async def unseen(self, user: User) -> None:
-        """Returns when the core does not have him any more."""
+        """Wait until the core no longer has the user."""
         await self._until(user.email, lambda reply: user.email.encode() not in reply)
 
     async def _until(self, email: str, holds: Callable[[bytes], bool]) -> None:
         request = xray_pb2.GetInboundUserRequest(tag=self._tag, email=email).SerializeToString()
         deadline = time.monotonic() + 10
         while not holds(await self._list(request)):
-            assert time.monotonic() < deadline, f"{email} does not come into force"
+            assert time.monotonic() < deadline, f"the change of {email} took no effect within 10 s"
 
     async def close(self) -> None:
         await self._channel.close()
 
 
 def effects(path: Path, tag: str, users: Sequence[User], calls: Sequence[Sequence[bytes]]) -> list[float]:
-    """Seconds from the first call for each user until the core says that he is changed, one user after the other.
+    """Seconds from the first call for each user until the core reports the change, one user after the other.
 
-    Without proxies he is one who is removed.
+    A user without proxies is a removal.
     """
 
     async def run() -> list[float]:
@@ -170,7 +170,7 @@ def effects(path: Path, tag: str, users: Sequence[User], calls: Sequence[Sequenc
 
 
 def starts(text: str, users: Sequence[User], directory: Path, rounds: int) -> tuple[float, float]:
-    """Medians in seconds: to convert the configuration, and to answer once the core has the finished message."""
+    """Medians in seconds: conversion of the configuration, and the start until the API replies."""
     rows = []
     for _ in range(rounds):
         with BareCore(text, users, directory) as core:

@@ -1,4 +1,4 @@
-"""How long a node takes from the start of its process until it listens, and its memory with no users and with many."""
+"""Time from the start of a node's process until it listens, and its memory without users and with many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scripts.bench.results import Row
 from scripts.bench.sides import Ours, Side, calling, transport
 from scripts.bench.stage import backing, stage, timed
 
-# Memory is looked at so many seconds after a Start: what was only needed for it is given back then.
+# Seconds after a Start until memory is measured: the memory needed only for the Start is freed by then.
 _LATER = 2.0
 SIZES = (10_000, 50_000)
 Opened = Callable[[], AbstractContextManager[Side]]
@@ -23,7 +23,7 @@ Opened = Callable[[], AbstractContextManager[Side]]
 
 @contextmanager
 def ours() -> Iterator[Side]:
-    """The node in its second life: the first one makes its files."""
+    """The node after a restart: the first run creates its files."""
     with stage(TRAFFIC_INTERVAL=INTERVAL) as on:
         on.node.stop()
         yield Ours(on, timed(on.node.start))
@@ -51,7 +51,7 @@ def _listened(opened: Opened) -> float:
 
 
 def memory(opened: Opened, users: int) -> float:
-    """MiB of a new node that has got a Start with so many users, or none."""
+    """Memory (MiB) of a new node after a Start with so many users; 0 for no Start."""
     with opened() as side, calling(side, "grpc") as call:
         if users:
             side.backing = backing(users)

@@ -1,4 +1,4 @@
-"""Single calls and what they change: rates, times, processor time, beside the other node and the floors."""
+"""Single calls and their effects: rates, times and processor time, next to the other node and the floors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from scripts.bench.users import effects
 from scripts.staging.backend import chunks
 
 NAMES: dict[Protocol, str] = {"grpc": "gRPC", "rest": "REST"}
-# Calls of one round.
+# Calls in one round.
 INFOS, UPDATES, STREAM, ALONE = 300, 100, 1_000, 60
 CHANGED = 5_000
-# For what a call leaves to be done.
+# Seconds for work that the node does after a call.
 _SETTLED = 0.3
 # Live connections while half of the users change.
 LIVE = 100
@@ -66,7 +66,7 @@ def _infos(protocol: Protocol, side: Side) -> tuple[float, ...]:
 
 
 def update_rows(among: Arena, core: bare.BareCore, target: Backing) -> Iterator[Row]:
-    """Changes of single users: one by one over REST, in a stream, and alone until the core has them."""
+    """Changes of single users: one by one over REST, in a stream, and singly until in effect in the core."""
     found = medians(among.sides("rest"), among.rounds, _updates)
     yield row("PUT /user/sync, one by one", "/s", found, 0, _one_by_one(core, target))
     yield row("PUT /user/sync, CPU", "ms", found, 1)
@@ -95,7 +95,7 @@ def _one_by_one(core: bare.BareCore, target: Backing) -> float:
 
 
 def feed(side: Side, name: str, messages: Sequence[bytes]) -> float:
-    """Seconds of a call that takes a stream of messages."""
+    """Seconds of a client-streaming call with these messages."""
     with channel(side.target) as link:
         call = link.stream_unary(f"/{SERVICE.full_name}/{name}")
         metadata = tuple(side.headers.items())
@@ -109,7 +109,7 @@ def _stream(side: Side) -> tuple[float, ...]:
 
 
 def _newcomers(target: Backing) -> tuple[list[User], list[User]]:
-    """Users who come, and the removals of the same."""
+    """New users, and the removals of the same users."""
     fresh = [target.crowd.make(f"{number}.new") for number in range(ALONE)]
     return fresh, [User(email=user.email) for user in fresh]
 
@@ -147,7 +147,7 @@ def _chunked(among: Arena, side: Side) -> tuple[float, ...]:
 
 
 def stats_rows(among: Arena) -> Iterator[Row]:
-    """A tenth of the users has moved bytes: so many have two rows each. Each node's core is asked beside it."""
+    """GetStats after a tenth of the users, with two rows each, have moved bytes; each node's core for comparison."""
     found = {}
     with loading() as load:
         for protocol, side in among.nodes():
@@ -166,7 +166,7 @@ def _active(side: Side) -> Sequence[User]:
 
 
 def _stats(among: Arena, side: Side, protocol: Protocol, load: Load) -> tuple[float, float, float]:
-    """Milliseconds: of GetStats with reset, of the core's QueryStats, of a bare transport that answers the same."""
+    """Milliseconds of GetStats with reset, of the core's QueryStats, and of a bare transport with the same reply."""
     request, rows = StatRequest(type=UsersStat, reset=True).SerializeToString(), 2 * len(_active(side))
     query = xray_pb2.QueryStatsRequest(pattern="user>>>").SerializeToString()
     asked, alone, reply = [], [], b""
@@ -180,7 +180,8 @@ def _stats(among: Arena, side: Side, protocol: Protocol, load: Load) -> tuple[fl
             time.sleep(_SETTLED)
             alone.append(_took(lambda: ask(query)))
         reply = call("GetStats", request)
-        assert len(StatResponse.FromString(reply).stats) >= rows, "rows are missing"
+        found = len(StatResponse.FromString(reply).stats)
+        assert found >= rows, f"GetStats returned {found} rows, expected {rows}"
     with transport(protocol, {"GetStats": reply}) as floor, calling(floor, protocol) as call:
         bare_ones = [_took(lambda: call("GetStats", request)) for _ in range(among.rounds + 2)]
     asked_ms, alone_ms, bare_ms = (1e3 * statistics.median(times) for times in (asked, alone, bare_ones))

@@ -1,4 +1,4 @@
-"""A node and its cores in a memory cgroup of their own, as on a small host: what they took at most, who was killed."""
+"""A memory cgroup for a node and its cores, as on a small host: peak use and OOM kills."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _NAME = f"txnode-bench-{os.getpid()}"
-# Seconds in which the kernel lets go of a group whose processes have ended.
+# Seconds until the kernel lets a group be removed after its processes have ended.
 _GONE = 10.0
 
 
 @dataclass(frozen=True)
 class Confined:
-    """A group, of either version of cgroups."""
+    """A memory cgroup of version 1 or 2 (`unified`)."""
 
     directory: Path
     unified: bool
 
     @property
     def through(self) -> Sequence[str]:
-        """Stands before a command that is to run in it, with all that it starts."""
+        """A command prefix that runs the command, with its children, in the group."""
         return "/bin/sh", "-c", f'echo $$ >{self.directory}/cgroup.procs && exec "$@"', "-"
 
     def limit(self, size: int) -> None:
-        """Bytes of memory, with what the kernel keeps for it; no swap beyond."""
+        """Limit the group to `size` bytes of memory (kernel memory included), without swap."""
         self._write("memory.max" if self.unified else "memory.limit_in_bytes", size)
         swap = self.directory / ("memory.swap.max" if self.unified else "memory.memsw.limit_in_bytes")
         if swap.exists():
             swap.write_text("0" if self.unified else str(size))
 
     def peak(self) -> int:
-        """The most bytes that it had at once."""
+        """The group's peak memory in bytes."""
         return int(self._read("memory.peak" if self.unified else "memory.max_usage_in_bytes"))
 
     def kills(self) -> int:
-        """How many of its processes the kernel has ended for want of memory."""
+        """The number of processes that the OOM killer has ended."""
         lines = self._read("memory.events" if self.unified else "memory.oom_control").splitlines()
         return int(dict(line.split() for line in lines)["oom_kill"])
 
@@ -52,14 +52,14 @@ class Confined:
 
 @contextmanager
 def confined(size: int) -> Iterator[Confined]:
-    """A group with so many bytes. Raises `SystemExit` where this user can make none."""
+    """A group with so many bytes. Raises `SystemExit` if this user cannot create one."""
     unified = not (_ROOT / "memory").is_dir()
     group = Confined((_ROOT if unified else _ROOT / "memory") / _NAME, unified)
     try:
         group.directory.mkdir()
         group.limit(size)
     except OSError as error:
-        raise SystemExit(f"there is no group to limit memory with: {error}; it takes root and a memory controller")
+        raise SystemExit(f"no memory cgroup: {error}: run as root on a host with cgroups' memory controller")
     try:
         yield group
     finally:

@@ -1,4 +1,4 @@
-"""A picture of curves over time, as SVG, in colours that can be read on white and on black."""
+"""A line chart over time as SVG, in colours that are legible on white and on black."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def picture(title: str, unit: str, curves: Mapping[str, Points]) -> str:
-    """Each curve by its name: minutes, and a figure in this unit. The figures begin at 0."""
+    """The chart. Each curve, by its name, has points of minutes and a figure in this unit. The y axis begins at 0."""
     last = max(x for points in curves.values() for x, _ in points)
     top = step(max(y for points in curves.values() for _, y in points)) * 5
     frame = _Frame(last, top)
@@ -30,7 +30,7 @@ def picture(title: str, unit: str, curves: Mapping[str, Points]) -> str:
 
 
 def step(largest: float, parts: int = 5) -> float:
-    """The smallest round number of which so many are at least the largest figure."""
+    """The smallest round step (1, 2 or 5 times a power of ten) with `parts` times the step at least `largest`."""
     power = 1e-3
     while True:
         for digit in _STEPS:
@@ -65,7 +65,7 @@ class _Frame:
         return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
     def name(self, points: Points, name: str, colour: str) -> str:
-        """Behind the curve's end."""
+        """The curve's label, right of its end."""
         return text(_WIDTH - _RIGHT + 8, self._y(points[-1][1]) + 4, name, colour=colour)
 
     def _x(self, minute: float) -> float:

@@ -1,4 +1,4 @@
-"""What a controller's day costs the node and its core: polls, single users, whole lists. In processor time."""
+"""Processor time of the node and its core for a controller's day: polls, single users, whole lists."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scripts.bench.load import loading
 from scripts.bench.results import Row
 from scripts.bench.sides import Call, Protocol, Side, calling, core_used
 
-# A day is so many portions of so many polls, single users, and one list of everybody in which a few have changed.
+# A day has so many portions; each has so many polls, single users, and one list of all users with a few changed.
 PORTIONS, POLLS, SINGLE, CHANGED = 5, 12, 100, 20
-# Users who move bytes in each portion.
+# Users with traffic in each portion.
 ACTIVE = 100
-# For what a call leaves to be done.
+# Seconds for work that the node does after a call.
 _SETTLED = 0.3
 _POLL = (
     ("GetStats", StatRequest(type=UsersStat, reset=True).SerializeToString()),
@@ -29,7 +29,7 @@ _POLL = (
 
 
 def day_rows(among: Arena, portions: int = PORTIONS) -> Iterator[Row]:
-    """In portions by turns. What a part of a day costs is given for a whole one."""
+    """Rows of a day, measured in portions, sides in turn; the mean portion is scaled to a whole day."""
     with ExitStack() as stack:
         load = stack.enter_context(loading())
         for protocol, name in NAMES.items():
@@ -52,7 +52,7 @@ def _day(costs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def cost(side: Side, protocol: Protocol, call: Call) -> tuple[float, float]:
-    """Seconds of processor time of the node, and of its core, for a portion of a day."""
+    """Processor seconds of the node and of its core for one portion of a day."""
     node, core = side.used, core_used(side)
     for _ in range(POLLS):
         for name, request in _POLL:

@@ -1,4 +1,4 @@
-"""What the door costs: a gRPC server behind it and the same one with TLS of its own, in turns, in one run.
+"""Cost of the door: a gRPC server behind it against the same server with its own TLS, in turns, in one run.
 
 A unary call's p50, and processor time for a stream of 10,000 log lines a second. `python -m scripts.bench.door`
 """
@@ -45,15 +45,15 @@ reactor: Any = installed
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
 METADATA = (("x-api-key", KEY),)
 LINES = 10_000
-# Lines come in so many portions a second.
+# Batches of lines a second.
 PORTIONS = 100
-# Headers of a frame and of a message around a line and its field's.
+# Bytes of a line on the wire: the HTTP/2 frame's header, the gRPC message's, the field's, and the line.
 ON_THE_WIRE = 9 + 5 + 2 + 111
 LINE = "2026/11/22 12:00:00.000000 from tcp:203.0.113.7:51234 accepted tcp:example.org:443 [in >> direct] email: 7.user"
 
 
 class Node:
-    """A backend that answers GetBaseInfo, and nothing else."""
+    """A backend that implements GetBaseInfo only."""
 
     def touch(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Node:
 
 
 class Direct(RpcServer):
-    """The same server, on a port with TLS of its own."""
+    """The same server on its own port with its own TLS."""
 
     address: str
     credentials: grpc.ServerCredentials
@@ -74,7 +74,7 @@ class Direct(RpcServer):
 
 
 def serve(directory: Path, behind: bool, port: int) -> None:
-    """A process of its own; says on standard output what processor time it has used, whenever it is asked."""
+    """Run a server in this process; print its processor time for each line of standard input."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     aio, ring = Aio(reactor), LogRing(reactor, 10_000)
     certificates = Certificates(directory / "cert.pem", directory / "key.pem")
@@ -87,7 +87,7 @@ def serve(directory: Path, behind: bool, port: int) -> None:
     aio.startService()
     aio.block(server.start(), 10)
     if behind:
-        entrance = Entrance(Connections(reactor, Limits()), None, upstream)
+        entrance = Entrance(Connections(reactor, Limits(), lambda *_: False), None, upstream)
         entrance.listen(reactor, port, "127.0.0.1", certificates.context_factory(GRPC_FIRST))
     lines = LoopingCall(ring.extend, [LINE] * (LINES // PORTIONS))
     reactor.callInThread(_talk, lines)
@@ -104,7 +104,7 @@ def _talk(lines: LoopingCall) -> None:
 
 
 class Served:
-    """Such a process, and a client of it."""
+    """A process of `serve`, and a client of it."""
 
     def __init__(self, directory: Path, behind: bool) -> None:
         port = self.port = free_port()
@@ -117,20 +117,20 @@ class Served:
         self._info(b"", metadata=METADATA, wait_for_ready=True, timeout=20)
 
     def call(self) -> float:
-        """Milliseconds of one call."""
+        """Make one call. Returns its milliseconds."""
         begun = time.perf_counter()
         self._info(b"", metadata=METADATA)
         return (time.perf_counter() - begun) * 1000
 
     def processor(self, word: str = "") -> float:
-        """Seconds of processor time so far. "lines" has it begin, or end, to log."""
+        """The server's processor seconds so far. The word "lines" starts or stops its logging."""
         assert self._process.stdin
         assert self._process.stdout
         print(word, file=self._process.stdin, flush=True)
         return float(self._process.stdout.readline())
 
     def stream(self, seconds: float) -> tuple[float, float]:
-        """Lines a second that a reader got, and seconds of processor time a second."""
+        """Lines a second that a reader received, and the server's processor seconds a second."""
         self.processor("lines")
         with log_stream(self.port, self.pem, dict(METADATA)) as link:
             until = time.perf_counter() + 0.5
@@ -165,13 +165,13 @@ def both() -> Iterator[tuple[Served, Served]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=2)
-    parser.add_argument("--serve", nargs=3, metavar=("DIRECTORY", "BEHIND", "PORT"))
+    parser.add_argument("--rounds", type=int, default=10, help="of each server (default: 10)")
+    parser.add_argument("--calls", type=int, default=200, help="in a round (default: 200)")
+    parser.add_argument("--seconds", type=float, default=2, help="of log lines in a round (default: 2)")
+    parser.add_argument("--serve", nargs=3, metavar=("DIRECTORY", "BEHIND", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        # The client has the other one, so that neither waits for the other's threads.
+        # Server and client run on different processors, so that neither waits for the other's threads.
         os.sched_setaffinity(0, {0})
         serve(Path(options.serve[0]), options.serve[1] == "1", int(options.serve[2]))
         return
@@ -188,17 +188,17 @@ def main() -> None:
                 lines, busy = served.stream(options.seconds)
                 rate[place].append(lines)
                 cpu[place].append(busy)
-    tell("a call's p50", p50, "ms")
-    tell("processor time of a call", used, "ms")
-    tell("log lines", rate, "a second")
-    tell("processor time for them", cpu, "s a second")
+    report("a call's p50", p50, "ms")
+    report("processor time of a call", used, "ms")
+    report("log lines", rate, "a second")
+    report("processor time for them", cpu, "s a second")
 
 
 def _columns() -> list[list[float]]:
     return [[], []]
 
 
-def tell(what: str, values: Sequence[Sequence[float]], unit: str) -> None:
+def report(what: str, values: Sequence[Sequence[float]], unit: str) -> None:
     direct, behind = map(statistics.median, values)
     more = f"{behind - direct:+.3f}, {behind / direct:.2f} times"
     print(f"{what}: direct {direct:.3f}, behind the door {behind:.3f} {unit} ({more})")

@@ -1,8 +1,8 @@
-"""What one node costs those who ask it, and what a thousand cost: `python -m scripts.bench.fleet [USERS] [NODES]`.
+"""Cost of monitoring and polling one node, and a thousand: `python -m scripts.bench.fleet [USERS] [NODES]`.
 
-Measured at a node with so many users, a tenth of them active: a scrape and the calls of a controller, each over a
-connection that stays and over a new one, by bytes of the answer, time and processor time of the node. The rest is
-arithmetic: so many nodes, each asked by the intervals below.
+Measured on a node with USERS (10,000), a tenth of them active: a scrape and the calls of a controller, each over a kept
+connection and over a new one: bytes of the reply, time, and processor time of the node. The rest is arithmetic for
+NODES (1,000), each called at the intervals below.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from scripts.staging.target import credentials
 USERS, NODES = 10_000, 1_000
 ROUNDS = 20
 SCRAPE, INFO, STATS = "GET /metrics", "GetBaseInfo", "GetStats, all users, reset"
-# Seconds between two of them: Prometheus' usual interval, and what controllers have.
+# Seconds between two calls: Prometheus' usual interval, and those of controllers.
 INTERVALS = {SCRAPE: 30, INFO: 10, STATS: 60}
-# Of a series in Prometheus' memory, and of a sample on its disk: rules of thumb.
+# Bytes of a series in Prometheus' memory, and of a sample on its disk: rules of thumb.
 _SERIES_BYTES, _SAMPLE_BYTES = 4096, 2
 _DAY = 86_400
-# For what a call leaves to be done, a reading of the counters above all.
+# Seconds for work that the node does after a call, mainly a reading of the counters.
 _MOMENT = 0.3
 
 Ask = Callable[[http.client.HTTPSConnection], bytes]
@@ -38,7 +38,7 @@ Ask = Callable[[http.client.HTTPSConnection], bytes]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call: bytes of its answer, seconds until it is there, and processor seconds of the node."""
+    """Cost of one call: bytes of its reply, seconds until it arrived, and processor seconds of the node."""
 
     size: int
     wall: float
@@ -95,7 +95,7 @@ def _connected(on: Stage) -> Iterator[http.client.HTTPSConnection]:
 
 
 def measured(on: Stage, ask: Ask, before: Callable[[], None], fresh: bool) -> Cost:
-    """Medians. A connection that stays was made before; a new one is part of what its call costs."""
+    """Median costs of a call. With `fresh` they include a new connection; else one is kept from before."""
     sizes, walls, nodes = [], [], []
     with _connected(on) as kept:
         ask(kept)
@@ -116,7 +116,7 @@ def measured(on: Stage, ask: Ask, before: Callable[[], None], fresh: bool) -> Co
 
 
 def _idle(on: Stage) -> float:
-    """Processor seconds that the node takes in such a moment when nobody asks."""
+    """Processor seconds of the idle node during `_MOMENT`."""
     before = used(on.node.pid)
     time.sleep(_MOMENT)
     return used(on.node.pid) - before
@@ -128,7 +128,7 @@ def _series(ask: Ask, on: Stage) -> int:
 
 
 def fleet(costs: dict[str, Cost], series: int, nodes: int) -> Iterator[str]:
-    """What all of them ask of those who call, and what that takes of each."""
+    """Lines of text: the load of all nodes on their callers and Prometheus, and the share of each node's processor."""
     for name, cost in costs.items():
         rate = nodes / INTERVALS[name]
         share = 100 * cost.node / INTERVALS[name]

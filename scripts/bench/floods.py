@@ -1,8 +1,8 @@
-"""Floods at a node's ports: how long a controller waits meanwhile, and what the node's memory does.
+"""Latency of a controller's calls, and the node's memory, while a node's ports are flooded.
 
-`python -m scripts.bench.floods [--seconds 5] [--idle 5000] [--renewals 100]`. Each kind comes to both ports at once. A
-call over gRPC is on a connection that is there, one over REST on a new one. At the end the certificate is renewed again
-and again while strangers do nothing but shake hands: none may fail.
+`python -m scripts.bench.floods [--seconds 5] [--idle 5000] [--renewals 100]`. Each flood goes to both ports at once.
+Calls over gRPC use a kept connection, those over REST a new one. Finally the certificate is renewed repeatedly during a
+flood of TLS handshakes: none should fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.process import Child
 from scripts.staging.wait import until
 
-# Many connections that say nothing, from many addresses, until the end of the block.
+# Many idle connections from many addresses, until the end of the block.
 _HOLD = """\\
 import resource, socket, sys, time
 
@@ -46,7 +46,7 @@ print("held", flush=True)
 time.sleep(3600)
 """
 
-# Nothing but handshakes; tells how many there were and how many failed.
+# TLS handshakes only; prints how many there were and how many failed.
 _SHAKE = """\\
 import socket, ssl, sys, time
 
@@ -54,21 +54,21 @@ port, source = int(sys.argv[1]), sys.argv[2]
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 context.set_alpn_protocols(["h2"])
-shaken, failed, told = 0, 0, time.monotonic()
+shaken, failed, printed = 0, 0, time.monotonic()
 while True:
     try:
         with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as raw, context.wrap_socket(raw):
             shaken += 1
     except OSError:
         failed += 1
-    if time.monotonic() - told > 0.2:
-        told = time.monotonic()
+    if time.monotonic() - printed > 0.2:
+        printed = time.monotonic()
         print(shaken, failed, flush=True)
 """
 
 
 class Waits(NamedTuple):
-    """Seconds of calls over gRPC and over REST, and the node's memory before, at most, and a second later, in MiB."""
+    """Seconds of calls over gRPC and over REST, and the node's memory in MiB: before, at its peak, and now."""
 
     rpc: Sequence[float]
     rest: Sequence[float]
@@ -81,9 +81,9 @@ class Waits(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--idle", type=int, default=5000)
-    parser.add_argument("--renewals", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=5, help="of each flood (default: 5)")
+    parser.add_argument("--idle", type=int, default=5000, help="idle connections to each port (default: 5000)")
+    parser.add_argument("--renewals", type=int, default=100, help="of the certificate (default: 100)")
     options = parser.parse_args()
     print(machine())
     print(f"{'':20} {'gRPC ms':>8} {'REST ms':>8} {'MiB':>8} {'most':>8} {'after':>8}")
@@ -94,7 +94,7 @@ def main() -> None:
                 ask(options.seconds)
             print(ask(0).row(kind), flush=True)
         with waits(node) as ask, children(node, _HOLD, [str(options.idle)]) as (one, other):
-            until(lambda: one.lines and other.lines, 60, "they are all there")
+            until(lambda: one.lines and other.lines, 60, "all idle connections are open")
             ask(options.seconds)
         print(ask(0).row(f"{2 * options.idle} idle"), flush=True)
         renewed(node, Path(work), options.renewals)
@@ -102,7 +102,7 @@ def main() -> None:
 
 @contextmanager
 def waits(node: NodeProcess) -> Iterator[Callable[[float], Waits]]:
-    """Yields what asks the node for so many seconds, and tells of all that it has asked so far."""
+    """Yields a function that calls the node for so many seconds and returns the `Waits` of all calls so far."""
     rpc_waits: list[float] = []
     rest_waits: list[float] = []
     with closing(RpcController(node)) as rpc, closing(RestController(node)) as rest:
@@ -125,7 +125,7 @@ def waits(node: NodeProcess) -> Iterator[Callable[[float], Waits]]:
 
 @contextmanager
 def children(node: NodeProcess, script: str, arguments: Sequence[str]) -> Iterator[list[Child]]:
-    """One process for each port."""
+    """Run the script in a process for each port."""
     with ExitStack() as stack:
         argv = [sys.executable, "-ISc", script]
         ports = node.grpc_port, node.rest_port
@@ -134,7 +134,7 @@ def children(node: NodeProcess, script: str, arguments: Sequence[str]) -> Iterat
 
 def renewed(node: NodeProcess, directory: Path, times: int) -> None:
     with children(node, _SHAKE, ["127.0.0.3"]) as shakers:
-        until(lambda: all(one.lines for one in shakers), 10, "hands are shaken")
+        until(lambda: all(one.lines for one in shakers), 10, "handshakes succeed")
         begun = time.monotonic()
         for number in range(times):
             at = directory / str(number)
@@ -146,8 +146,8 @@ def renewed(node: NodeProcess, directory: Path, times: int) -> None:
             new = node.certificate.certificate.read_text().strip()
             until(lambda: get_server_certificate((node.host, node.rest_port)).strip() == new)  # noqa: B023
         took = time.monotonic() - begun
-        told = [[int(word) for word in one.lines[-1].split()] for one in shakers]
-    shaken, failed = map(sum, zip(*told, strict=True))
+        counts = [[int(word) for word in one.lines[-1].split()] for one in shakers]
+    shaken, failed = map(sum, zip(*counts, strict=True))
     print(f"{times} renewals in {took:.1f} s: {shaken} handshakes, {failed} failed")
 
 

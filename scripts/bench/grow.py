@@ -1,10 +1,9 @@
-"""What a Start costs that brings many users to a core that runs, by protocol, and on five inbounds at once.
+"""Cost of a Start that brings many users to a running core, by protocol, and on five inbounds at once.
 
-`python -m scripts.bench.grow [BASE [MORE [NAME ...]]]`: a core with BASE users is started, then the same configuration
-with MORE users besides, and then without them again. A name is that of a kind of inbound, or several joined by `+`.
-*Drops* are those of the open connections of a user who stays that have ended, *cores* how many other cores took over,
-*wait* the longest that a GetBaseInfo took meanwhile, and *one* what a single user's change took that was sent just
-after the many.
+`python -m scripts.bench.grow [BASE [MORE [NAME ...]]]` starts a core with BASE users (500), then sends the same
+configuration with MORE more (12,000), then without those again. A NAME is a kind of inbound, or several joined by `+`.
+*drops* counts the open connections of a remaining user that ended, *cores* the cores that took over, *wait* is the
+longest GetBaseInfo meanwhile, and *one* the time of a single user's change sent just after the many.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ NAMES = (
     FIVE,
 )
 LIVE = 50
-# Seconds after which the change of a single user follows the many.
+# Seconds between the Start and the change of a single user that follows it.
 BEHIND = 0.1
 
 
@@ -82,7 +81,7 @@ def row(on: Stage, name: str, known: Mapping[str, Kind], base: int, more: int) -
 
 
 def both(on: Stage, start: Backend, one: User, places: Mapping[str, Kind]) -> tuple[float, float]:
-    """Seconds of a Start, and of the change of one user that follows it closely."""
+    """Seconds of a Start, and of the change of one user sent just after it."""
     other = user(TestUser.new(one.email), places)
     with ThreadPoolExecutor(1) as pool:
         many = pool.submit(timed, lambda: on.controller.start(start))
@@ -93,7 +92,7 @@ def both(on: Stage, start: Backend, one: User, places: Mapping[str, Kind]) -> tu
 
 @contextmanager
 def asking(on: Stage, waits: list[float]) -> Iterator[None]:
-    """Inside, `waits` gets how long each GetBaseInfo took."""
+    """Inside, call GetBaseInfo repeatedly and append the seconds of each call to `waits`."""
     over = threading.Event()
 
     def ask() -> None:

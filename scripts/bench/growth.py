@@ -1,7 +1,8 @@
-"""How cost grows with users and with inbounds. `python -m scripts.bench.growth [USERS[xINBOUNDS] ...]`
+"""Growth of cost with users and with inbounds. `python -m scripts.bench.growth [USERS[xINBOUNDS] ...]`
 
-A Start after a Stop; the same list again; one user in a hundred changed; single users, by REST and by a stream of a
-thousand; processor time of the node for one of REST's. Medians of three, and the node's memory two seconds later.
+Columns: a Start after a Stop; the same list again; the list with one user in a hundred changed; a PUT of one user and
+the node's processor time for it; users a second in a stream of a thousand; the node's memory two seconds later. The
+first three are medians of three.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main(sizes: Iterable[str] = SIZES) -> None:
 
 
 def _lists(side: Ours, call: Call) -> tuple[float, ...]:
-    """Milliseconds: of a Start, of everybody again, of everybody when one in a hundred has changed."""
+    """Milliseconds of a Start, of the same list again, and of the list with one user in a hundred changed."""
     _start(side, call)
     rows = []
     for _ in range(ROUNDS):
@@ -58,7 +59,7 @@ def _sync(side: Ours, call: Call) -> None:
 
 
 def _single(side: Ours) -> tuple[float, float, float]:
-    """Milliseconds and milliseconds of processor time of a PUT, users a second of a stream: everybody is changed."""
+    """Milliseconds and processor milliseconds of a PUT, and users a second of a stream; all users are changed."""
     bodies = [user.SerializeToString() for user in side.backing.crowd.change(SINGLE)]
     with calling(side, "rest") as call:
         call("GetBaseInfo", b"")

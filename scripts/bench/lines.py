@@ -1,6 +1,6 @@
-"""Log lines of the core to two readers over gRPC: how many arrive, how late, and what the node needs for it.
+"""Log lines of the core to two readers over gRPC: how many arrive, how late, and the node's processor time.
 
-They are written into the pipe of the core's own output, each with the moment at which it was due.
+The bench writes them into the pipe of the core's output, each with the time at which it was due.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from scripts.bench.results import Row
 from scripts.bench.sides import Side, medians
 
 RATE, SECONDS, READERS = 10_000, 2, 2
-# Lines come in so many portions a second; one is written at once, so it has to fit into what a pipe takes whole.
+# Batches of lines a second. A batch is one write, so it must fit into the size that a pipe accepts atomically.
 _PORTIONS = 500
 _LINE = "2026/11/22 12:00:00.000000 from tcp:203.0.113.7:51234 accepted tcp:a.example:443 [in >> direct] email: 7.user"
 _DUE = re.compile(rb" due=(\d+\.\d{6})")
-# For the readers to be there before the first line, and for the last lines to arrive.
+# Seconds for the readers to connect before the first line, and for the last lines to arrive.
 _MOMENT = 1.0
 
 
@@ -39,7 +39,7 @@ def line_rows(among: Arena) -> Iterator[Row]:
 
 
 class Reader:
-    """Collects what comes, and when."""
+    """Collects a log stream's bytes and their times of arrival."""
 
     def __init__(self, link: ssl.SSLSocket) -> None:
         self._link, self._pieces, self._arrivals, self._size = link, list[bytes](), list[tuple[int, float]](), 0
@@ -47,12 +47,12 @@ class Reader:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the thread: it would read on from the next socket of this number."""
+        """Shut down and wait for the thread: it could read from the next socket with the same descriptor."""
         self._link.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def lateness(self, since: float) -> list[float]:
-        """Seconds, of each line that came and was due since then: a node may begin with older ones."""
+        """Lateness in seconds of each line due after `since`: a node may begin with older lines."""
         data, ends, places = payloads(b"".join(self._pieces))
         found = ((match.end(), float(match[1])) for match in _DUE.finditer(data))
         return [arrived(place, ends, places, self._arrivals) - due for place, due in found if due >= since]
@@ -64,7 +64,7 @@ class Reader:
                 self._pieces.append(piece)
                 self._arrivals.append((self._size, time.monotonic()))
         except OSError:
-            return  # The bench has shut it down.
+            return  # `close` has shut it down.
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def listening(side: Side) -> Iterator[Reader]:
 
 
 def _lines(seconds: float, side: Side) -> tuple[float, float, float]:
-    """Percent of the lines that each reader got, milliseconds of lateness, microseconds of processor time a line."""
+    """Percent of lines received by a reader, median lateness in ms, microseconds of processor time a line."""
     portions = int(seconds * _PORTIONS)
     with ExitStack() as stack:
         readers = [stack.enter_context(listening(side)) for _ in range(READERS)]

@@ -1,7 +1,7 @@
-"""Real traffic of many users, from a process of its own: each speaks VLESS straight to the inbound, without a core.
+"""Real traffic of many users from a separate process: VLESS clients on plain sockets, without a client core.
 
-VLESS without encryption is a header of some 26 bytes in front of the payload (version, id, no addons, TCP, the target).
-Everybody's target is an echo server in the same process, so that the bytes of each user are known.
+VLESS without encryption is a header of some 26 bytes before the payload (version, id, no addons, TCP, the target).
+All connections lead to an echo server in the same process, so that the bytes of each user are known.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
-# Bytes that a user sends each time, and gets back.
+# The bytes of one echo.
 PAYLOAD = bytes(100)
-# Where they come from: Xray never lists 127.0.0.1 as online.
+# The users' source address: Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
-# Connections that are made before the first of them is asked for its echo.
+# Connections that are opened before the first echo is awaited.
 BATCH = 200
 _SECONDS = 30.0
 _VERSION, _NO_ADDONS, _TCP, _IPV4 = b"\0", b"\0", b"\1", b"\1"
-_ANSWERED = 2  # bytes in front of the first reply: the version, no addons
+_ANSWERED = 2  # bytes before the first reply: the version, no addons
 
 
 class Load:
-    """Users by their ids. Each call returns when all the bytes that it is about have come back."""
+    """Controls the traffic process. Users are given by their VLESS ids. Each call returns after all its echoes."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def visit(self, ids: Sequence[str], port: int) -> None:
-        """A connection for each, one echo through it, and its end."""
+        """For each user, open a connection, echo once, and close it."""
         self._do("visit", ids, port)
 
     def open(self, ids: Sequence[str], port: int) -> None:
-        """A connection for each that stays open, and one echo through it."""
+        """For each user, open a connection, echo once, and keep it."""
         self._do("open", ids, port)
 
     def move(self) -> None:
-        """One more echo through every connection that is open."""
+        """Echo once through every open connection."""
         self._do("move")
 
     def close(self) -> None:
-        """End the connections that are open."""
+        """Close the open connections."""
         self._do("close")
 
     def _do(self, *command: object) -> None:
@@ -85,11 +85,11 @@ def _work(pipe: Connection) -> None:
                     links.clear()
             pipe.send(None)
         except OSError as error:
-            pipe.send(f"the traffic did not come about: {error}")
+            pipe.send(f"users' traffic failed: {error}")
 
 
 class _Users:
-    """Connects as any of them to an echo server on this port."""
+    """Opens connections of users to the echo server on this port."""
 
     def __init__(self, echo: int) -> None:
         self._target = struct.pack("!H", echo) + _IPV4 + socket.inet_aton("127.0.0.1")
@@ -115,7 +115,7 @@ def _receive(link: socket.socket, size: int) -> None:
     while size:
         block = link.recv(size)
         if not block:
-            raise ConnectionResetError("the core ended a connection")
+            raise ConnectionResetError("the core closed a connection")
         size -= len(block)
 
 
@@ -134,7 +134,7 @@ class _Echo(asyncio.Protocol):
 
 
 def _echo() -> int:
-    """The port of an echo server in a thread that lives as long as the process."""
+    """Run an echo server in a thread for the life of the process. Returns its port."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     serving = loop.create_server(_Echo, "127.0.0.1", 0, backlog=4096)

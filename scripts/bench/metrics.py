@@ -1,6 +1,6 @@
-"""What a scrape costs: milliseconds, processor time of the node, size. `python -m scripts.bench.metrics [USERS ...]`
+"""Cost of a scrape: time, processor time of the node, size. `python -m scripts.bench.metrics [USERS ...]`
 
-Each scrape reads anew: they come further apart than a page is kept. Every user has a sum, as after some traffic.
+Scrapes are further apart than the node caches a page. Every user has a traffic total in the state file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(sizes: Iterable[int]) -> None:
 
 
 def seed(on: Stage, target: Backing) -> None:
-    """Have a sum for each user in the state file."""
+    """Write a traffic total for each user into the state file; restarts the node."""
     on.node.stop()
     rows = (Row(Scope.USER, user.email, 1_000_000, 20_000_000) for user in target.crowd.users)
     database = Database(on.node.state / "state.db")
@@ -66,7 +66,7 @@ def measure(on: Stage, name: str, accept: str) -> None:
         costs.append(on.measure(scrape))
     link.close()
     walls = [1000 * cost.wall for cost in costs]
-    # Steps of the processor's time are 10 ms: the mean says more than the median.
+    # Processor time has a resolution of 10 ms: the mean is more precise than the median.
     processor = 1000 * statistics.mean(cost.node for cost in costs)
     figures = f"{statistics.median(walls):>6.1f} {max(walls):>8.1f} {processor:>6.0f} ms {sizes[-1] / 1024:>7.0f}"
     print(f"{name:36} {figures}", flush=True)

@@ -1,4 +1,4 @@
-"""Everything that a node is asked to do, in a steady mix: each piece of work again and again, at its own rate."""
+"""A steady mix of all kinds of work for a node, each repeated at its own rate."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from scripts.staging.backend import chunks
 from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController
 from scripts.staging.wait import until
 
-# Users who never change, and have connections through the core.
+# Users who never change, and keep connections through the core.
 STEADY = 20
-# Users of one sync of some, and of those that visit at once.
+# Users in one sync of some, and in one round of visits.
 SOME, VISITORS = 100, 20
-# Seconds until the core is there again that was killed.
+# Seconds until another core must serve after one was killed.
 _BACK = 60.0
-# Within so many seconds each duty is done for the first time.
+# Every duty runs for the first time within so many seconds.
 _SPREAD = 60.0
 
 
 class Duty(NamedTuple):
-    """A piece of work, and the seconds from one time to the next."""
+    """A piece of work, and the seconds between two runs of it."""
 
     name: str
     every: float
@@ -40,7 +40,7 @@ class Duty(NamedTuple):
 
 @dataclass
 class Tally:
-    """Of one duty: how often it was done, how long it took, and what went wrong."""
+    """Statistics of one duty: runs, seconds and failures."""
 
     times: int = 0
     total: float = 0.0
@@ -57,10 +57,10 @@ Request = Callable[[int, Crowd, int], Backend]
 
 
 class Mixed:
-    """The duties of one node. Those that change something are done one after the other, and so are the polls."""
+    """The duties of one node. One thread runs those that change something, another one the polls."""
 
     def __init__(self, on: Stage, load: Load, request: Request, port: int, crowd: Crowd, calm: int) -> None:
-        """`request` makes the Start of its number, which is another configuration; `calm`: so much slower syncs."""
+        """`request` makes the Start of a numbered configuration; `calm` multiplies the pauses of single syncs."""
         self._on, self._load, self._request, self._port, self._crowd = on, load, request, port, crowd
         self._calm = calm
         self._rest, self._rpc = RestController(on.node), RpcController(on.node)
@@ -103,7 +103,7 @@ class Mixed:
             Duty("another Start", 45, self._another),
             Duty("Stop and Start", 180, self._stop),
             Duty("the core killed", 90, self._kill),
-            Duty("connections anew", 15, self._reopen),
+            Duty("connections reopened", 15, self._reopen),
             Duty("bytes of users", 1, self._load.move),
             Duty("visits of users", 2, self._visit),
         ]
@@ -116,7 +116,7 @@ class Mixed:
         ]
 
     def _work(self, duties: Sequence[Duty], over: float) -> None:
-        """Each when it is due, begun at different times; what is late is not done twice."""
+        """Run each duty when it is due, with staggered starts; missed runs are skipped."""
         begun = time.monotonic()
         due = {duty: begun + min(duty.every, _SPREAD) * (n + 1) / len(duties) for n, duty in enumerate(duties)}
         while (now := time.monotonic()) < over:
@@ -152,7 +152,7 @@ class Mixed:
         next(self._turns).start(self._request(self._port, self._crowd, self._version))
 
     def _another(self) -> None:
-        """The core before it answers until this one does."""
+        """Start with another configuration; the previous core serves until the new one is ready."""
         self._version += 1
         self._start()
 
@@ -164,7 +164,7 @@ class Mixed:
         self._reopen()
 
     def _kill(self) -> None:
-        """All connections end with the core, and are there again when another one is."""
+        """Kill the core, wait until another one serves, and reopen the connections."""
         with self._outage():
             core = self._on.core
             os.kill(core, signal.SIGKILL)
@@ -183,7 +183,7 @@ class Mixed:
         self._load.visit([user.proxies.vless.id for user in self._crowd.users[-VISITORS:]], self._port)
 
     def _poll(self) -> None:
-        """One question more, over each protocol in turn. While a core is being started a question may be refused."""
+        """Make the next poll, protocols in turn. The node may refuse it while no core serves."""
         controller, ask = next(self._asked)
         before = self._outages, self._out
         try:
@@ -210,7 +210,7 @@ class Mixed:
             until(lambda: reader.lines, what="a line of the log")
 
     def _listen(self) -> None:
-        """A stream that is open until the next time, and had no end of its own."""
+        """Open a log stream, and close the one of the last run, which must not have ended before."""
         before, self._reader = self._reader, next(self._turns).logs()
         if before is not None:
             ended = before.ended

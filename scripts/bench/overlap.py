@@ -1,11 +1,11 @@
-"""What a changed configuration costs while users are at work: beside the core that serves, and by a restart of it.
+"""Cost of a changed configuration under traffic: with a new core beside the old one (overlap), and with a restart.
 
 `python -m scripts.bench.overlap [USERS ...]` prints a table for each core: medians of three rounds. `in force` is the
-time from the call of Start to its reply, when new connections meet the other configuration; `longest` is what the
-slowest of the new connections took that came about around it, of all rounds. `failed` are those that did not, `dropped`
-those of the live ones that ended, both of all rounds. `one` is the memory of the core at rest, `peak` that of all that
-run at once at the worst moment: proportional set sizes. The last two columns are processor time from call to reply, of
-the node and of all its cores, which serve meanwhile.
+time from the call of Start to its reply, after which new connections use the other configuration; `longest` is the
+slowest new connection around it, of all rounds. `failed` counts new connections that failed, `dropped` live ones that
+ended, both of all rounds. `one` is the memory of the single core before, `peak` the highest sum of all cores at once
+(proportional set sizes). The last two columns are processor time from call to reply, of the node and of all its cores,
+which serve meanwhile.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from scripts.staging.ports import free_port
 ROUNDS = 3
 SIZES = (1_000, 10_000, 50_000)
 TAG = "in-0"
-# Users at work, each with a part of the live connections, and seconds between two new connections of each.
+# Concurrent clients, each with a part of the live connections, and seconds between two new connections of each.
 WORKERS = 4
 PAUSE = 0.02
-# Seconds of work before a change and after it, and between two looks at the memory.
+# Seconds of traffic before and after a change, and between two samples of the memory.
 AROUND = 1.0
 LOOK = 0.1
-# What the node is told for each way.
+# The node's settings for each way of changing.
 WAYS = {"beside": {}, "restart": {"DRAIN_GENERATIONS": "0"}}
 
 
 class Round(NamedTuple):
-    """Of one change: seconds, numbers, MiB, and seconds of processor time."""
+    """Figures of one change: seconds, counts, MiB, and processor seconds."""
 
     in_force: float
     longest: float
@@ -77,7 +77,7 @@ def row(way: str, size: int, rounds: list[Round]) -> None:
 
 
 def change(on: Stage, size: int, request: Callable[[int, Crowd, int], Backend]) -> Round:
-    """One change of an outbound under work, from a fresh core."""
+    """Change an outbound under traffic, from a fresh core."""
     on.controller.stop()
     crowd, port = Crowd(size, [TAG]), free_port()
     on.controller.start(request(port, crowd, 0))
@@ -97,7 +97,7 @@ def change(on: Stage, size: int, request: Callable[[int, Crowd, int], Backend]) 
 
 
 def around(worker: Activity, begun: float) -> list[Opened]:
-    """The new connections that were on their way at this time, or came after it."""
+    """The new connections that were being opened at this time or later."""
     return [opened for opened in worker.opened if opened.begun + opened.took >= begun]
 
 
@@ -111,7 +111,7 @@ def working(on: Stage, crowd: Crowd, port: int) -> Iterator[list[Activity]]:
 
 @contextmanager
 def watching(on: Stage) -> Iterator[list[float]]:
-    """MiB of all cores of the node, look by look."""
+    """Samples of the memory of all cores of the node, in MiB."""
     looks, over = [memory(on)], threading.Event()
 
     def look() -> None:
@@ -132,7 +132,7 @@ def memory(on: Stage) -> float:
 
 
 def proportional(process: psutil.Process) -> float:
-    """MiB of a process, with its share of what it has in common with others; 0 if it has gone. See proc(5)."""
+    """Proportional set size of a process in MiB (proc(5)); 0 if it has ended."""
     with suppress(OSError):
         rows = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         return next((int(row.split()[1]) / 1024 for row in rows if row.startswith("Pss:")), 0.0)
@@ -140,7 +140,7 @@ def proportional(process: psutil.Process) -> float:
 
 
 def spent(on: Stage) -> tuple[float, float]:
-    """Seconds of processor time of the node, and of all its cores, gone ones too."""
+    """Processor seconds of the node, and of all its cores, ended ones included."""
     node = psutil.Process(on.node.pid)
     cores = node.cpu_times().children_user + node.cpu_times().children_system
     for child in node.children():

@@ -1,7 +1,7 @@
-"""A node of somebody else's that has the same interface, as a process: one that speaks one protocol at a time.
+"""Another node with the same interface, as a process, for comparison. It speaks one protocol at a time.
 
-It is told what to do by its environment: SERVICE_PROTOCOL, SERVICE_PORT, API_KEY, SSL_CERT_FILE, SSL_KEY_FILE and
-XRAY_EXECUTABLE_PATH. Keys go as `x-api-key`.
+Its settings are environment variables: SERVICE_PROTOCOL, SERVICE_PORT, API_KEY, SSL_CERT_FILE, SSL_KEY_FILE and
+XRAY_EXECUTABLE_PATH. It takes the key as `x-api-key`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _READY = 20.0
 
 
 class Peer(Side):
-    """Such a node that runs. `listened` is the seconds until its port accepted."""
+    """The other node, running. `listened` is the seconds until its port accepted connections."""
 
     @property
     def core(self) -> int:
-        """Its newest child that runs an Xray."""
+        """The pid of its newest Xray."""
         children = psutil.Process(self.pid).children()
         return max((child for child in children if child.exe() == str(find_xray().resolve())), key=_age).pid
 
     @property
     def api(self) -> str:
-        """The core's own API: the one of its ports on loopback that answers so."""
+        """The address of the core's API: the listening port that replies to GetSysStats."""
         connections = psutil.Process(self.core).net_connections("tcp")
         ports = {link.laddr.port for link in connections if link.status == psutil.CONN_LISTEN}
         return next(f"127.0.0.1:{port}" for port in ports - set(self.backing.ports) if _answers(port))
@@ -56,7 +56,7 @@ def peer(executable: Path, protocol: Protocol) -> Iterator[Peer]:
             "SSL_KEY_FILE": str(pair.key),
         }
         begun = time.perf_counter()
-        # Its output goes to a file: reading it would take processor time from the client.
+        # Output to a file: reading it would take processor time from the client.
         process = subprocess.Popen([executable], env=environment, cwd=directory, stdout=output, stderr=output)
         try:
             until(lambda: accepts(port), _READY, f"{executable} accepts on {port}")
@@ -82,7 +82,7 @@ def _environment(directory: Path, protocol: Protocol, port: int, key: str) -> di
 
 
 def _own_core(directory: Path) -> Path:
-    """Xray under a path of its own: some look for leftovers by the executable's path, and end what they find."""
+    """A separate path for Xray: some nodes look for leftover cores by the executable's path and kill them."""
     script = directory / "xray"
     script.write_text(f'#!/bin/sh\nexec {find_xray().resolve()} "$@"\n')
     script.chmod(0o755)

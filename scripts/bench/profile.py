@@ -1,10 +1,10 @@
-"""Where the node's processor time goes while a controller asks for one thing again and again.
+"""Profile the node's processor time while a controller repeats one kind of call.
 
 `python -m scripts.bench.profile [info|rest-info|rest-updates|stream|start|sync|stats] [--users N] [--save FILE]`
 
-It needs nothing installed and no rights: a thread inside the node looks at its stacks (`sampled/sitecustomize.py`), so
-small figures are rough, and what holds the interpreter's lock for long is seen at its end. `--save` keeps the stacks as
-text that the makers of flame graphs take.
+It needs no other program and no privileges: a thread inside the node samples its stacks (`sampled/sitecustomize.py`).
+So small figures are imprecise, and code that holds the GIL for long is attributed to its end. `--save` writes the
+stacks in the format of flame graph tools.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def start(side: Ours, until_then: float) -> int:
 
 
 def sync(side: Ours, until_then: float) -> int:
-    """Everybody, one in a hundred changed."""
+    """Sync all users, one in a hundred changed."""
     crowd = side.backing.crowd
 
     def once() -> None:
@@ -85,7 +85,7 @@ def repeated(work: Callable[[], object], until_then: float) -> int:
 
 
 def profiled(name: str, users: int, seconds: float) -> tuple[Stacks, float, int]:
-    """The stacks, seconds of processor time of the whole process, and how often it was done."""
+    """The stacks, processor seconds of the whole process, and the number of calls."""
     with stage(TRAFFIC_INTERVAL=INTERVAL) as on:
         on.node.stop()
         out = on.directory / "samples"
@@ -106,14 +106,14 @@ def profiled(name: str, users: int, seconds: float) -> tuple[Stacks, float, int]
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m scripts.bench.profile", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=[*WORK], default="rest-updates")
-    parser.add_argument("--users", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the stacks there")
+    parser.add_argument("what", nargs="?", choices=[*WORK], default="rest-updates", help="default: rest-updates")
+    parser.add_argument("--users", type=int, default=10_000, help="default: 10,000")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"default: {SECONDS:g}")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the stacks to FILE")
     given = parser.parse_args(argv)
     print(machine())
     stacks, used, done = profiled(given.what, given.users, given.seconds)
-    print(f"{given.what}, {given.users} users: {done} times, {1e3 * used / done:.2f} ms of processor time each")
+    print(f"{given.what}, {given.users} users: {done} calls, {1e3 * used / done:.2f} ms of processor time each")
     print(*report(stacks, used), sep="\n")
     if given.save:
         given.save.write_text("".join(f"{';'.join(stack)} {micros}\n" for stack, micros in stacks))

@@ -1,8 +1,8 @@
-"""What users run over their quotas, and what enforcing them costs.
+"""Overrun of users' quotas, and the cost of enforcing them.
 
-`python -m scripts.bench.quota` downloads at some speeds through each core until the connection ends, and prints how
-many bytes more than the quota were counted and came. Then it has 10,000 users with quotas, of whom 500 move bytes all
-the time, and prints the node's processor time beside that of the same users without limits, and how late its loop was.
+`python -m scripts.bench.quota` downloads at some speeds through each core until the connection is cut, and prints how
+many bytes beyond the quota were counted and received. Then 500 of 10,000 users with quotas move bytes all the time: it
+prints the node's processor time, next to that of the same users without limits, and the lag of its event loop.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scripts.staging.target import credentials
 from scripts.staging.users import TestUser
 
 MIB = 1024**2
-# Bits a second, and the quota that is passed at them, in bytes.
+# Bits a second, and the quota in bytes that a download at this speed exceeds.
 SPEEDS = ((1e6, MIB), (50e6, 50 * MIB), (500e6, 500 * MIB))
-# Longer than the minute of which the node tells how late its loop was.
+# SECONDS is longer than the minute that the node's lag metric covers.
 USERS, ACTIVE, SECONDS = 10_000, 500, 65.0
-# Seconds between two readings by the node itself, as it has it by default.
+# Seconds between two readings of counters by the node; its default.
 INTERVAL = "10"
-# A quota that is greater than what anybody uses here, one near it, and with it all other limits.
+# A quota far above and one near the use in this bench, and the latter with all other limits.
 FAR, CLOSE = Limits(bytes=Quota(bytes=10**12)), Limits(bytes=Quota(bytes=10**9))
 ALL = Limits(bytes=CLOSE.bytes, addresses=3, speed=Speed(down=10_000_000), expires_at=4_000_000_000)
 LIMITS = {"no limits": None, "a quota, far": FAR, "a quota, near": CLOSE, "all limits": ALL}
@@ -42,7 +42,7 @@ _SOURCE = "127.0.0.2"
 
 def main() -> None:
     print(machine())
-    print(f"{'':10} {'Mbit/s':>7} {'quota MiB':>10} {'counted over MiB':>17} {'came over MiB':>14} {'took s':>7}")
+    print(f"{'':10} {'Mbit/s':>7} {'quota MiB':>10} {'counted over MiB':>17} {'got over MiB':>14} {'took s':>7}")
     for core in ("xray", "sing-box"):
         for speed, quota in SPEEDS:
             with stage(TRAFFIC_INTERVAL=INTERVAL) as on:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def overrun(on: Stage, core: str, speed: float, quota: int) -> None:
-    """One download until it ends."""
+    """One download until the node cuts it at the quota."""
     person, port = TestUser.new("anna"), free_port()
     on.controller.start(_backend(core, port, person))
     on.controller.set_limits({person.email: Limits(bytes=Quota(bytes=quota, way=Quota.DOWN))})
@@ -71,7 +71,7 @@ def overrun(on: Stage, core: str, speed: float, quota: int) -> None:
 
 
 def cost(on: Stage, name: str, limits: Limits | None) -> None:
-    """Processor time while some move bytes."""
+    """Processor time while some users move bytes."""
     target = backing(USERS)
     on.controller.start(target.request())
     users = target.crowd.users
@@ -85,11 +85,11 @@ def cost(on: Stage, name: str, limits: Limits | None) -> None:
             time.sleep(0.5)
         used = (processor(on.node.pid) - before) / took
     print(f"{USERS} users, {ACTIVE} active, {name}: node {100 * used:.1f} % of a processor, ", end="")
-    print(f"its loop at most {1000 * _lag(on):.0f} ms late", flush=True)
+    print(f"its event loop at most {1000 * _lag(on):.0f} ms late", flush=True)
 
 
 def _lag(on: Stage) -> float:
-    """Seconds by which the loop was late, at most, in the last minute."""
+    """The highest lag of the node's event loop in the last minute, in seconds."""
     url = f"http://127.0.0.1:{on.node.environment['METRICS_PORT']}/metrics"
     with urlopen(Request(url, headers=dict(credentials(on.node.key, "bearer")))) as page:
         lines = page.read().decode().splitlines()
@@ -120,7 +120,7 @@ def _source(rate: float) -> Iterator[int]:
 
 
 def _download(port: int, person: TestUser, source: int) -> int:
-    """As a user of VLESS without encryption, until the connection ends: bytes that came."""
+    """Download with VLESS without encryption until the connection ends. Returns the bytes received."""
     target = struct.pack("!H", source) + b"\1" + socket.inet_aton("127.0.0.1")
     came = 0
     with socket.create_connection(("127.0.0.1", port), 30, (_SOURCE, 0)) as link, suppress(ConnectionError):

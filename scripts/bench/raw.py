@@ -1,4 +1,4 @@
-"""A stream of log lines over gRPC, read as bytes: it takes next to no processor time from those it is measured with."""
+"""Read a stream of log lines over gRPC as raw bytes, which takes next to no processor time from the measured node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from h2.settings import SettingCodes
 from node.api.methods import SERVICE
 
 _HEADER, _DATA = 9, 0
-# For the handshake.
+# Timeout of connecting and the handshake.
 _SECONDS = 10.0
 
 
 @contextmanager
 def log_stream(port: int, pem: str, headers: Mapping[str, str]) -> Iterator[ssl.SSLSocket]:
-    """A stream of log lines to a reader whose windows are never full, and who looks at nothing."""
+    """Open GetLogs with the largest flow-control windows. Yields the socket; the caller reads frames as bytes."""
     http = H2Connection()
     http.initiate_connection()
     http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
@@ -40,7 +40,7 @@ def log_stream(port: int, pem: str, headers: Mapping[str, str]) -> Iterator[ssl.
 
 
 def payloads(data: bytes) -> tuple[bytes, list[int], list[int]]:
-    """What HTTP/2's DATA frames hold in bytes from a server; where each ends there, and where it does in all."""
+    """The joined payload of the HTTP/2 DATA frames in `data`, and each frame's end in the payload and in `data`."""
     found, ends, places, at = bytearray(), list[int](), list[int](), 0
     while at + _HEADER <= len(data):
         end = at + _HEADER + int.from_bytes(data[at : at + 3], "big")
@@ -53,6 +53,6 @@ def payloads(data: bytes) -> tuple[bytes, list[int], list[int]]:
 
 
 def arrived(place: int, ends: Sequence[int], places: Sequence[int], arrivals: Sequence[tuple[int, float]]) -> float:
-    """When the byte before this place of the payload was there; `arrivals` are sizes of all that was, with the time."""
+    """When the payload up to `place` had arrived; `arrivals` are pairs of the total size received and the time."""
     whole = places[bisect_left(ends, place)]
     return arrivals[bisect_left(arrivals, (whole, 0.0))][1]

@@ -1,4 +1,4 @@
-"""The figures of a run, row by row: as a table, as JSON, beside those of another run."""
+"""The figures of a run: rows with goals, as a table, as JSON, and compared with another run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-# By how much a row may be worse than in another run.
+# The share by which a row may be worse than in another run.
 TOLERANCE = 0.15
-# A unit in which more is better.
+# Units in which more is better.
 _MORE = ("/s", "%")
 _COLUMNS = ("ours", "goal", "here", "peer", "core", "transport")
 
 
 class Goal(NamedTuple):
-    """What a row should be on the machine on which the Go node of this interface had that other figure."""
+    """The goal of a row, on a machine on which the Go node of this interface measures `beside`."""
 
     value: float
     beside: float | None = None
 
     def here(self, peer: float | None) -> float:
-        """The same goal on this machine, where the Go node has this figure."""
+        """The goal scaled to this machine, where the Go node measures `peer`."""
         return self.value * peer / self.beside if peer and self.beside else self.value
 
 
@@ -53,7 +53,7 @@ GOALS: dict[str, Goal] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A figure of this node; beside it those of the same run: another node's, the core's own, a bare transport's."""
+    """A figure of this node, and those of another node, the core alone and a bare transport in the same run."""
 
     name: str
     unit: str
@@ -64,17 +64,17 @@ class Row:
 
     @property
     def more(self) -> bool:
-        """More is better."""
+        """Whether more is better."""
         return self.unit in _MORE
 
     @property
     def floor(self) -> float | None:
-        """What the rest of the machine made of this moment: the core's own figure, else the bare transport's."""
+        """The figure of the core alone, else of the bare transport: it shows how fast the machine was at that time."""
         return self.core or self.transport
 
     @property
     def goal(self) -> float | None:
-        """For this machine."""
+        """The goal for this machine."""
         goal = _goal(self)
         return goal and goal.here(self.peer)
 
@@ -84,7 +84,7 @@ class Row:
 
 
 def _goal(row: Row) -> Goal | None:
-    """GetStats is measured by the core's own, log lines' processor time by the other node's."""
+    """The goal of a row: GetStats' depends on the core's figure, that of log lines' CPU on the other node's."""
     if row.name.startswith("GetStats") and row.core:
         return Goal(1.2 * row.core)
     if row.name == "log lines, CPU" and row.peer:
@@ -93,7 +93,7 @@ def _goal(row: Row) -> Goal | None:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    """Lines for people. A missed goal has a star."""
+    """The rows as lines of text. A star marks a missed goal."""
     head = f"{'':40} {'':4}" + "".join(f" {column:>9}" for column in _COLUMNS)
     return [head, *(line(row) for row in rows)]
 
@@ -105,7 +105,7 @@ def line(row: Row) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
-    """The same table for a page. A missed goal is bold."""
+    """The rows as a Markdown table. A missed goal is bold."""
     head = ["| | unit | " + " | ".join(_COLUMNS) + " |", "|---" * (2 + len(_COLUMNS)) + "|"]
     return head + [f"| {' | '.join(_cells(row))} |" for row in rows]
 
@@ -118,7 +118,7 @@ def _cells(row: Row) -> Sequence[str]:
 
 
 def number(value: float | None) -> str:
-    """Three digits, no more."""
+    """The value with about three digits; "" for None."""
     if value is None:
         return ""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -134,9 +134,9 @@ def from_json(text: str) -> list[Row]:
 
 
 def worse(now: Row, before: Row) -> float:
-    """The share by which a row is worse, below zero where it is better.
+    """The share by which a row is worse; negative if it is better.
 
-    What has a floor in both runs is taken as a multiple of it: another machine, or a busier one, has another floor.
+    A row with a floor in both runs is compared relative to it, as another or a busier machine has another floor.
     """
     scale = now.floor / before.floor if now.floor and before.floor else 1.0
     then, found = before.ours * scale, now.ours
@@ -148,18 +148,18 @@ def worse(now: Row, before: Row) -> float:
 
 
 def regressions(rows: Iterable[Row], before: Iterable[Row]) -> list[tuple[Row, float]]:
-    """The rows that are worse by more than the tolerance, and by which share."""
+    """The rows that are worse by more than the tolerance, each with its share."""
     earlier = {row.name: row for row in before}
     found = [(row, worse(row, earlier[row.name])) for row in rows if row.name in earlier]
     return [(row, share) for row, share in found if share > TOLERANCE]
 
 
 def better(first: Row, second: Row) -> Row:
-    """Of two measurements of one row, the one that is nearer to its floor: noise only adds."""
+    """The better of two measurements of a row, relative to their floors: noise only adds."""
     return first if worse(first, second) < 0 else second
 
 
 def merged(rows: Iterable[Row], again: Iterable[Row]) -> list[Row]:
-    """The better ones of two measurements."""
+    """For each row the better of two measurements."""
     second = {row.name: row for row in again}
     return [better(row, second[row.name]) if row.name in second else row for row in rows]

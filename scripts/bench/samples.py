@@ -1,4 +1,4 @@
-"""What a node takes of the machine over time, look by look, and whether it grows."""
+"""Sample a node's memory, descriptors, threads and files over time, and detect growth."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 import psutil
 
-# Seconds between two looks.
+# Seconds between two samples.
 LOOK = 5.0
-# Of a run of an hour: minutes until it is warm, and those at the begin and the end of the rest that are compared.
+# Minutes: a full run, its warm-up, and the windows after the warm-up and at the end that are compared.
 HOUR, WARM, WINDOW = 60, 10, 5
-# By which the node's memory may have grown, and how many descriptors and threads more there may be: a connection or a
-# thread more at the moment of a look is no growth.
+# The share by which the node's memory may grow, and the number of additional descriptors and threads: a connection or a
+# thread more at the time of a sample is no growth.
 GROWTH = 0.02
 MORE = 2
 _MIB = 2**20
 
 
 class Sample(NamedTuple):
-    """One look. Memory and the state's files in MiB."""
+    """One sample. Memory and the state's files are in MiB."""
 
     seconds: float
     memory: float
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A figure once the node was warm, and at the end: medians."""
+    """The medians of a figure after the warm-up and at the end."""
 
     early: float
     late: float
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 @contextmanager
 def sampling(pid: int, state: Path) -> Iterator[list[Sample]]:
-    """Inside, the list gets a look at the node every few seconds."""
+    """Inside, append a sample of the node to the list every few seconds."""
     samples, over, begun = list[Sample](), threading.Event(), time.monotonic()
 
     def work() -> None:
@@ -73,14 +73,14 @@ def look(pid: int, state: Path, seconds: float) -> Sample:
 
 
 def resident(process: psutil.Process) -> float:
-    """MiB; 0 if it has gone."""
+    """Resident memory in MiB; 0 if the process has ended."""
     with suppress(psutil.NoSuchProcess):
         return float(process.memory_info().rss) / _MIB
     return 0.0
 
 
 def size(directory: Path) -> float:
-    """MiB of the files in it. They come and go meanwhile."""
+    """MiB of the files in a directory, some of which may disappear meanwhile."""
     total = 0
     for path in directory.rglob("*"):
         with suppress(FileNotFoundError):
@@ -89,12 +89,12 @@ def size(directory: Path) -> float:
 
 
 def changes(samples: Sequence[Sample], minutes: float) -> dict[str, Change]:
-    """Of each figure, by its name. A shorter run is looked at in shorter parts."""
+    """The change of each figure, by its name. Warm-up and windows of a run under an hour are shorter in proportion."""
     scale = min(1.0, minutes / HOUR) * 60
     warm, window = WARM * scale, WINDOW * scale
     early = [sample for sample in samples if warm <= sample.seconds < warm + window]
     late = [sample for sample in samples if sample.seconds >= samples[-1].seconds - window]
-    assert early, "the run is too short: there is no look at it once it is warm"
+    assert early, "the run is too short: there is no sample after the warm-up"
     return {name: Change(_median(early, name), _median(late, name)) for name in Sample._fields[1:]}
 
 
@@ -104,10 +104,10 @@ def _median(samples: Sequence[Sample], name: str) -> float:
 
 
 def faults(found: dict[str, Change]) -> list[str]:
-    """What grew, in words."""
+    """A line of text for each figure that grew."""
     memory = found["memory"].share
     grown = [f"the node's memory grew by {memory:.1%}"] if memory > GROWTH else []
     for name in ("descriptors", "threads"):
         change = found[name]
-        grown += [f"{name}: {change.early:g} became {change.late:g}"] if change.late > change.early + MORE else []
+        grown += [f"{name} grew from {change.early:g} to {change.late:g}"] if change.late > change.early + MORE else []
     return grown

@@ -1,7 +1,7 @@
-"""Large sets: how long each step takes, how long the node answers nobody meanwhile, and what it keeps in memory.
+"""Large rosters: duration of each step, the longest stall of other calls meanwhile, and the node's memory.
 
 `python -m scripts.bench.scale [USERS[xINBOUNDS] ...]` starts a new node for each size and prints a table. `stall` is
-the longest that a call for the node's info took, asked every 5 ms by another process; `idle` the same before anything.
+the longest GetBaseInfo, called every 5 ms by another process; `idle` is the same before any step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is measured in one run, by the same client: this node, one of somebody else's, and the bare transport."""
+"""The sides that one client measures in a run: this node, another node, and a bare transport."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripts.staging.target import Address, Dialect, credentials
 from scripts.staging.wait import accepts, until
 
 Protocol = Literal["grpc", "rest"]
-# Gives a method's name and the bytes of its request, gets those of the reply.
+# Takes a method's name and the bytes of its request, returns those of the reply.
 Call = Callable[[str, bytes], bytes]
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
 _WAYS = {method.name: (method.verbs[0], method.path) for method in METHODS}
@@ -34,7 +34,7 @@ _READY = 20.0
 
 
 class Side:
-    """One that answers calls. `listened` is the seconds that it took until it did; `backing` is what it runs."""
+    """A server under measurement. `listened` is the seconds until it accepted connections, `backing` what it runs."""
 
     backing: Backing
     dialect: Dialect = "x-api-key"
@@ -48,28 +48,28 @@ class Side:
 
     @property
     def core(self) -> int | None:
-        """The process of its core; a bare transport has none."""
+        """The pid of its core; None for a bare transport."""
         return None
 
     @property
     def api(self) -> str:
-        """The gRPC address of its core's own API."""
+        """The gRPC address of its core's API."""
         raise NotImplementedError
 
     @property
     def log(self) -> str:
-        """Where its log lines come in: the output of its core, or the standard input of a bare transport."""
+        """The file to write log lines to: the output of its core, or the standard input of a bare transport."""
         return f"/proc/{self.core}/fd/1" if self.core else f"/proc/{self.pid}/fd/0"
 
     @property
     def used(self) -> float:
-        """Seconds of processor time of all threads, to the microsecond. See proc(5), schedstat."""
+        """Processor seconds of all threads, to the microsecond. See proc(5), schedstat."""
         files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
         return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
     @property
     def rss(self) -> float:
-        """MiB in memory."""
+        """Resident memory in MiB."""
         rows = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return int(next(row for row in rows if row.startswith("VmRSS")).split()[1]) / 1024
 
@@ -94,7 +94,7 @@ class Ours(Side):
 
 @contextmanager
 def transport(protocol: Protocol, replies: Mapping[str, bytes]) -> Iterator[Side]:
-    """A bare server that answers these bytes by the names of methods."""
+    """Run a bare server that replies with these bytes, by method name."""
     with tempfile.TemporaryDirectory() as work:
         directory, port = Path(work), free_port()
         pair, file = certs.make(directory, ["localhost", "127.0.0.1"]), directory / "replies"
@@ -118,7 +118,7 @@ def _key(protocol: Protocol, name: str) -> str:
 
 @contextmanager
 def calling(side: Side, protocol: Protocol) -> Iterator[Call]:
-    """Calls over one connection that stays, one after the other, by the simplest client of Python's."""
+    """Sequential calls over one kept connection, with Python's simplest client."""
     with (_over_grpc if protocol == "grpc" else _over_rest)(side) as call:
         yield call
 
@@ -157,7 +157,7 @@ def _over_rest(side: Side) -> Iterator[Call]:
 def medians(
     sides: Mapping[str, Side], rounds: int, measure: Callable[[Side], tuple[float, ...]]
 ) -> dict[str, tuple[float, ...]]:
-    """Of each side's figures. In turns, so that what else the machine does meets all of them alike."""
+    """Medians of each side's figures, measured in turns, so that other load on the machine affects all sides alike."""
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
@@ -166,7 +166,7 @@ def medians(
 
 
 def core_used(side: Side) -> float:
-    """Seconds of processor time of its cores, those included that have ended, in steps of 10 ms."""
+    """Processor seconds of its cores, ended ones included, in steps of 10 ms."""
     if side.core is None:
         return 0.0
     ended = psutil.Process(side.pid).cpu_times()

@@ -1,8 +1,8 @@
-"""What one user more or less costs on sing-box, by type of inbound, with connections live through the core.
+"""Cost of adding, changing and removing a user on sing-box, by type of inbound, with live connections.
 
 `python -m scripts.bench.sing_box [USERS ...]` prints a table for each build and type: medians of three rounds. `dark`
-is the longest time in which nobody could connect meanwhile, tried by one client without a pause; where nothing happens
-it is as long as one connection takes. `drops` are those of the live connections that ended.
+is the longest time without a successful connection, tried by one client without a pause; without an interruption it is
+the duration of one connection. `drops` counts live connections that ended.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def sync(on: Stage, user: User) -> float:
 
 
 def each(proxy: int, echo: EchoServer, work: Callable[[int], float]) -> tuple[float, float]:
-    """Medians: milliseconds, and how many live connections ended."""
+    """Medians of milliseconds and of the number of live connections that ended."""
     took, drops = [], []
     for number in range(ROUNDS):
         with Links(proxy, echo) as links:
@@ -88,7 +88,7 @@ def each(proxy: int, echo: EchoServer, work: Callable[[int], float]) -> tuple[fl
 
 @contextmanager
 def dark(proxy: int, echo: EchoServer) -> Iterator[list[float]]:
-    """The longest time between two connections that came about, in the list at the end of the block."""
+    """Connect repeatedly inside; at the end, append the longest time between two successes to the list."""
     found: list[float] = []
     over, seen = threading.Event(), [time.perf_counter()]
 

@@ -1,12 +1,12 @@
-"""An hour of everything that a node is asked to do, and whether it grows: memory, descriptors, threads, files.
+"""Soak test: an hour of mixed work, and a check that the node does not grow: memory, descriptors, threads, files.
 
 `python -m scripts.bench.soak [--minutes 60] [--core xray] [--users 2000] [--memory MIB] [--picture PATH]
 [--samples PATH] [--log PATH]`. The mix is that of `scripts.bench.mixed`, steady in kind and rate, with the usual
-settings of a node. At the end there is a table, and the verdict: the median of the node's memory in the last five
-minutes against that of minutes 10 to 15, and the same of its descriptors and threads; a shorter run is looked at in
-shorter parts. The status is 1 if anything grew, anything failed that should not, or a traceback stands in the node's
-log. `--picture` takes an SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said.
-With `--memory` node and cores have no more than that together, as root alone can arrange, and what they took is said.
+settings of a node. At the end it prints a table and compares the median of the node's memory in the last five minutes
+with that of minutes 10 to 15, likewise its descriptors and threads; the windows of a shorter run are shorter. The exit
+status is 1 if anything grew or failed, or the node logged a traceback. `--picture` writes an SVG of the memory,
+`--samples` the samples as lines of JSON, `--log` the node's output. `--memory` (needs root) limits node and cores
+together, and prints their peak.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from scripts.staging.ports import free_port
 
 
 class Core(NamedTuple):
-    """A core, as its node is asked. `calm`: every new user is another core, which nobody asks for every few seconds."""
+    """A core's requests. `calm` stretches single-user syncs: on sing-box every new user takes another core."""
 
     request: Request
     calm: int
 
 
 CORES = {"xray": Core(on_xray, 1), "sing-box": Core(on_sing_box, 20)}
-# What stands in the node's log when something went wrong that it did not expect.
+# Marks of an unexpected error in the node's log.
 _BAD = ("Traceback", "Unhandled", "#critical")
 
 
 class Run(NamedTuple):
-    """What came of it; processor times are shares of one processor, of the node, its cores, and the load itself."""
+    """Results of a run; `processor` are shares of one processor, of the node, its cores, and the load generator."""
 
     samples: Sequence[Sample]
     tallies: Mapping[str, Tally]
@@ -68,14 +68,15 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.bench.soak")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--core", choices=CORES, default="xray")
-    parser.add_argument("--users", type=int, default=2000)
-    parser.add_argument("--memory", type=int, metavar="MIB")
-    parser.add_argument("--picture", type=Path)
-    parser.add_argument("--samples", type=Path)
-    parser.add_argument("--log", type=Path)
+    summary = "Run mixed work on a node and check that it does not grow. Exit status 1 if it grew or anything failed."
+    parser = argparse.ArgumentParser(prog="python -m scripts.bench.soak", description=summary)
+    parser.add_argument("--minutes", type=float, default=60, help="default: 60")
+    parser.add_argument("--core", choices=CORES, default="xray", help="default: xray")
+    parser.add_argument("--users", type=int, default=2000, help="default: 2000")
+    parser.add_argument("--memory", type=int, metavar="MIB", help="limit node and cores together (needs root)")
+    parser.add_argument("--picture", type=Path, help="write a chart of the memory as SVG")
+    parser.add_argument("--samples", type=Path, help="write the samples as lines of JSON")
+    parser.add_argument("--log", type=Path, help="write the node's output")
     return parser.parse_args()
 
 
@@ -92,13 +93,14 @@ def soak(on: Stage, core: Core, users: int, seconds: float) -> Run:
 
 
 def within(group: Confined, size: int) -> list[str]:
-    """Say what node and cores took together; who was ended for want of memory."""
-    print(f"\nof {size} MiB node and cores took {group.peak() / 2**20:.0f} at most, with the kernel's part and files")
-    return [f"{kills} processes were ended for want of memory"] if (kills := group.kills()) else []
+    """Print the peak memory of node and cores together. Returns a line of text if the OOM killer ended processes."""
+    peak = group.peak() / 2**20
+    print(f"\npeak memory of node and cores: {peak:.0f} of {size} MiB, kernel memory and page cache included")
+    return [f"the OOM killer ended {kills} processes"] if (kills := group.kills()) else []
 
 
 def used(on: Stage) -> tuple[float, float, float]:
-    """Seconds of processor time."""
+    """Processor seconds of the node, its cores, and this process."""
     return *spent(on), time.process_time()
 
 
@@ -111,7 +113,7 @@ def table(run: Run, found: Mapping[str, Change]) -> None:
     for name, change in found.items():
         print(f"{name:28} {change.early:>9.2f} {change.late:>9.2f} {change.share:>+9.1%}")
     node, cores, ours = run.processor
-    print(f"\nof one processor: node {node:.0%}, cores {cores:.0%}, controllers {ours:.0%}")
+    print(f"\nshare of one processor: node {node:.0%}, cores {cores:.0%}, controllers {ours:.0%}")
     print(f"load {', '.join(f'{figure:.1f}' for figure in os.getloadavg())}")
 
 

@@ -1,8 +1,8 @@
-"""How exactly users are held to their speeds, and what it costs.
+"""Accuracy and cost of users' speed limits.
 
-`python -m scripts.bench.speed [CORE ...]` has a user download by 1, 4 and 16 connections through each core, at some
-speeds, while a neighbour without a limit downloads, too; it prints what each of them got. Then it prints the node's
-processor time for many users at once who have four connections each and all the speed that they may have.
+`python -m scripts.bench.speed [CORE ...]`: a user downloads over 1, 4 and 16 connections through each core, at some
+limits, while a neighbour without a limit downloads too; it prints the speed of both. Then it prints the node's
+processor time for many concurrent users with four connections each, who use all of their allowed speed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from scripts.staging.users import TestUser
 CORES = ("xray", "sing-box")
 SPEEDS, CONNECTIONS = (1, 10, 100), (1, 4, 16)
 MBIT = 1_000_000
-# Seconds until a speed is settled, and for which it is measured at least.
+# Seconds until a speed is stable, and the minimum duration of a measurement.
 SETTLE, SECONDS = 2.0, 5.0
-# Bytes that the kernel sends at once where a round trip is as short as on the loopback.
+# Bytes that the kernel sends in one burst on a path with a round trip as short as the loopback's.
 BURST = 65_536
 # Users of the second part, their connections each, and their speed.
 MANY, EACH, SLOW = 500, 4, 1
@@ -44,26 +44,26 @@ def main(cores: Sequence[str]) -> None:
 
 
 def exact(on: Stage, core: str) -> None:
-    """One user at each speed, by so many connections, beside a neighbour."""
+    """Measure one user at each limit and number of connections, beside a neighbour without a limit."""
     anna, bert, port = TestUser.new("anna"), TestUser.new("bert"), free_port()
     on.controller.start(request(core, port, [anna, bert]))
-    with download(on, port, [bert]) as his:
-        print(f"{'':10} {'':6} {'':12} {'':8} {speeds(his)[0]:10.0f}   alone")
+    with download(on, port, [bert]) as neighbour:
+        print(f"{'':10} {'':6} {'':12} {'':8} {speeds(neighbour)[0]:10.0f}   alone")
         for asked in SPEEDS:
             on.controller.set_limits({anna.email: Limits(speed=Speed(down=asked * MBIT))})
             for count in CONNECTIONS:
-                # Seconds between two bursts of each.
+                # Seconds between two bursts of a connection.
                 period = count * BURST / (asked * MBIT / 8)
-                with download(on, port, [anna] * count) as hers:
+                with download(on, port, [anna] * count) as limited:
                     time.sleep(SETTLE)
-                    got, beside = speeds(hers, his, seconds=period * math.ceil(SECONDS / period))
+                    got, beside = speeds(limited, neighbour, seconds=period * math.ceil(SECONDS / period))
                     print(f"{'':10} {asked:6} {count:12} {got:8.2f} {beside:10.0f}", flush=True)
-                # The core notices with the next one that the client has gone.
+                # The core notices the end of the client with its next burst.
                 time.sleep(period)
 
 
 def cost(on: Stage, core: str) -> None:
-    """Many users at their speed."""
+    """Measure the node's processor time for many users at their limits."""
     people, port = [TestUser.new(f"{number}.user") for number in range(MANY)], free_port()
     on.controller.start(request(core, port, people))
     for name, limit in (("no limits", None), ("limited", Limits(speed=Speed(down=SLOW * MBIT)))):
@@ -89,7 +89,7 @@ def request(core: str, port: int, people: Sequence[TestUser]) -> Backend:
 
 @contextmanager
 def download(on: Stage, port: int, people: Sequence[TestUser]) -> Iterator[Download]:
-    """A connection of each of these."""
+    """A download over one connection for each of `people` (who may occur several times)."""
     some = Download(*[connect(port, person.uuid, on.echo) for person in people])
     try:
         yield some
@@ -98,7 +98,7 @@ def download(on: Stage, port: int, people: Sequence[TestUser]) -> Iterator[Downl
 
 
 def speeds(*some: Download, seconds: float = SECONDS) -> list[float]:
-    """What each of these gets, in Mbit/s."""
+    """The speed of each download in Mbit/s, over so many seconds."""
     began, before = time.monotonic(), [one.received for one in some]
     time.sleep(seconds)
     took, after = time.monotonic() - began, [one.received for one in some]

@@ -1,9 +1,9 @@
-"""What it costs that Vision's bytes pass through the core, where they are counted, instead of the kernel's splice.
+"""Cost of counting Vision's bytes in the core instead of moving them with the kernel's splice.
 
 `python -m scripts.bench.splice [MB]` prints processor seconds of the core per GB (10⁹ bytes) with XRAY_SPLICE off and
 on, alternating, for a download and an upload of so many MB (default 1,000): medians of five rounds. TLS 1.3 runs
-inside VLESS with Vision over REALITY, for only then does a core hand a connection to the kernel; whether it did is told
-by the share of the bytes that it has counted while the connection is open.
+inside VLESS with Vision over REALITY, as only then a core splices a connection; the share of the bytes that it counts
+while the connection is open shows whether it did.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ MB = 1_000_000
 _BLOCK = bytes(256 * 1024)
 _COMMAND = 20
 _INNER = "inner.test"
-# Readings by the node would be work of the core's, too.
+# Seconds between the node's readings of counters: seldom, as they would be work of the core too.
 _SELDOM = "600"
 
 
 class Way(NamedTuple):
-    """A core of a node, the counters of its users, and the proxy that leads through it to the TLS server."""
+    """A setting of XRAY_SPLICE: the core's pid, its counters, and the proxy port that leads through it."""
 
     splice: str
     core: int
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
 
 class Counted:
-    """Bytes of all users by the core's own count."""
+    """Bytes of all users, counted by the core."""
 
     def __init__(self, ask: object) -> None:
         assert callable(ask)
@@ -91,7 +91,7 @@ def way(splice: str, cover: CoverServer) -> Iterator[Way]:
 
 
 def transfer(at: Way, source: int, context: ssl.SSLContext, command: bytes, size: int) -> tuple[float, ...]:
-    """Processor seconds of the core, seconds of the clock, and bytes that were counted before the connection ended."""
+    """Processor seconds of the core, elapsed seconds, and bytes that were counted before the connection ended."""
     with (
         socks.connect(at.proxy, "127.0.0.1", source, timeout=60) as link,
         context.wrap_socket(link, server_hostname=_INNER) as inner,
@@ -107,12 +107,12 @@ def move(link: ssl.SSLSocket, command: bytes, size: int) -> None:
         receive(link, size)
     else:
         send(link, size)
-        assert link.recv(1), "the server has not taken it all"
+        assert link.recv(1), "the server did not confirm the upload"
 
 
 @contextmanager
 def tls_server(certificate: Certificate) -> Iterator[int]:
-    """The port of a TLS 1.3 server that gives or takes as many bytes as it is told."""
+    """Run a TLS 1.3 server with the commands `give N` and `take N`. Yields its port."""
     port, context = free_port(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
 

@@ -1,4 +1,4 @@
-"""What the benches share: a node with a crowd of users, live connections through its core, what things cost."""
+"""Common parts of the benches: a node with many users, live connections through its core, and costs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 
 KIND = Kind("vless-raw", vless(), raw())
-# Connections that are open through the core while its users change.
+# Live connections through the core while its users change.
 LIVE = 200
-# How often one of them is tried to be opened.
+# Attempts to open one of them.
 TRIES = 5
 _CALL_SECONDS = 300.0
 
 
 class Crowd:
-    """`size` users of VLESS, each on all of `tags`.
+    """`size` VLESS users, each on all of `tags`.
 
-    The first is `live`, who never changes, nor do the others of the `steady` first; the rest take turns.
+    The first `steady` users (the very first is `live`) never change; the others are changed in turn.
     """
 
     def __init__(self, size: int, tags: Sequence[str], steady: int = 1) -> None:
@@ -53,18 +53,18 @@ class Crowd:
         self._next = 0
 
     def make(self, email: str) -> User:
-        """A user with an id that nobody has."""
+        """A user with a new id."""
         return User(email=email, proxies=Proxy(vless=Vless(id=str(uuid.uuid4()))), inbounds=self.tags)
 
     def change(self, count: int) -> list[User]:
-        """Give the next `count` users in turn another id; they as they now are."""
+        """Give the next `count` users in turn a new id. Returns these users."""
         places = self._turn(count)
         for place in places:
             self.users[place] = self.make(self.users[place].email)
         return [self.users[place] for place in places]
 
     def exchange(self, email: str) -> tuple[User, User]:
-        """Put another user in the place of the next one in turn; the new one, and the removal of the other."""
+        """Replace the next user in turn by a new one. Returns the new user and the removal of the old one."""
         (place,) = self._turn(1)
         gone, self.users[place] = self.users[place], self.make(email)
         return self.users[place], User(email=gone.email)
@@ -86,7 +86,7 @@ class Backing(NamedTuple):
         return Backend(config=self.config, users=self.crowd.users)
 
     def elsewhere(self) -> str:
-        """The same configuration on other ports: cores on equal ones would share the connections."""
+        """The same configuration on other ports: two cores on the same ports would share the connections."""
         return configuration(self.crowd.tags, [free_port() for _ in self.ports])
 
 
@@ -100,7 +100,7 @@ def configuration(tags: Iterable[str], ports: Iterable[int]) -> str:
 
 
 class Cost(NamedTuple):
-    """Seconds of the clock, and seconds of processor time of the node and of its core."""
+    """Elapsed seconds, and processor seconds of the node and of its core."""
 
     wall: float
     node: float
@@ -109,7 +109,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """A running node, a controller of it, and what its users connect to."""
+    """A running node, a controller of it, and the echo server that its users connect to."""
 
     directory: Path
     node: NodeProcess
@@ -122,22 +122,22 @@ class Stage:
 
     @property
     def api(self) -> Path:
-        """The socket of the running core's own API."""
+        """The socket of the running core's API."""
         return next((self.node.state / "run").glob("*.sock"))
 
     def rss(self) -> float:
-        """MiB that the node has in memory."""
+        """Resident memory of the node in MiB."""
         return float(psutil.Process(self.node.pid).memory_info().rss) / 2**20
 
     @contextmanager
     def client(self, target: Backing) -> Iterator[int]:
-        """A user's core; the port of its proxy, which leads to the first inbound."""
+        """Run a client core of the user `live`. Yields the port of its proxy, which leads to the first inbound."""
         proxy = free_port()
         with XrayClient({proxy: KIND.outbound(target.ports[0], target.crowd.live)}):
             yield proxy
 
     def measure(self, work: Callable[[], object]) -> Cost:
-        """What a piece of work costs that leaves the core as it is."""
+        """The cost of `work`, which must not replace the core."""
         core = self.core
         before = processor(self.node.pid), processor(core)
         wall = timed(work)
@@ -147,7 +147,7 @@ class Stage:
 
 @contextmanager
 def stage(*, through: Sequence[str] = (), **environment: str) -> Iterator[Stage]:
-    """A node with these settings besides the usual ones; `through` stands before its command."""
+    """Run a node with these additional settings; `through` is a command prefix."""
     with tempfile.TemporaryDirectory() as work:
         directory = Path(work)
         with (
@@ -159,7 +159,7 @@ def stage(*, through: Sequence[str] = (), **environment: str) -> Iterator[Stage]
 
 
 class Links:
-    """Live connections through a proxy, each tried at the start; `drops` is how many of them have ended since."""
+    """Live connections through a proxy, each checked with an echo; `drops` counts those that have ended since."""
 
     def __init__(self, proxy: int, echo: EchoServer, count: int = LIVE) -> None:
         self._links = [opened(proxy, echo) for _ in range(count)]
@@ -178,17 +178,17 @@ class Links:
 
 
 def opened(proxy: int, echo: EchoServer) -> socket.socket:
-    """A connection that answers. With Shadowsocks and many users some of a burst are reset before they begin."""
+    """A connection that echoes. With Shadowsocks and many users some connections of a burst are reset at once."""
     for _ in range(TRIES):
         link = socks.connect(proxy, echo.host, echo.port)
         if answers(link):
             return link
         link.close()
-    raise SystemExit("a connection did not come about")
+    raise SystemExit(f"no connection through port {proxy} after {TRIES} attempts")
 
 
 def answers(link: socket.socket) -> bool:
-    """One byte there and back."""
+    """Whether the connection echoes a byte."""
     try:
         link.sendall(b"echo 1\nx")
         return bool(link.recv(1))
@@ -197,14 +197,14 @@ def answers(link: socket.socket) -> bool:
 
 
 def first_byte(port: int, proxy: int, echo: EchoServer) -> None:
-    """Wait until a byte comes back through the proxy. The inbound's port is watched: a client would wait and retry."""
+    """Wait until the proxy echoes a byte. The inbound's port is probed first, as a client core would wait and retry."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0 and _through(proxy, echo):
                 return
         time.sleep(0.002)
-    raise SystemExit("nothing came through the proxy")
+    raise SystemExit(f"no byte came back through port {proxy} within 30 s")
 
 
 def _through(proxy: int, echo: EchoServer) -> bool:
@@ -216,7 +216,7 @@ def _through(proxy: int, echo: EchoServer) -> bool:
 
 
 def processor(pid: int) -> float:
-    """Seconds of processor time of a process, in steps of 10 ms."""
+    """Processor seconds of a process, in steps of 10 ms."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
@@ -237,7 +237,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def machine() -> str:
-    """What the figures were measured on, and how busy it was."""
+    """A line about the machine and its load, to print with the figures."""
     version = subprocess.run([find_xray(), "version"], capture_output=True, text=True, check=True).stdout.split()[1]
     load = ", ".join(f"{figure:.1f}" for figure in os.getloadavg())
     return f"{psutil.cpu_count()} processors, kernel {os.uname().release}, Xray {version}, load {load}"

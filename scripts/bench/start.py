@@ -1,8 +1,8 @@
-"""How long a Start takes, from the call to the reply and to the first byte through the proxy; beside it the core alone.
+"""Duration of a Start, from the call to the reply and to the first byte through the proxy, next to the core alone.
 
-`python -m scripts.bench.start [USERS ...]` prints a table: medians of five runs each, in milliseconds. The floor is
-what the core itself needs, measured in the same run: converting the configuration, and starting from the finished
-message until its API answers.
+`python -m scripts.bench.start [USERS ...]` prints a table: medians of five runs each, in milliseconds. The floor is the
+core alone, measured in the same run: conversion of the configuration, and the start from the converted message until
+its API replies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def row(on: Stage, target: Backing) -> None:
 
 
 def starts(on: Stage, target: Backing, proxy: int, rounds: int) -> tuple[Cost, Cost]:
-    """Medians: what a Start costs after a Stop until its reply, and until the first byte."""
+    """Median costs of a Start after a Stop until its reply, and until the first byte."""
     replies, first = [], []
     for _ in range(rounds):
         on.controller.stop()

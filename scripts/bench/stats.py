@@ -1,8 +1,8 @@
-"""What traffic accounting costs: replies to GetStats beside the core's own, readings, memory, the disk.
+"""Cost of traffic accounting: GetStats next to the core's own, readings of counters, memory, disk.
 
-`python -m scripts.bench.stats [USERS ...]` prints a table for each size: medians of a few rounds. Bytes are real: a
-tenth of the users has a connection through the core and moves some before each figure. The second part is a node of
-whose users everybody has moved bytes, none of which were delivered: its ledger is full.
+`python -m scripts.bench.stats [USERS ...]` prints a table for each size: medians of a few rounds. The traffic is real:
+a tenth of the users move bytes through the core before each figure. The second part is a node with pending bytes of
+all users: its ledger is full.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from scripts.staging.target import credentials
 SIZES = (10_000, 50_000)
 ROUNDS = 5
 _FEW = 3
-# Seconds between two readings by the node itself, as it has it by default.
+# Seconds between two readings of counters by the node; its default.
 INTERVAL = 10
-# The same where everybody moves bytes before the first reading: longer than that takes.
+# The same for the second part: longer than it takes until all users have moved bytes.
 LONG = 600
 _MINUTE = 60
-# For what follows a reply, its rows' way to the disk above all.
+# Seconds for work that follows a reply, mainly the write of its rows to disk.
 _MOMENT = 0.4
 _NO_LIMIT = [("grpc.max_receive_message_length", -1)]
 
@@ -51,7 +51,7 @@ def main(sizes: Sequence[int]) -> None:
             with stage(TRAFFIC_INTERVAL=str(INTERVAL)) as on:
                 active(on, target, load)
             target = backing(size)
-            print(f"\n{size} users, bytes of everybody are pending", flush=True)
+            print(f"\n{size} users, all with pending bytes", flush=True)
             with stage(TRAFFIC_INTERVAL=str(LONG)) as on:
                 full(on, target, load)
     print(machine())
@@ -65,7 +65,7 @@ def active(on: Stage, target: Backing, load: Load) -> None:
     replies(on, load, len(some))
     readings(on, load, len(some))
     line("RSS", f"{on.rss():.0f} MiB, {started:.0f} after Start")
-    disk(on, "nobody active", lambda: None)
+    disk(on, "no user active", lambda: None)
     disk(on, "a tenth active", load.move)
     load.visit(identities(target), target.ports[0])
     readings(on, load, len(target.crowd.users))
@@ -73,14 +73,14 @@ def active(on: Stage, target: Backing, load: Load) -> None:
 
 
 def replies(on: Stage, load: Load, some: int) -> None:
-    """GetStats with reset, which has the core read; beside it the core's own."""
+    """Measure GetStats with reset, which makes the node read the core's counters, next to the core's QueryStats."""
     with asking(on) as (rpc, rest), core_asking(on) as core:
         alone: list[float] = []
         for name, ask in (("gRPC", rpc), ("REST", rest)):
             asked = []
             for number in range(ROUNDS):
                 load.move()
-                # In turns: whoever is first finds everything cold.
+                # In alternating order, as the first call finds cold caches.
                 if number % 2:
                     alone.append(took(core).seconds)
                 asked.append(reply(ask, some))
@@ -91,16 +91,16 @@ def replies(on: Stage, load: Load, some: int) -> None:
 
 
 def reply(ask: Callable[[StatRequest], StatResponse], users: int) -> float:
-    """Seconds of a GetStats with reset that has to have the bytes of so many users, each as often as they moved."""
+    """Seconds of a GetStats with reset, which must return two rows for so many users, in multiples of the payload."""
     answer = took(lambda: ask(StatRequest(type=UsersStat, reset=True)))
     assert isinstance(answer.value, StatResponse)
-    assert len(answer.value.stats) == 2 * users, f"{len(answer.value.stats)} rows"
+    assert len(answer.value.stats) == 2 * users, f"{len(answer.value.stats)} rows, expected {2 * users}"
     assert all(not stat.value % len(PAYLOAD) for stat in answer.value.stats)
     return answer.seconds
 
 
 def readings(on: Stage, load: Load, counted: int) -> None:
-    """What one reading costs the node, asked for by a GetStats of a few rows; how long it answers nobody meanwhile."""
+    """Cost of one reading, triggered by a GetStats of a few rows, and the stall of other calls."""
     with asking(on) as (rpc, _):
         few, one = StatRequest(type=Inbounds), StatRequest(type=UserStat, name="live")
         costs, single, alone = [], [], []
@@ -115,7 +115,7 @@ def readings(on: Stage, load: Load, counted: int) -> None:
 
 
 def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
-    """How long the node answers nobody. The core's own work, without the node, takes processors from it, too."""
+    """Longest stall of other calls: when idle, during the core's work for another client, and during GetStats."""
     found, idle, alone = list[float](), list[float](), list[float]()
     with ticking(on.node) as ticker, core_asking(on) as core:
         for _ in range(_FEW):
@@ -126,12 +126,12 @@ def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
                     work()
                 time.sleep(_MOMENT)
                 times.append(ticker.worst())
-    others = f"while the core is asked by others {ms(alone)}, idle {ms(idle)}"
+    others = f"while another client queries the core {ms(alone)}, idle {ms(idle)}"
     line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; {others}")
 
 
 def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
-    """What the node writes in a minute: to files and sockets, and what of it goes to the disk."""
+    """Bytes that the node writes in a minute: to the disk, and by all write calls (files and sockets)."""
     before, begun = written(on.node.pid), time.monotonic()
     while time.monotonic() - begun < _MINUTE:
         each()
@@ -143,21 +143,21 @@ def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
 
 def full(on: Stage, target: Backing, load: Load) -> None:
     on.controller.start(target.request())
-    started, everybody = on.rss(), identities(target)
-    load.visit(everybody, target.ports[0])
+    started, everyone = on.rss(), identities(target)
+    load.visit(everyone, target.ports[0])
     time.sleep(_MOMENT)
     with asking(on) as (rpc, rest), core_asking(on) as core, ticking(on.node) as ticker:
         ticker.worst()
         first = took(lambda: rpc(StatRequest(type=UserStat, name="live"))).seconds
         time.sleep(_MOMENT)
-        line(f"one reading, {2 * len(everybody)} counters, all new", f"{ms([first])} ms, stall {ms([ticker.worst()])}")
+        line(f"one reading, {2 * len(everyone)} counters, all new", f"{ms([first])} ms, stall {ms([ticker.worst()])}")
         line("RSS with a full ledger", f"{on.rss():.0f} MiB, {started:.0f} after Start")
         alone = [took(core).seconds for _ in range(ROUNDS)]
         for name, ask in (("gRPC", rpc), ("REST", rest)):
             ticker.worst()
             times = [took(partial(ask, StatRequest(type=UsersStat))).seconds for _ in range(ROUNDS)]
             line(f"GetStats, {name}", f"{ms(times)} ms, stall {ms([ticker.worst()])}")
-        line(f"the core's own QueryStats, {2 * len(everybody)} rows", f"{ms(alone)} ms")
+        line(f"the core's own QueryStats, {2 * len(everyone)} rows", f"{ms(alone)} ms")
         line("RSS after that", f"{on.rss():.0f} MiB")
 
 
@@ -174,7 +174,7 @@ def took(work: Callable[[], object]) -> Took:
 
 @contextmanager
 def asking(on: Stage) -> Iterator[tuple[Callable[[StatRequest], StatResponse], Callable[[StatRequest], StatResponse]]]:
-    """GetStats over gRPC and over REST, each on a connection that stays."""
+    """GetStats over gRPC and over REST, each on a kept connection."""
     pinned = ssl.create_default_context(cadata=on.node.pem)
     connection = http.client.HTTPSConnection(on.node.host, on.node.rest_port, context=pinned)
     headers = {**credentials(on.node.key, "bearer"), "Content-Type": "application/x-protobuf"}
@@ -192,7 +192,7 @@ def asking(on: Stage) -> Iterator[tuple[Callable[[StatRequest], StatResponse], C
 
 @contextmanager
 def core_asking(on: Stage) -> Iterator[Callable[[], xray_pb2.QueryStatsResponse]]:
-    """QueryStats of the core's own API."""
+    """QueryStats on the core's API."""
     with grpc.insecure_channel(f"unix:{on.api}", _NO_LIMIT) as channel:
         call = channel.unary_unary(STATS + "QueryStats", None, xray_pb2.QueryStatsResponse.FromString)
         request = xray_pb2.QueryStatsRequest(pattern="user>>>").SerializeToString()
@@ -204,7 +204,7 @@ def identities(target: Backing) -> list[str]:
 
 
 def processor_of(on: Stage, work: Callable[[], object]) -> float:
-    """Seconds of processor time of the node for this, and for what it does in the moment after."""
+    """Processor seconds of the node for `work`, and for `_MOMENT` after it."""
     before = used(on.node.pid)
     work()
     time.sleep(_MOMENT)
@@ -212,13 +212,13 @@ def processor_of(on: Stage, work: Callable[[], object]) -> float:
 
 
 def used(pid: int) -> float:
-    """Seconds of processor time of all threads of a process, to the microsecond. See proc(5), schedstat."""
+    """Processor seconds of all threads of a process, to the microsecond. See proc(5), schedstat."""
     files = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in files) / 1e9
 
 
 def written(pid: int) -> tuple[int, int]:
-    """Bytes that a process has caused to be sent to the storage layer, and given to write calls. See proc(5), io."""
+    """Bytes that a process has sent to storage, and passed to write calls. See proc(5), io."""
     rows = dict(row.split(": ") for row in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(rows["write_bytes"]), int(rows["wchar"])
 

@@ -1,4 +1,4 @@
-"""A controller in a process of its own that asks for the node's info every few milliseconds, and how long it waits."""
+"""A controller in a separate process that calls GetBaseInfo every few milliseconds and measures its waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERVAL = 0.005
 
 
 class Ticker:
-    """`worst` is the longest that a call took since it was last asked for, in seconds."""
+    """Controls the process. `worst` returns the longest call in seconds since the last `worst`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe

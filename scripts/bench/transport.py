@@ -1,7 +1,7 @@
-"""The floor of a call: a server that answers given bytes and does nothing else. Run as a process by `sides`.
+"""The floor of a call: a server that replies with fixed bytes. `sides` runs it as a process.
 
-`python -m scripts.bench.transport grpc|rest PORT CERTIFICATE KEY REPLIES`; REPLIES is a JSON file of hexadecimal texts
-by method name or path. Over gRPC, GetLogs gives each reader the lines of standard input, one a message.
+`python -m scripts.bench.transport grpc|rest PORT CERTIFICATE KEY REPLIES`; REPLIES is a JSON file of hexadecimal
+replies by method name or path. Over gRPC, GetLogs sends the lines of standard input to each reader, one a message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-# As the node has it, so that what is left of the difference is the node's.
+# The node's settings of gRPC, so that the remaining difference is the node's own cost.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 
@@ -62,7 +62,7 @@ class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 await context.write(line)
 
     async def read(self) -> None:
-        """What comes on standard input goes to every reader, a message a line."""
+        """Send each line of standard input to every reader as a message."""
         stream = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), sys.stdin)
         rest = b""
@@ -74,7 +74,7 @@ class Answers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _log_message(line: bytes) -> bytes:
-    """`Log.detail`, by hand: this process has none of the node's modules."""
+    """Encode `Log.detail` by hand: this process imports none of the node's modules."""
     length = len(line)
     size = bytes([length]) if length < 128 else bytes([length & 127 | 128, length >> 7])
     return b"\x0a" + size + line

@@ -1,8 +1,8 @@
-"""What users notice of updates of the core and of the geo files, right ones and wrong ones.
+"""Effect on users of updates of the core and of the geo files, valid and broken ones.
 
-`python -m scripts.bench.updates [ROUNDS]` prints a table for each core: each update, so many times over (else three),
-how often it was done, the median of how long the job took, how many of the live connections were dropped around it, how
-many new ones were made, how many of them failed, and what the slowest took; below, what the jobs said at their end.
+`python -m scripts.bench.updates [ROUNDS]` prints a table for each core. Each update is made ROUNDS times (3): how many
+succeeded, the median duration of the job, live connections dropped around it, new connections, how many of them failed,
+and the slowest; below, the final texts of the jobs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from scripts.staging.wait import until
 
 ROUNDS = 3
 USERS = 1000
-# Seconds of work before and after each update, and that one may take.
+# Seconds of traffic before and after each update, and the longest that one may take.
 AROUND, LONGEST = 1.0, 90.0
-# Releases that there are not: one that is the core, and others that are something else.
+# Versions that no release has: one that is the pinned core renamed, and broken ones.
 NEW = {"xray": "26.3.28", "sing-box": "1.14.3"}
 BROKEN = {
     "a core that does not start": "exit 3",
@@ -41,12 +41,12 @@ BROKEN = {
 FINDS = {"xray": find_xray, "sing-box": find_sing_box}
 WRONG = hashlib.sha256(b"another").hexdigest()
 
-# Has the node update something.
+# Asks the node for an update. Returns the job.
 Update = Callable[[Stage], pb.Job]
 
 
 class Round(NamedTuple):
-    """Of one update: the job, its seconds, connections that were dropped and failed, and the seconds of new ones."""
+    """One update: the job, its seconds, dropped and failed connections, and the seconds of new ones."""
 
     job: pb.Job
     took: float
@@ -81,7 +81,7 @@ def measure(name: str, on: Stage, updates: dict[str, Update], rounds: int) -> No
 
 
 def request(name: str, port: int, crowd: Crowd) -> pb.Backend:
-    """Where the core reads lists it is by one of them."""
+    """A Start; Xray's has a rule with a geoip list."""
     made = (on_xray if name == "xray" else on_sing_box)(port, crowd, 0)
     if name == "xray":
         rule = {"ip": ["geoip:blocked"], "outboundTag": "new-0"}
@@ -108,8 +108,8 @@ def row(update: str, rounds: list[Round]) -> None:
     dropped, failed = sum(each.dropped for each in rounds), sum(each.failed for each in rounds)
     figures = f"{dropped:>10} {sum(map(len, opened)):>10,} {failed:>10} {1000 * max(map(max, opened)):>10.0f}"
     print(f"{update:<30} {done:>10} {took:>10.1f} {figures}", flush=True)
-    for said in sorted({each.job.text for each in rounds}):
-        print(f"{'':>4}{said[:150]}")
+    for text in sorted({each.job.text for each in rounds}):
+        print(f"{'':>4}{text[:150]}")
 
 
 def ended(on: Stage, job: pb.Job) -> pb.Job:
@@ -138,7 +138,7 @@ def of_core(name: str, mirror: Mirror) -> dict[str, Update]:
     def back(on: Stage) -> pb.Job:
         return on.controller.call("UpdateCore", pb.Job, pb.UpdateCoreRequest(type=kind, back=True))
 
-    # The first time there is nothing to go back to.
+    # The first round updates, as there is nothing to go back to; later ones go back.
     turns = itertools.chain([asking(*offer(0))], itertools.repeat(back))
     wrong = {what: asking(*offer(number, before)) for number, (what, before) in enumerate(BROKEN.items(), 1)}
     digest = asking(offer(3)[0], WRONG)
@@ -146,7 +146,7 @@ def of_core(name: str, mirror: Mirror) -> dict[str, Update]:
 
 
 def of_lists(on: Stage, mirror: Mirror) -> dict[str, Update]:
-    """The first ones are there at once."""
+    """Updates of the geo files. Installs the first ones right away."""
     mirror.put("/geo/geosite.dat", b"")
     hosts = (listing(private="10.0.0.0/8", blocked=f"203.0.113.{number}/32") for number in itertools.count())
 

@@ -1,11 +1,10 @@
-"""What it costs to upgrade the node in place while users are at work, and controllers call.
+"""Effect of upgrading the node in place on users' traffic and on controllers' calls.
 
-`python -m scripts.bench.upgrade [UPGRADES [USERS]]` prints a row for each core: over all upgrades (else ten), each to
-another version number, how many of the live connections were dropped, how many new ones were made and how many of
-them failed, what the slowest took, how many calls were made on each interface, on one connection and on new ones, how
-many failed, and the longest: that is the gap. `took` is the median from the signal until the new version is ready,
-`gap` that of the longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node
-before the first upgrade, at the worst moment (with the version that is tried beside it), and after the last.
+`python -m scripts.bench.upgrade [UPGRADES [USERS]]` prints for each core, over UPGRADES (10), each to another version
+number: live connections dropped, new ones made and failed, and the slowest; the median from the signal until the new
+version is ready; and for each interface, on one connection and on new ones, the calls made and failed. `gap` is the
+median of the longest call in each upgrade. `node MiB` is the proportional set size of the node before the first
+upgrade, at its peak (with the version that is tried beside it), and after the last.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from scripts.staging.wait import until
 
 UPGRADES = 10
 USERS = 1000
-# Seconds of work around each upgrade, between two calls, and between two looks at the memory.
+# Seconds of traffic around each upgrade, between two calls, and between two samples of the memory.
 AROUND, PAUSE, LOOK = 1.0, 0.01, 0.02
 
 
 class Caller:
-    """Calls again and again, on one connection or on new ones. `took`: when each call began, and its seconds."""
+    """Calls the node repeatedly, on one connection or on new ones. `took` has the begin and seconds of each call."""
 
-    def __init__(self, on: Stage, kind: type[RestController] | type[RpcController], anew: bool) -> None:
+    def __init__(self, on: Stage, kind: type[RestController] | type[RpcController], fresh: bool) -> None:
         self.took: list[tuple[float, float]] = []
         self.failed: list[str] = []
         self._make = lambda: kind(on.node)
-        self._anew = anew
+        self._fresh = fresh
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -60,7 +59,7 @@ class Caller:
     def _run(self) -> None:
         with closing(self._make()) as one:
             while not self._over.wait(PAUSE):
-                if not self._anew:
+                if not self._fresh:
                     self._call(one)
                     continue
                 with closing(self._make()) as other:
@@ -77,7 +76,7 @@ class Caller:
 
 @contextmanager
 def watching(on: Stage) -> Iterator[list[float]]:
-    """MiB of the node and of what it tries beside it, look by look."""
+    """Samples of the memory of the node and of a version that it tries beside it, in MiB."""
     looks, over = [memory(on)], threading.Event()
 
     def look() -> None:
@@ -117,7 +116,7 @@ def measure(
 ) -> None:
     crowd, port = Crowd(users, [TAG]), free_port()
     on.controller.start(request(port, crowd, 0))
-    ways = [(kind, anew) for kind in (RestController, RpcController) for anew in (False, True)]
+    ways = [(kind, fresh) for kind in (RestController, RpcController) for fresh in (False, True)]
     with ExitStack() as stack:
         workers = stack.enter_context(working(on, crowd, port))
         looks = stack.enter_context(watching(on))
@@ -138,8 +137,8 @@ def measure(
     print(f"{len(opened):,} new, failed {sum(len(worker.failed) for worker in workers)},", end=" ")
     print(f"slowest {1000 * max(each.took for each in opened):.0f} ms; ready after {statistics.median(took):.2f} s;")
     print(f"node MiB {first:.0f} before, {max(looks):.0f} at most, {looks[-1]:.0f} after")
-    for (kind, anew), caller, found in zip(ways, callers, gaps, strict=True):
-        way = f"{kind.__name__.removesuffix('Controller'):>4}, {'new connections' if anew else 'one connection'}"
+    for (kind, fresh), caller, found in zip(ways, callers, gaps, strict=True):
+        way = f"{kind.__name__.removesuffix('Controller'):>4}, {'new connections' if fresh else 'one connection'}"
         calls = f"{len(caller.took):,} calls, {len(caller.failed)} failed"
         print(f"{way:>22}: {calls}; gap {statistics.median(found):.2f} s, longest {max(found):.2f} s")
         for fault in sorted(set(caller.failed))[:3]:

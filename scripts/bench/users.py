@@ -1,8 +1,8 @@
-"""What it costs to start users and to change them, with connections live through the core; beside it the core alone.
+"""Cost of starting and changing users, with live connections through the core, next to the core alone.
 
 `python -m scripts.bench.users [USERS[xINBOUNDS] ...]` prints a table for each size: medians of a few rounds. `floor` is
-what the core itself needs for the same work, measured in the same run: for a Start, to convert the configuration and to
-come up with the finished message; for a sync, as many AlterInbound calls from a bare client with 64 in flight.
+the core alone with the same work in the same run: for a Start, conversion of the configuration and the start from the
+converted message; for a sync, as many AlterInbound calls from a bare client with 64 in flight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scripts.bench.start import starts
 from scripts.staging.target import Target, credentials
 
 SIZES = ("1000", "10000", "50000", "10000x5")
-# Users of one stream, and users sent one after the other, each when the one before him was in force.
+# Users of one stream, and users sent singly, each after the previous one is in effect.
 STREAM, ALONE = 2_000, 200
 
 
@@ -81,14 +81,14 @@ def syncs(on: Stage, target: Backing, links: Links, core: bare.BareCore, rounds:
 
 
 def changed(on: Stage, crowd: Crowd, count: int) -> Callable[[], object]:
-    """A sync in which so many users have another id."""
+    """A sync in which so many users have a new id."""
     crowd.change(count)
     request = Users(users=crowd.users)
     return lambda: on.controller.call("SyncUsers", Empty, request)
 
 
 def floor(core: bare.BareCore, crowd: Crowd, count: int) -> float:
-    """The same change by a bare client."""
+    """Seconds of the same change by a bare client."""
     return bare.alter(core.socket, core.calls(crowd.make(user.email) for user in crowd.users[1 : count + 1]))
 
 
@@ -105,7 +105,7 @@ def streams(on: Stage, target: Backing, links: Links, core: bare.BareCore) -> No
 
 
 def one_by_one(on: Stage, crowd: Crowd, links: Links, core: bare.BareCore) -> None:
-    """How long it takes until a single user is in force."""
+    """Time until a single user's change is in effect."""
     users = crowd.change(min(ALONE, len(crowd.users) - 1))
     alone = bare.effects(core.socket, crowd.tags[-1], users, [core.calls([user])[-1] for user in users])
     headers = credentials(on.node.key, "bearer")
@@ -120,7 +120,7 @@ def one_by_one(on: Stage, crowd: Crowd, links: Links, core: bare.BareCore) -> No
 
 @asynccontextmanager
 async def stream(target: Target, headers: Mapping[str, str]) -> AsyncIterator[Any]:
-    """An open SyncUser call; at the end of the block its reply is awaited."""
+    """An open SyncUser call; the end of the block awaits its reply."""
     authority = grpc.ssl_channel_credentials(target.pem.encode())
     async with grpc.aio.secure_channel(f"{target.host}:{target.grpc_port}", authority) as channel:
         method = channel.stream_unary(f"/{SERVICE.full_name}/SyncUser", User.SerializeToString, Empty.FromString)
@@ -131,7 +131,7 @@ async def stream(target: Target, headers: Mapping[str, str]) -> AsyncIterator[An
 
 
 async def effects(target: Target, headers: Mapping[str, str], api: str, tag: str, users: Sequence[User]) -> list[float]:
-    """Seconds for each user from sending him until the core, at `api`, says that he is changed or gone, one by one."""
+    """Seconds from sending each user until the core (at `api`) has changed or removed them, one after the other."""
     watch, found = bare.Effects(api, tag), []
     async with stream(target, headers) as call:
         for user in users:

@@ -1,8 +1,8 @@
-"""What it costs the core alone to take users in and out, and to have an inbound swapped: what `drivers.xray.cost` says.
+"""Cost for the core alone of user additions, removals and inbound swaps: basis of `drivers.xray.user_changes`.
 
-`python -m scripts.bench.ways [SIZE ...]` prints a line for each kind of inbound and number of users that it has:
-microseconds an addition and a removal by AlterInbound with 64 in flight, milliseconds for RemoveInbound and AddInbound
-with everybody, and how many descriptors and goroutines ten of those leave behind.
+`python -m scripts.bench.ways [SIZE ...]` prints a line for each kind of inbound and number of its users: microseconds
+for an addition and for a removal by AlterInbound with 64 in flight, milliseconds for RemoveInbound and AddInbound with
+all users (swap), and the descriptors and goroutines that ten swaps leak.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 
 SIZES = (1_000, 10_000, 40_000)
-# How many users come and go; fewer where each of them is dear.
+# Users added and removed; fewer where each is expensive.
 MOVED, FEW = 1_000, 50
 SWAPS = 10
 _OPTIONS = [("grpc.max_send_message_length", -1)]
@@ -61,7 +61,7 @@ def row(kind: Kind, size: int, directory: Path) -> None:
 
 
 def swaps(channel: grpc.Channel, tag: str, whole: bytes) -> float:
-    """Seconds of one of several swaps in a row."""
+    """Mean seconds of several consecutive swaps."""
     remove = xray_pb2.RemoveInboundRequest(tag=tag).SerializeToString()
 
     def swap() -> None:
@@ -72,7 +72,7 @@ def swaps(channel: grpc.Channel, tag: str, whole: bytes) -> float:
 
 
 def left_open(core: bare.BareCore, channel: grpc.Channel) -> tuple[int, int]:
-    """The core's descriptors and goroutines."""
+    """The number of the core's descriptors and of its goroutines."""
     stats = xray_pb2.SysStatsResponse.FromString(channel.unary_unary(STATS + "GetSysStats")(b"", timeout=10))
     return psutil.Process(core.pid).num_fds(), stats.num_goroutine
 

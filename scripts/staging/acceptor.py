@@ -1,4 +1,4 @@
-"""Accepts TCP connections, a thread each, and leaves neither a thread nor a socket behind."""
+"""TCP server with a thread for each connection; it leaves neither a thread nor a socket behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Self
 class Acceptor:
     """Listens on one loopback address inside its `with` block and hands every connection to `serve`, in a thread.
 
-    `serve` may let `OSError` out: connections end when they like. `accepted` counts all of them, `live` the open ones.
+    `serve` may raise `OSError`, as connections can end at any time. `accepted` counts all, `live` the open ones.
     """
 
     def __init__(self, host: str, port: int, serve: Callable[[socket.socket], None]) -> None:
@@ -31,7 +31,7 @@ class Acceptor:
             return len(self._live)
 
     def drop(self) -> None:
-        """End every open connection from this side."""
+        """Close every open connection from the server's side."""
         with self._lock:
             for connection in self._live:
                 wake(connection)
@@ -51,7 +51,7 @@ class Acceptor:
         self.drop()
         for thread in self._threads:
             thread.join(timeout=5)
-            assert not thread.is_alive(), "a thread of a test server does not end"
+            assert not thread.is_alive(), "a thread of a test server did not end within 5 s"
         self._listener.close()
 
     def _start(self, work: Callable[[], None]) -> None:
@@ -83,6 +83,9 @@ class Acceptor:
 
 
 def wake(end: socket.socket) -> None:
-    """End it for both sides and wake whoever waits on it; one that is not connected says so and wakes all the same."""
+    """Shut a socket down in both directions, which wakes threads that wait on it.
+
+    On an unconnected socket `shutdown` raises `OSError`, but wakes them as well.
+    """
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)

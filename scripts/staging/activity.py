@@ -1,4 +1,4 @@
-"""Users at work while something is done to their core: connections that stay, and new ones all the time, all noted."""
+"""Continuous user traffic while a test changes the core: long-lived connections and a stream of new ones, recorded."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ from scripts.staging import socks, transfer
 from scripts.staging.acceptor import wake
 from scripts.staging.echo import EchoServer
 
-# Seconds between two rounds over the connections that stay, and that anything may take.
+# Seconds between two rounds over the long-lived connections, and the longest that anything may take.
 ROUND = 0.2
 PATIENCE = 15.0
-# Seconds between two datagrams of a user who sends them all the time.
+# Seconds between two datagrams of `chatter`.
 CHATTER = 0.02
+# What is echoed first on each connection.
+_FIRST = bytes(5)
 
 
 class Opened(NamedTuple):
-    """A new connection: when it was begun, and how many seconds it took until an echo came back."""
+    """A new connection: when it was dialled (monotonic), and how many seconds passed until an echo came back."""
 
     begun: float
     took: float
 
 
 class Activity:
-    """What one user does through a SOCKS port, from the start of the `with` block to its end, or to `rest`.
+    """Traffic of one user through a SOCKS port, from the start of the `with` block to its end, or to `rest`.
 
-    `live` connections are opened first and say something again and again; meanwhile new ones are opened, `pause`
-    seconds after each other, and closed, each within the user's `patience`. `dropped` tells of those that ended,
-    `failed` of those that did not come about; `moved` are the bytes by direction, as a core counts them, of all that
-    went well.
+    It opens `live` connections first and sends on them periodically. Meanwhile it opens and closes new ones, `pause`
+    seconds after each other, with a timeout of `patience` seconds each. `dropped` lists the errors of live connections
+    that ended, `failed` those of new ones that could not be opened; `moved` are the bytes of all successful echoes by
+    direction, as a core counts them.
     """
 
     def __init__(self, port: int, echo: EchoServer, live: int, pause: float, patience: float = PATIENCE) -> None:
@@ -46,7 +48,7 @@ class Activity:
         self.failed: list[str] = []
         self._port, self._echo, self._live, self._pause, self._patience = port, echo, live, pause, patience
         self._links: list[socket.socket] = []
-        # Of each of the two threads, and of whoever says more.
+        # One for each of the two threads, and one for the caller's thread.
         self._moved: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
         self._over = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._talk, self._visit)]
@@ -57,19 +59,19 @@ class Activity:
 
     @property
     def links(self) -> list[socket.socket]:
-        """The connections that stay, for whoever uses them after `rest`."""
+        """The long-lived connections, for use after `rest`."""
         return list(self._links)
 
     def say(self, link: socket.socket, size: int) -> None:
-        """Move some bytes more, and count them."""
+        """Echo `size` more bytes on a live connection, and count them."""
         _say(link, size, self._moved[2])
 
     def rest(self) -> None:
-        """Open no more connections, and say nothing on those that are there."""
+        """Stop: open no more connections, and send nothing on the live ones."""
         self._over.set()
         for thread in self._threads:
             thread.join(PATIENCE + ROUND)
-            assert not thread.is_alive(), "a user does not come to rest"
+            assert not thread.is_alive(), "a thread of the user's traffic did not end"
 
     def __enter__(self) -> Self:
         try:
@@ -104,10 +106,14 @@ class Activity:
             else:
                 self.opened.append(Opened(begun, time.monotonic() - begun))
 
+    def _dial(self, timeout: float, first: bytes) -> socket.socket:
+        """A connection on which this is sent first."""
+        return socks.connect(self._port, self._echo.host, self._echo.port, timeout, first=first)
+
     def _open(self, timeout: float, moved: Counter[str]) -> socket.socket:
-        link = socks.connect(self._port, self._echo.host, self._echo.port, timeout)
+        link = self._dial(timeout, transfer.asking(_FIRST))
         try:
-            _say(link, 5, moved)
+            _heard(link, _FIRST, moved)
         except BaseException:
             link.close()
             raise
@@ -123,9 +129,9 @@ class Activity:
 
 @contextmanager
 def chatter(port: int, echo: EchoServer) -> Iterator[None]:
-    """A user sends datagrams through a SOCKS port all the time, and cares for no answer: their client never rests.
+    """Send datagrams through a SOCKS port all the time without waiting for answers, so that the client is never idle.
 
-    On the loopback a client that waits for an answer may have nothing to send for seconds, and hears of nothing.
+    On the loopback a client that waits for an answer may send nothing for seconds, and so notices no change.
     """
     over = threading.Event()
 
@@ -142,27 +148,34 @@ def chatter(port: int, echo: EchoServer) -> Iterator[None]:
     finally:
         over.set()
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "a user does not come to rest"
+        assert not thread.is_alive(), "the thread that sends datagrams did not end"
 
 
 def gap(activity: Activity) -> float:
-    """The most seconds in which the user tried all the time and no new connection came about."""
+    """The longest time in seconds between two successful new connections."""
     ends = sorted(opened.begun + opened.took for opened in activity.opened)
     return max(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
 def longest(activities: Iterable[Activity]) -> Opened:
-    """The new connection that took longest."""
+    """The new connection that took the longest time."""
     return max((opened for activity in activities for opened in activity.opened), key=lambda opened: opened.took)
 
 
 def _say(link: socket.socket, size: int, moved: Counter[str]) -> None:
-    transfer.small_echo(link, bytes(size))
-    moved.update(uplink=len(b"echo %d\n" % size) + size, downlink=size)
+    payload = bytes(size)
+    link.sendall(transfer.asking(payload))
+    _heard(link, payload, moved)
+
+
+def _heard(link: socket.socket, payload: bytes, moved: Counter[str]) -> None:
+    """Receive the echo of what was sent, and count both."""
+    transfer.receive_echo(link, payload)
+    moved.update(uplink=len(transfer.asking(payload)), downlink=len(payload))
 
 
 def _trouble(work: Callable[[], object]) -> str:
-    """When and how it fails, if it does."""
+    """Time and error if `work` fails, else ""."""
     try:
         work()
     except (OSError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""What a controller sends: whole configurations, and users with their credentials and inbounds."""
+"""Messages of a controller: whole configurations, and users with their credentials and inbounds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scripts.staging.users import TestUser
 
 
 def backend_config(inbounds: Iterable[Json], **extra: object) -> str:
-    """The JSON of a whole configuration; `extra` are more top-level keys, or others in the place of the usual ones."""
+    """The JSON of a whole configuration; `extra` adds top-level keys, or replaces the default ones."""
     return json.dumps({**server_config(inbounds), **extra})
 
 
 def user(person: TestUser, places: Mapping[str, Kind]) -> service_pb2.User:
-    """The user with the credentials and the tags of these inbounds (tag to kind); with none, the user's removal."""
+    """The user with the credentials and the tags of these inbounds (tag to kind); without any it removes the user."""
     message = service_pb2.User(email=person.email, inbounds=list(places))
     for kind in places.values():
         message.proxies.MergeFrom(kind.proxy(person))
@@ -31,7 +31,7 @@ def backend(
     exclude: Iterable[str] = (),
     **extra: object,
 ) -> service_pb2.Backend:
-    """A whole start for Xray; the rest as in `backend_config`."""
+    """A complete Start request for Xray; `inbounds` and `extra` are as in `backend_config`."""
     return service_pb2.Backend(
         type=service_pb2.XRAY,
         config=backend_config(inbounds, **extra),
@@ -43,8 +43,8 @@ def backend(
 
 def chunks(users: Iterable[service_pb2.User], size: int = 100) -> list[service_pb2.UsersChunk]:
     """The users in chunks of `size`, as SyncUsersChunked takes them: numbered from 0, the last one marked."""
-    everybody = list(users)
-    parts = [everybody[start : start + size] for start in range(0, len(everybody), size)] or [[]]
+    everyone = list(users)
+    parts = [everyone[start : start + size] for start in range(0, len(everyone), size)] or [[]]
     return [
         service_pb2.UsersChunk(users=part, index=index, last=index == len(parts) - 1)
         for index, part in enumerate(parts)

@@ -1,6 +1,6 @@
-"""Twisted's reactor in a thread beside what is synchronous, and how that waits for what runs there.
+"""Twisted's reactor in a background thread, and functions with which synchronous code waits for coroutines on it.
 
-Tests of Trial run the reactor by themselves: they take it away here first, with `stop`.
+Trial's tests run the reactor themselves: they call `stop` first.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def aio() -> Aio:
-    """The thread of gRPC's that all clients share."""
+    """The bridge to gRPC's asyncio thread, which all clients share."""
     _start()
     return _bridges[0]
 
 
 def stop() -> None:
-    """Leave the reactor to somebody else, as if it had never run; it starts anew when it is needed."""
+    """Stop the reactor and leave it as if it had never run. `run` and `aio` start it again."""
     with _lock:
         if not _threads:
             return
@@ -49,7 +49,7 @@ def stop() -> None:
         _threads.pop().join()
         if reactor.threadpool is not None:
             reactor._stopThreadPool()
-        assert not left, f"this was left open: {left}"
+        assert not left, f"left open in the reactor: {left}"
 
 
 def _wait_for(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -74,7 +74,7 @@ def _start() -> None:
 
 
 async def _quiet() -> list[str]:
-    """Connections that are closed need a moment. What is left then was not: it is taken away, and told."""
+    """Wait up to a second for closing connections to go, then remove whatever is still open and return its names."""
     for _ in range(100):
         if not _open():
             return []
@@ -92,6 +92,6 @@ def _open() -> list[str]:
 
 
 def _stop_at_the_end() -> None:
-    """The threads that look up names would keep the interpreter from ending."""
+    """Stop the reactor after the main thread ends: its name-resolution threads would keep the interpreter alive."""
     threading.main_thread().join()
     stop()

@@ -18,7 +18,7 @@ _DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Certificate:
-    """PEM files of a certificate and of its key, and the names that it is for."""
+    """PEM files of a certificate and its key, and the names that it is valid for."""
 
     certificate: Path
     key: Path

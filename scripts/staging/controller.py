@@ -1,4 +1,4 @@
-"""The product's client, made synchronous: one test body runs over REST and gRPC."""
+"""Synchronous controllers on the product's client: one test body runs over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class ControllerError(Exception):
-    """The node refused. `status` is the HTTP status as digits or the name of the gRPC one, `text` the node's words.
+    """The node refused. `status` is the HTTP status as digits or the gRPC status by name, `text` the node's message.
 
-    Where it did not answer, the client's `NoReply` is raised.
+    If the node did not reply, the client's `NoReply` is raised instead.
     """
 
     def __init__(self, status: str, text: str) -> None:
@@ -40,7 +40,7 @@ class ControllerError(Exception):
 
 
 class Controller(Protocol):
-    """What a controller can do. Every method but `close` may raise `ControllerError`."""
+    """The calls of a controller. Every method but `close` may raise `ControllerError`."""
 
     def start(self, backend: service_pb2.Backend) -> BaseInfoResponse: ...
     def stop(self) -> None: ...
@@ -68,7 +68,7 @@ class Controller(Protocol):
 
 
 class _Common:
-    """The calls of the product's client, one after the other. What a transport is, says `_client`."""
+    """The calls of the product's client, one after the other. A subclass for each transport provides `_client`."""
 
     def __init__(self, target: Target, deadline: float) -> None:
         self._target = target
@@ -108,7 +108,7 @@ class _Common:
         return self._run(lambda client: client.latency(name))
 
     def routing_rules(self) -> list[tuple[str, str]]:
-        """Outbound and tag of each."""
+        """Outbound tag and rule tag of each rule."""
         found = self._run(lambda client: client.routing_rules())
         return [(rule.outbound_tag, rule.rule_tag) for rule in found.rules]
 
@@ -143,16 +143,16 @@ class _Common:
         return self._run(lambda client: client.get_limits(names=names, off=off))
 
     def call(self, name: str, reply: type[M], *messages: Message) -> M:
-        """An operation by its name, with messages as they are."""
+        """Call an operation by its name, with these messages unchanged."""
         return self._run(lambda client: client.call(name, reply, *messages))
 
     def logs(self, patience: float = 0) -> LogReader:
-        """With `patience` the stream is opened again, for so many seconds, behind what was read."""
+        """Read the log stream. A lost stream is reopened behind the last line read, for up to `patience` seconds."""
         with self._errors():
             return LogReader(self._client(), patience)
 
     def tail(self, quiet: float = 0.5) -> list[str]:
-        """The log lines until there are none for so many seconds."""
+        """The log lines up to the first pause of `quiet` seconds."""
 
         async def read(client: Client) -> list[str]:
             lines: list[str] = []
@@ -182,7 +182,7 @@ class _Common:
 
 
 class RestController(_Common):
-    """A controller over REST. Each call is a connection of its own; a user of `sync_user` is a request of his own."""
+    """A controller over REST. Each call opens a connection of its own; `sync_user` sends a request for each user."""
 
     def __init__(
         self, node: Where, key: str | None = None, dialect: Speech = "bearer", deadline: float = DEADLINE
@@ -190,7 +190,7 @@ class RestController(_Common):
         super().__init__(target(node, "rest", key, dialect), deadline)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
         return connect(background.reactor, self._target, deadline=self._deadline)
@@ -200,7 +200,7 @@ class RestController(_Common):
 
 
 class RpcController(_Common):
-    """A controller over gRPC, by one connection. The users of `sync_user` go over one stream."""
+    """A controller over gRPC, with one connection. `sync_user` sends its users over one stream."""
 
     def __init__(
         self, node: Where, key: str | None = None, dialect: Speech = "bearer", deadline: float = DEADLINE
@@ -211,7 +211,7 @@ class RpcController(_Common):
 
     @cached_property
     def rpc(self) -> Rpc:
-        """For what the interface allows and the client does not do; to be closed by itself."""
+        """Raw gRPC calls, for what the client does not offer. The caller closes it."""
         return Rpc(self._node, self._key, self._dialect)
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class RpcController(_Common):
 
 
 def target(node: Where, transport: Literal["rest", "grpc"], key: str | None, dialect: Speech) -> Target:
-    """The node, as the product's client is told of it."""
+    """The node's address and key as the product's client takes them."""
     port = node.rest_port if transport == "rest" else node.grpc_port
     spoken = Dialect.DOCUMENT if dialect == "bearer" else Dialect.DEPLOYED
     return Target(transport, node.host, port, node.key if key is None else key, node.pem, spoken)
@@ -234,8 +234,8 @@ def target(node: Where, transport: Literal["rest", "grpc"], key: str | None, dia
 class LogReader:
     """Reads a log stream in the background: `lines` grows until `close`, or the end of the `with` block.
 
-    `ended` says that the stream is over; `error` is why, unless it was closed. It is opened again for as long
-    as `patience` says.
+    `ended` is true once the stream is over; `error` is why, unless it was closed. A lost stream is reopened for up to
+    `patience` seconds.
     """
 
     def __init__(self, client: AbstractAsyncContextManager[Client], patience: float = 0) -> None:
@@ -250,12 +250,12 @@ class LogReader:
         return self._over.is_set()
 
     def find(self, text: str, timeout: float = 10.0) -> str:
-        """The first line with this text, once there is one. Raises `AssertionError` if none comes."""
+        """Wait for the first line with this text. Raises `AssertionError` if none comes."""
         return until(lambda: next((line for line in self.lines if text in line), ""), timeout, f"a line with {text!r}")
 
     def close(self) -> None:
         background.reactor.callFromThread(self._stream.close)
-        assert self._over.wait(5), "the log stream does not end when it is closed"
+        assert self._over.wait(5), "the log stream did not end within 5 s of its close"
 
     def __enter__(self) -> Self:
         return self
@@ -297,11 +297,11 @@ def traffic(response: StatResponse) -> dict[str, dict[str, int]]:
 
 @contextlib.contextmanager
 def refused(http: int, code: str, text: str = "") -> Iterator[None]:
-    """Inside, the node must refuse with this HTTP status, or this gRPC status by name, and words that hold `text`."""
+    """Inside, the node must refuse with this HTTP status (or gRPC status name) and a message that contains `text`."""
     try:
         yield
     except ControllerError as error:
-        assert error.status in (str(http), code), f"refused with {error}, not with {http} or {code}"
-        assert text in error.text, f"refused with {error.text!r}, which lacks {text!r}"
+        assert error.status in (str(http), code), f"refused with {error}, expected {http} or {code}"
+        assert text in error.text, f"refused with {error.text!r}, expected a text with {text!r}"
     else:
-        raise AssertionError(f"not refused; {http} or {code} was due")
+        raise AssertionError(f"not refused, expected {http} or {code}")

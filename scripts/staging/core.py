@@ -1,4 +1,4 @@
-"""Xray as a user's client (or, face to face with it, as a plain server), from a configuration of ours."""
+"""Xray as a user's client, or as a plain server without the node."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 
 from drivers.install import install
 from drivers.install.releases import XRAY, XRAY_BUILDABLE
+from scripts.staging import socks
 from scripts.staging.process import Child
 from scripts.staging.wait import accepts, bound
 
 Json = dict[str, Any]
 
 ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "GODEBUG": "multipathtcp=0", "TZ": "UTC"}
-"""Plain TCP sockets, so that what is seen on the sockets is the same on any host."""
+"""Multipath TCP is off, so that sockets behave the same on any host."""
 
 
 @functools.cache
 def find_xray() -> Path:
-    """The Xray of this run, the same for every test: `TXNODE_TEST_XRAY_NEW` of whatever version, else the pinned one.
+    """The Xray of this run, the same for every test: `TXNODE_TEST_XRAY_NEW` (any version), else the pinned version.
 
-    That is `TXNODE_TEST_XRAY`, else what the installer finds. Raises `InstallError`, which says what to do; a test
-    without a core does not pass by being skipped.
+    The pinned one is `TXNODE_TEST_XRAY`, else the one that the installer finds. Raises `InstallError` with the command
+    that installs it: a test without a core fails, it is not skipped.
     """
     if newer := os.environ.get("TXNODE_TEST_XRAY_NEW"):
         return _named(newer)
@@ -33,7 +34,7 @@ def find_xray() -> Path:
     if found is None:
         command = f"python -m drivers.install --version {XRAY_BUILDABLE.version} xray"
         raise install.InstallError(
-            f"this needs {XRAY_BUILDABLE.label}: run `{command}`, or set TXNODE_TEST_XRAY to its executable"
+            f"{XRAY_BUILDABLE.label} is not installed: run `{command}`, or set TXNODE_TEST_XRAY to its executable"
         )
     return found
 
@@ -51,9 +52,9 @@ def xray_number() -> tuple[int, ...]:
 
 
 class Xray(Child):
-    """Runs Xray from this configuration, handed over on its standard input, until the `with` block ends.
+    """Runs Xray with this configuration on its standard input until the `with` block ends.
 
-    Returns when all its inbounds are bound; raises `AssertionError` with Xray's own words if they cannot be.
+    Returns when all its inbounds are bound; raises `AssertionError` with Xray's output if one cannot be.
     """
 
     def __init__(self, config: Json) -> None:
@@ -63,18 +64,19 @@ class Xray(Child):
 
 
 class XrayClient(Xray):
-    """Xray as a client: every SOCKS port of `routes` leads into the outbound beside it.
+    """Xray as a client: `routes` maps each SOCKS port to its outbound.
 
-    Hysteria is one user a client: Xray 26.3.27 keeps one session for an address, so that a second outbound to it goes
-    as the first one's user.
+    Use one client per Hysteria user: Xray 26.3.27 keeps one session per server address, so that a second outbound to it
+    would run as the user of the first.
     """
 
     def __init__(self, routes: Mapping[int, Json]) -> None:
         super().__init__(client_config(routes))
+        socks.hurry(routes)
 
 
 def client_config(routes: Mapping[int, Json]) -> Json:
-    """A configuration with a SOCKS inbound (UDP too) for each port, and a route from it into its outbound."""
+    """A configuration with a SOCKS inbound (UDP too) for each port, and a rule that routes it to its outbound."""
     return {
         "log": {"loglevel": "warning"},
         "inbounds": [_socks(port) for port in routes],
@@ -84,7 +86,7 @@ def client_config(routes: Mapping[int, Json]) -> Json:
 
 
 def server_config(inbounds: Iterable[Json]) -> Json:
-    """A configuration with these inbounds, whose traffic goes out directly.
+    """A configuration with these inbounds and a direct outbound.
 
     Cores after 26.3.27 refuse loopback targets unless `finalRules` allows them; 26.3.27 does not know the key.
     """
@@ -108,7 +110,10 @@ def _rule(port: int) -> Json:
 
 
 def _listens(inbound: Json) -> bool:
-    """SOCKS has a UDP port as well, which Xray opens after the TCP port; newer ones open one when it is asked for."""
+    """Whether the inbound's ports are bound.
+
+    Xray 26.3.27 opens the UDP port of SOCKS after the TCP port; newer versions open one on request.
+    """
     port, quic = inbound["port"], inbound.get("streamSettings", {}).get("network") == "hysteria"
     socks = inbound["protocol"] == "socks" and xray_number() <= (26, 3, 27)
     udp = quic or (socks and inbound["settings"].get("udp", False))

@@ -1,4 +1,4 @@
-"""The website that REALITY hides behind: a TLS 1.3 server of another name."""
+"""The website that REALITY impersonates: a TLS 1.3 server for another host name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scripts.staging.wait import until
 
 NAME = "cover.test"
 
-# Once for each of three ALPN offers (record_detect.go of xtls/reality, 2026-03; other visits end otherwise).
+# Once for each of three ALPN offers (record_detect.go of xtls/reality, 2026-03; other visits end without an alert).
 _LOOKS = 3
 _PAGE = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -26,7 +26,7 @@ _PAGE = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\nConnection: close\r\n\
 class CoverServer:
     """Serves `cover.test` on a port of 127.0.0.1 inside its `with` block; offers h2 and http/1.1, as websites do.
 
-    A visitor without the REALITY key is passed on to it, and gets an empty page.
+    REALITY forwards visitors without its key to this server, which sends them an empty page.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -48,17 +48,17 @@ class CoverServer:
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[None]:
-        """For starting a core with a REALITY inbound: goes on when the core has looked at the website.
+        """Start a core with a REALITY inbound inside; the block's end waits until the core has probed the website.
 
-        A core does so at its start, and makes a user who comes before the end of it wait 5 s. It does not accept the
-        certificate, which is how its visits are told from others.
+        A core probes at its start, and makes users who connect during the probe wait 5 s. It refuses the certificate
+        with a TLS alert, which distinguishes its visits from others.
         """
         before = self._refused
         yield
-        until(lambda: self._refused >= before + _LOOKS, what="the core looks at REALITY's website")
+        until(lambda: self._refused >= before + _LOOKS, what="the core has probed REALITY's website")
 
     def _serve(self, connection: socket.socket) -> None:
-        """TLS runs on a duplicate: the acceptor can then still end the connection, inside a handshake too."""
+        """Serve one visit. TLS runs on a duplicate socket, so that the acceptor can close even during a handshake."""
         try:
             with self._context.wrap_socket(connection.dup(), server_side=True) as tls:
                 if tls.recv(16 * 1024):

@@ -1,7 +1,7 @@
-"""The destination of proxied traffic: an echo and bulk server that counts what it sees.
+"""The destination of proxied traffic: an echo and bulk server that counts its bytes.
 
-A TCP connection carries any number of commands, each a line: `echo N` and N bytes, sent back as they come; `give N`,
-answered by N bytes; `take N` and N bytes, answered by `taken` when the last one is in. UDP datagrams come back.
+A TCP connection carries any number of commands, each a line: `echo N` and N bytes, sent back as they arrive; `give N`,
+answered by N bytes; `take N` and N bytes, answered by `taken` after the last one. UDP datagrams are echoed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PATTERN = bytes(range(256)) * (BLOCK // 256)
 
 
 def given(size: int) -> bytes:
-    """The bytes that `give size` answers."""
+    """The bytes with which the server answers `give size`."""
     return (_PATTERN * (size // BLOCK + 1))[:size]
 
 
 class EchoServer:
     """Serves one loopback address, TCP and UDP on one port, inside its `with` block.
 
-    `received` and `sent` are the bytes of all TCP connections, command lines included, so that they can be compared
+    `received` and `sent` are the bytes of all TCP connections, command lines included, for comparison
     with a core's counters; `datagrams` counts the UDP echoes.
     """
 
@@ -54,21 +54,21 @@ class EchoServer:
         self._tcp.__exit__(kind, error, trace)
         wake(self._udp)
         self._udp_thread.join(timeout=5)
-        assert not self._udp_thread.is_alive(), "the UDP thread of the echo server does not end"
+        assert not self._udp_thread.is_alive(), "the UDP thread of the echo server did not end within 5 s"
         self._udp.close()
 
     @property
     def connections(self) -> int:
-        """TCP connections so far."""
+        """Number of TCP connections so far."""
         return self._tcp.accepted
 
     @property
     def live(self) -> int:
-        """TCP connections that are open."""
+        """Number of open TCP connections."""
         return self._tcp.live
 
     def drop(self) -> None:
-        """End every open TCP connection from this side."""
+        """Close every open TCP connection from the server's side."""
         self._tcp.drop()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -105,7 +105,7 @@ class EchoServer:
             size -= len(block)
 
     def _send(self, connection: socket.socket, block: bytes) -> None:
-        """Counted first, so that whoever has the bytes finds them counted."""
+        """Count before sending, so that a test that has received the bytes finds them counted."""
         self._count(sent=len(block))
         connection.sendall(block)
 
@@ -115,7 +115,7 @@ class EchoServer:
             self.sent += sent
 
     def _return_datagrams(self) -> None:
-        """An empty datagram is the end, too: that is how the socket reads once it was woken."""
+        """Echo datagrams until the socket is shut down, which makes it read an empty datagram."""
         with contextlib.suppress(OSError):
             while True:
                 data, peer = self._udp.recvfrom(BLOCK)

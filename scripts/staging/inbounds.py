@@ -1,4 +1,4 @@
-"""Every protocol and transport that a node is tried with: an inbound for the node, and a user's outbound for it."""
+"""Every Xray protocol and transport under test: an inbound for the node, and a user's outbound to it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Kind:
 
     @property
     def quic(self) -> bool:
-        """It listens on UDP, not on TCP."""
+        """Whether it listens on UDP instead of TCP."""
         return self.protocol.name == "hysteria"
 
     @property
     def reality(self) -> bool:
-        """Its core looks at the cover website when it starts: see `CoverServer.looked_at`."""
+        """Whether its core probes the cover website when it starts: see `CoverServer.looked_at`."""
         return self.transport.name == "reality"
 
     def inbound(self, port: int, tag: str, listen: str = "127.0.0.1") -> Json:
-        """The inbound as a controller has it: without users, whom the node adds."""
+        """The inbound as a controller sends it: without users, whom the node adds."""
         return {
             "tag": tag,
             "listen": listen,
@@ -46,7 +46,7 @@ class Kind:
         }
 
     def outbound(self, port: int, user: TestUser, address: str = "127.0.0.1", source: str | None = None) -> Json:
-        """A user's way to the inbound.
+        """A user's outbound to the inbound.
 
         `source` is the address that the server sees; Xray never lists 127.0.0.1 and ::1 as online.
         """
@@ -62,7 +62,7 @@ class Kind:
         return self.protocol.proxy(user)
 
     def account(self, user: TestUser) -> Json:
-        """The user's entry in `clients`, for servers that run without the node."""
+        """The user's entry in `clients`, for servers without the node."""
         return {**self.protocol.account(user), "email": user.email}
 
     def _client_transport(self, user: TestUser) -> Json:

@@ -1,4 +1,4 @@
-"""A server of files on loopback, which gives parts of them and may break off; and archives of cores for it."""
+"""A download mirror on loopback that serves ranges and can break off; and archives of cores for it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from scripts.staging.ports import free_port
 
 
 class Mirror:
-    """`files` by path are what it serves, `asked` what it was asked for: path, and from which byte on.
+    """HTTP server of `files` (by path). `asked` records each request: its path and the first byte of its range.
 
-    `breaks` is after how many bytes of a file it closes the connection, once for each number.
+    Each number in `breaks` makes it close one connection after so many bytes.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.asked: list[tuple[str, int]] = []
         self.breaks: list[int] = []
-        # Set: answers go out; cleared: they wait.
+        # While cleared, replies wait.
         self.open = threading.Event()
         self.open.set()
         self._server = ThreadingHTTPServer(("127.0.0.1", free_port()), self._handler())
@@ -41,7 +41,7 @@ class Mirror:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def put(self, path: str, content: bytes) -> str:
-        """Serve this there. Returns its SHA-256."""
+        """Serve `content` at `path`. Returns its SHA-256."""
         self.files[path] = content
         return hashlib.sha256(content).hexdigest()
 
@@ -83,7 +83,7 @@ class Mirror:
 
 
 def release(core: str, version: str, program: bytes) -> tuple[str, bytes]:
-    """The path of an official archive below a mirror's address, for this machine, and one with this program in it."""
+    """An archive with this program, as the official release for this machine: its path on a mirror, and its bytes."""
     newest = CORES[core][0]
     name = archive.choose(newest).name.replace(newest.version, version)
     member = archive.choose(newest).members[0].replace(newest.version, version)
@@ -101,7 +101,7 @@ def release(core: str, version: str, program: bytes) -> tuple[str, bytes]:
 
 
 def renamed(executable: Path, version: str, new: str, before: str = "") -> bytes:
-    """A program that is this core, and says that it is another version; `before` is what it does first otherwise."""
+    """A shell script that runs this core but reports version `new`. It runs `before` first, except for `version`."""
     return f"""#!/bin/sh
 if [ "$1" = version ]; then {executable} version | sed s/{version}/{new}/; exit; fi
 {before}

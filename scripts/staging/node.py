@@ -1,4 +1,4 @@
-"""The real node: `twistd node` of this environment as a process, with a state, a key and a certificate of its own."""
+"""The real node: `twistd node` of this environment as a process, with its own state directory, key and certificate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROOT = Path(__file__).parents[2]
 _TWISTD = Path(sys.executable).with_name("twistd")
 # Seconds between two readings of counters by the node itself.
 TRAFFIC_INTERVAL = 0.1
-# For tests that follow each other faster than cores are deserted: no change of users waits for room for another core.
+# For tests that follow each other faster than cores drain: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}
 _PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT")
 # An address where nothing listens.
@@ -36,14 +36,14 @@ _STOP = 20.0
 
 
 class NodeProcess:
-    """A node on free ports of 127.0.0.1, started by the `with` statement; it may be stopped and started inside.
+    """A node on free ports of 127.0.0.1, started by the `with` statement; tests may stop and start it inside.
 
-    `directory` is an empty one for its files; `environment` is added to the settings (an empty value takes one away),
-    `through` stands before its command, and `twistd` are options of that.
-    At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
+    `directory` is an empty one for its files; `environment` adds settings (an empty value removes one), `through` is a
+    command prefix, and `twistd` are options of twistd.
+    The end of the block stops the node and raises `AssertionError` if it or any of its processes is left.
     """
 
-    # How its process is made, and what runs it.
+    # The class of its process, and the program.
     child: ClassVar[type[Child]] = Child
     program: Path = _TWISTD
 
@@ -58,11 +58,11 @@ class NodeProcess:
         self.key = str(uuid.uuid4())
         self.certificate = certs.make(directory, ["localhost", self.host])
         self.core = find_xray().resolve()
-        # Where it is missing a Start of it fails, with the node's words.
+        # If it is missing, a Start of sing-box fails with the node's message.
         self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
         self.environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None
-        # By number and start: a number comes again within minutes on a machine that starts many threads.
+        # psutil compares pid and start time: pids are reused within minutes on a machine that starts many threads.
         self._seen: set[psutil.Process] = set()
 
     @property
@@ -80,11 +80,11 @@ class NodeProcess:
 
     @property
     def lines(self) -> list[str]:
-        """What the node has said since its last start."""
+        """The node's output since its last start."""
         return self._running.lines
 
     def last_lines(self, number: int) -> list[str]:
-        """The last of them, none before the first start."""
+        """The last `number` lines; none before the first start."""
         return self.lines[-number:] if self._child else []
 
     def start(self) -> None:
@@ -95,24 +95,24 @@ class NodeProcess:
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
 
     def stop(self) -> int:
-        """TERM, and the exit status: -15, since twistd ends itself by the same signal after an orderly shutdown."""
+        """Send TERM and return the exit status: -15, as twistd raises the same signal after a clean shutdown."""
         self._look()
         return self._running.stop(_STOP)
 
     def kill(self) -> int:
-        """KILL, as a crash: the node cleans up nothing."""
+        """Send KILL, as a crash: the node cleans up nothing. Returns the exit status."""
         self._look()
         return self._running.kill()
 
     def core_pids(self) -> list[int]:
-        """The node's descendants that run a core's executable by now, the oldest first."""
+        """The pids of the node's descendants that have executed a core, the oldest first."""
         self._look()
         cores = {core.resolve() for core in (self.core, self.sing_box) if core}
         found = [process for process in self._seen if _runs(process, cores)]
         return [process.pid for process in sorted(found, key=lambda process: (process.create_time(), process.pid))]
 
     def newest_core(self) -> int:
-        """The process of the core that came last; those before it drain. Raises `AssertionError` if there is none."""
+        """The pid of the newest core; older ones drain. Raises `AssertionError` if there is none."""
         pids = self.core_pids()
         assert pids, f"no core runs among {[*self._seen]}"
         return pids[-1]
@@ -140,7 +140,7 @@ class NodeProcess:
         return self._child
 
     def _settings(self) -> dict[str, str]:
-        """PYTHONPATH, because it runs in a directory of its own, where no `.env` of a developer is read."""
+        """Default settings. PYTHONPATH, as the node runs in `directory` (and so reads no developer's `.env`)."""
         return {
             "PATH": os.defpath,
             "HOME": str(self.directory),
@@ -148,7 +148,7 @@ class NodeProcess:
             "PYTHONUNBUFFERED": "1",
             "API_KEY": self.key,
             "STATE_DIR": str(self.state),
-            # Where the certificates of whoever uses this are.
+            # The certificates of tests and benches are below it.
             "CORE_PATHS": tempfile.gettempdir(),
             "NODE_HOST": self.host,
             "REST_PORT": str(self.rest_port),
@@ -158,18 +158,18 @@ class NodeProcess:
             "XRAY_EXECUTABLE_PATH": str(self.core),
             "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
-            # Nobody fetches anything from elsewhere.
+            # The node downloads nothing from outside.
             "GEO_URL": NOWHERE,
             "XRAY_DOWNLOAD_URL": NOWHERE,
             "SING_BOX_DOWNLOAD_URL": NOWHERE,
         }
 
     def _look(self) -> None:
-        """Remember every process of the node: once it has ended, nothing else leads to them."""
+        """Record every process of the node: after its end they cannot be found any more."""
         self._seen.update(_family(self._running.pid))
 
     def _clear(self) -> None:
-        """A core may need a moment to follow its node; what is there after it is killed and reported."""
+        """Wait up to 10 s for the node's processes to end; kill and report those that are left."""
         if self._child is None:
             return
         self._look()
@@ -179,17 +179,19 @@ class NodeProcess:
             left = [(process.pid, process.cmdline()) for process in self._left()]
             for process in self._left():
                 process.kill()
-            raise AssertionError(f"the node left processes behind: {left}; it said:\n{self._child.output}") from error
+            raise AssertionError(
+                f"the node left processes behind: {left}; its output:\n{self._child.output}"
+            ) from error
 
     def _left(self) -> list[psutil.Process]:
         return [process for process in self._seen if _alive(process)]
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:
-    """Descendants of the node, and whoever is in its session: orphans stay in that."""
+    """Descendants of the node, and all processes of its session: orphans stay in it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         yield from psutil.Process(pid).children(recursive=True)
-    # It remembers processes by their number, and may give one that has ended for another that has its number now.
+    # psutil caches processes by pid, and could return an ended one for a new one with the same pid.
     psutil.process_iter.cache_clear()
     for process in psutil.process_iter():
         try:
@@ -200,7 +202,7 @@ def _family(pid: int) -> Iterator[psutil.Process]:
 
 
 def _alive(process: psutil.Process) -> bool:
-    """`is_running` compares start times too, so a pid that was used again does not count."""
+    """Whether the process runs. `is_running` compares start times too, so a reused pid does not count."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -208,7 +210,7 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _runs(process: psutil.Process, executables: set[Path]) -> bool:
-    """Asked of the kernel each time: psutil remembers what a process was before it executed the core."""
+    """Whether the process runs one of these. Read from /proc each time: psutil caches the program before the exec."""
     try:
         return _alive(process) and Path(f"/proc/{process.pid}/exe").readlink() in executables
     except (FileNotFoundError, ProcessLookupError):

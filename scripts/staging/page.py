@@ -1,4 +1,4 @@
-"""A page by which cores measure how far away outbounds are."""
+"""A web page with which cores measure the latency of outbounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class _Page(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
-        """Nothing: it is asked every second."""
+        """Log nothing: cores request the page every second."""
 
 
 @contextmanager
 def page(host: str) -> Iterator[str]:
-    """Its address; it answers every request with 204."""
+    """Serve a page that answers every request with 204. Yields its URL."""
     with ThreadingHTTPServer((host, 0), _Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://{host}:{server.server_port}/"

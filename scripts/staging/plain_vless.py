@@ -1,6 +1,6 @@
-"""A user who speaks VLESS straight to an inbound, without a core: on a socket of our own, as it would be on a network.
+"""A VLESS client without a core, on a plain socket: its TCP behaviour is that of a user on a network.
 
-VLESS without encryption is a header of some 26 bytes in front of the payload (version, id, no addons, TCP, the target).
+VLESS without encryption is a header of some 26 bytes before the payload (version, id, no addons, TCP, the target).
 """
 
 from __future__ import annotations
@@ -14,21 +14,31 @@ from contextlib import suppress
 
 from scripts.staging.echo import EchoServer
 
-# The largest segment of an Ethernet; the loopback's of 64 kB are long for a connection that is held to a speed.
+# TCP's segment size on Ethernet; the loopback's segments of 64 kB are too coarse for a rate-limited connection.
 SEGMENT = 1448
 _VERSION, _NO_ADDONS, _TCP, _IPV4 = b"\0", b"\0", b"\1", b"\1"
-_ANSWERED = 2  # bytes in front of the first reply: the version, no addons
+_ANSWERED = 2  # bytes before the first reply: the version, no addons
 _BLOCK = 2**18
 _SECONDS = 10.0
 
 
-def connect(port: int, identity: str, target: EchoServer, source: str = "127.0.0.2", own: int = 0) -> socket.socket:
-    """A connection to the target through the inbound, on which a byte has come back. `own`: the port that it has."""
+def connect(
+    port: int,
+    identity: str,
+    target: EchoServer,
+    source: str = "127.0.0.2",
+    own: int = 0,
+    timeout: float = _SECONDS,
+) -> socket.socket:
+    """A connection to the target through the inbound, on which one byte was echoed. `own` is its source port.
+
+    Every read and write on it times out after `timeout` seconds.
+    """
     link = socket.socket()
     try:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
-        link.settimeout(_SECONDS)
+        link.settimeout(timeout)
         link.bind((source, own))
         link.connect(("127.0.0.1", port))
         there = struct.pack("!H", target.port) + _IPV4 + socket.inet_aton(target.host)
@@ -46,7 +56,7 @@ def connect(port: int, identity: str, target: EchoServer, source: str = "127.0.0
 
 
 class Download:
-    """Takes what the target gives on these connections for as long as they last, and counts. It ends with `close`."""
+    """Downloads from the target on these connections until `close`; `received` counts the bytes."""
 
     def __init__(self, *links: socket.socket) -> None:
         self.received = 0

@@ -1,4 +1,4 @@
-"""Free ports, where no outgoing connection of this machine can sit."""
+"""Free ports outside the kernel's range for outgoing connections."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def _candidates() -> itertools.cycle[int]:
-    """All usable ports for ever, from a random one on, so that test runs side by side rarely meet.
+    """An endless cycle of usable ports from a random one on, so that concurrent test runs rarely collide.
 
-    Processes of one run share them out, each one taking every so-manieth.
+    The pytest-xdist workers of one run take every n-th port each.
     """
     beyond = int(_RANGE.read_text().split()[0])
     start = random.randrange(_LOWEST, beyond)
@@ -32,9 +32,9 @@ _lock = threading.Lock()
 
 
 def free_port() -> int:
-    """A port that is free for TCP and UDP on every address, and that this process did not give out before.
+    """A port that is free for TCP and UDP on every address, and that this process has not returned before.
 
-    It lies below the kernel's range for outgoing connections: a port inside it can be somebody's source port, whose
+    It lies below the kernel's range for outgoing connections: a port inside it can be a connection's source port, whose
     TIME_WAIT keeps a restarted core from binding for a minute.
     """
     with _lock:
@@ -42,11 +42,11 @@ def free_port() -> int:
             if port not in _given and _is_free(port):
                 _given.add(port)
                 return port
-    raise RuntimeError("no free port is left; widen the gap below net.ipv4.ip_local_port_range")
+    raise RuntimeError(f"no port from {_LOWEST} up is free: raise the lower end of net.ipv4.ip_local_port_range")
 
 
 def own_address() -> str:
-    """An address of the loopback that nobody else uses: with it a port can be used twice, one after the other."""
+    """A random loopback address that nothing else uses, so that a port can be bound again at once."""
     return ".".join(["127", *(str(random.randrange(1, 255)) for _ in range(3))])
 
 

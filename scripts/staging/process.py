@@ -1,4 +1,4 @@
-"""A child process of a test: its output is kept, its end is certain."""
+"""A child process of a test: its output is kept, and it is always stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.staging.wait import until
 
 
 class Running(Protocol):
-    """What is needed of `subprocess.Popen`, whose words hold here."""
+    """The part of `subprocess.Popen` that `Child` uses."""
 
     @property
     def pid(self) -> int: ...
@@ -34,9 +34,9 @@ class Running(Protocol):
 
 
 class Child:
-    """Runs `argv` in its own session with exactly this environment. `lines` is what it has said on both outputs.
+    """Runs `argv` in its own session with exactly this environment. `lines` are its stdout and stderr.
 
-    `stop` gives it time after TERM before it is killed; leaving the `with` block stops it.
+    `stop` sends TERM, then KILL after a timeout; leaving the `with` block stops it.
     """
 
     def __init__(
@@ -58,34 +58,34 @@ class Child:
 
     @property
     def output(self) -> str:
-        """What it has said, for a failure's text."""
+        """Its lines as one text, for error messages."""
         return "\n".join(self.lines)
 
     def ready(self, condition: Callable[[], object], timeout: float, what: str) -> None:
-        """Wait for the condition. Raises `AssertionError` with the output if it is not met, or the child ends."""
+        """Wait for the condition. Raises `AssertionError` with the output at the timeout, or if the child ends."""
         try:
             until(lambda: not self.running or condition(), timeout, what)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it said:\n{self.output}")
-        assert self.running, f"{what}: it ended with {self.wait()}; it said:\n{self.output}"
+            raise AssertionError(f"{error}; its output:\n{self.output}")
+        assert self.running, f"{what}: it ended with {self.wait()}; its output:\n{self.output}"
 
     def wait(self, timeout: float = 10.0) -> int:
-        """Its exit status, below zero for a signal. Raises `subprocess.TimeoutExpired` while it runs on."""
+        """Wait for its exit status, negative for a signal. Raises `subprocess.TimeoutExpired` if it still runs."""
         status = self._process.wait(timeout)
         self._reader.join(timeout=1)
         return status
 
     def stop(self, timeout: float = 10.0) -> int:
-        """TERM, and its exit status. Raises `AssertionError` if it had to be killed after `timeout` seconds."""
+        """Send TERM and return the exit status. After `timeout` seconds, kill it and raise `AssertionError`."""
         self._process.terminate()
         try:
             return self.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"it does not end within {timeout:g} s of TERM; it said:\n{self.output}")
+            raise AssertionError(f"it does not end within {timeout:g} s of TERM; its output:\n{self.output}")
 
     def kill(self) -> int:
-        """KILL, and its exit status."""
+        """Send KILL and return the exit status."""
         self._process.kill()
         return self.wait()
 

@@ -1,4 +1,4 @@
-"""What the proxy protocols say about a user: in the server's JSON, in a client's JSON and in a controller's message."""
+"""A user's credentials in each proxy protocol: in the server's JSON, a client's JSON and a controller's message."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ VISION = "xtls-rprx-vision"
 class Protocol:
     """One protocol. `server` is the inbound's `settings` without users.
 
-    `account` makes the inbound's entry for a user (his e-mail apart), `client` the outbound's `settings` of a user for
-    an address and port, `proxy` what a controller tells the node.
+    `account` makes the inbound's entry for a user (without the e-mail), `client` the `settings` of a user's outbound to
+    an address and port, `proxy` the credentials that a controller sends.
     """
 
     name: str
@@ -69,7 +69,7 @@ def trojan() -> Protocol:
 
 
 def shadowsocks(method: str) -> Protocol:
-    """The older ciphers: a method and a password for each user, and nothing of the server's own."""
+    """The older ciphers: a method and a password for each user, no key of the server."""
 
     def account(user: TestUser) -> Json:
         return {"method": method, "password": user.password}
@@ -84,7 +84,7 @@ def shadowsocks(method: str) -> Protocol:
 
 
 def shadowsocks_2022(method: str, size: int) -> Protocol:
-    """The 2022 ciphers: keys of `size` bytes, the server's own and one for each user."""
+    """The 2022 ciphers: keys of `size` bytes, one of the server and one of each user."""
     server_key = base64.b64encode(secrets.token_bytes(size)).decode()
 
     def account(user: TestUser) -> Json:
@@ -102,7 +102,7 @@ def shadowsocks_2022(method: str, size: int) -> Protocol:
 
 
 def hysteria() -> Protocol:
-    """Hysteria 2. A client's secret is in its transport: see `kinds`."""
+    """Hysteria 2. A client's password is in its transport: see `Kind.outbound`."""
 
     def account(user: TestUser) -> Json:
         return {"auth": user.password}

@@ -1,4 +1,4 @@
-"""The node's gRPC interface, as a controller calls it: every method by its path, kinds from the descriptor."""
+"""Raw gRPC calls to the node: every method by its path; unary or stream comes from the descriptor."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _OPTIONS = [
     ("grpc.max_send_message_length", _LIMIT),
     ("grpc.max_receive_message_length", _LIMIT),
     ("grpc.use_local_subchannel_pool", 1),
-    # Else who comes while the port is closed for a moment waits a second for the next attempt.
+    # With the default, a call during a short close of the port waits a second for the next attempt.
     ("grpc.initial_reconnect_backoff_ms", 100),
 ]
 
 
 class Rpc:
-    """Calls one node over a channel of its own; each method of the service is an attribute of that name.
+    """Calls one node over its own channel; each method of the service is an attribute of that name.
 
     `rpc.Start(Backend(...), timeout=5)`; client streams take an iterator, server streams return one (with `cancel`).
-    Errors are `grpc.RpcError`. `key` and `dialect` are as in `Rest`; `metadata` is added to every call.
+    Errors are `grpc.RpcError`. `key` (default: the node's) and `dialect` select the credentials of every call.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Rpc:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = SERVICE.methods_by_name.get(name)
         if method is None:
-            raise AttributeError(f"the service has no method {name}")
+            raise AttributeError(f"{SERVICE.full_name} has no method {name}")
         return self._callable(method)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Rpc:
         self.close()
 
     def _callable(self, method: MethodDescriptor) -> Callable[..., Any]:
-        """A time limit unless the caller names one; none for server streams, which stay open."""
+        """The method with the default timeout; server streams, which stay open, have none."""
         make = getattr(self.channel, _kind(method))
         call = make(
             f"/{SERVICE.full_name}/{method.name}",

@@ -1,4 +1,4 @@
-"""sing-box: every type of inbound that has users, a user's outbound for it, and the core as his client."""
+"""sing-box: every type of inbound that has users, a user's outbound to it, and the core as a user's client."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from scripts.staging.wait import accepts, bound
 
 BUILDS: Mapping[str, Core] = {"built": SING_BOX_BUILT, "wheel": SING_BOX_WHEEL}
 SERVER_NAME = "proxy.test"
-# What the server of Shadowsocks-2022 has, and every client of it.
+# The server key of Shadowsocks-2022, which every client needs too.
 SERVER_KEY = shadowsocks_2022_key("server", 16)
 
 
 @functools.cache
 def find_sing_box(build: str = "built") -> Path:
-    """One of the pinned builds. Raises `InstallError`, which says what to do."""
+    """One of the pinned builds. Raises `InstallError` with the command that installs it."""
     core = BUILDS[build]
     found = install.find(core, pinned=True)
     if found is None:
         command = f"python -m drivers.install sing-box --version {core.release}"
-        raise install.InstallError(f"this needs {core.label}: run `{command}`")
+        raise install.InstallError(f"{core.label} is not installed: run `{command}`")
     return found
 
 
 class SingBoxClient(Child):
-    """sing-box as a client: every SOCKS port of `routes` (UDP too) leads into the first of the outbounds beside it."""
+    """sing-box as a client: `routes` maps each SOCKS port (UDP too) to a chain of outbounds, the first one used."""
 
     def __init__(self, routes: Mapping[int, list[Json]]) -> None:
         super().__init__([str(find_sing_box()), "run", "-c", "stdin"], ENVIRONMENT, stdin=client_config(routes))
@@ -49,7 +49,7 @@ class SingBoxClient(Child):
 
 
 def client_config(routes: Mapping[int, list[Json]]) -> bytes:
-    """Outbounds of one route know each other by their tags, which are made its own here."""
+    """The client's configuration. Tags are prefixed with the port, as several routes may use the same ones."""
     inbounds = [{"type": "mixed", "tag": str(port), "listen": "127.0.0.1", "listen_port": port} for port in routes]
     outbounds = [
         {key: f"{port}-{value}" if key in ("tag", "detour") else value for key, value in outbound.items()}
@@ -63,12 +63,12 @@ def client_config(routes: Mapping[int, list[Json]]) -> bytes:
 
 @dataclass(frozen=True)
 class Way:
-    """One type of inbound, in one form, as a controller has it and as a client reaches it.
+    """One type of inbound in one variant: the controller's inbound and the client's outbound.
 
-    `server` and `client` are the two sides' own options, `credentials` what a client presents, `proxy` what a
-    controller tells the node. `behind` is an inbound that this one leads to; users need both. `padded` is how many
-    writes of a connection are padded, none of which may be over 8 kB: Vision of sing-box 1.14.1 as the server may
-    read no further after a longer one (1.14.4 does, and so does Xray).
+    `server` and `client` are the options of the two sides, `credentials` those of a client, `proxy` those that a
+    controller sends. `behind` is the inbound that this one detours to; users need both. `padded` is how many writes of
+    a connection are padded, none of which may be over 8 kB: Vision of sing-box 1.14.1 as the server may stop reading
+    after a longer one (1.14.4 does not, nor does Xray).
     """
 
     name: str
@@ -86,7 +86,7 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Door:
-    """A way on a port of its own."""
+    """A `Way` on its own port."""
 
     way: Way
     port: int = field(default_factory=free_port)
@@ -98,12 +98,12 @@ class Door:
 
     @property
     def counted(self) -> str:
-        """The inbound that counts, and names the user."""
+        """The tag of the inbound that counts traffic and reports the user."""
         return self.tags[-1]
 
     @property
     def inbounds(self) -> list[Json]:
-        """As a controller has them: without users."""
+        """The inbounds as a controller sends them: without users."""
         front = {"type": self.way.type, "tag": self.way.name, "listen": "127.0.0.1", "listen_port": self.port}
         if not self.way.behind:
             return [{**front, **self.way.server}]
@@ -114,7 +114,7 @@ class Door:
         ]
 
     def outbounds(self, person: TestUser) -> list[Json]:
-        """The user's way in, outermost protocol first."""
+        """The user's outbounds; the first one carries the traffic, its detour the outer protocol."""
         front = {**_outbound(self.way, person), "server": "127.0.0.1", "server_port": self.port}
         if not self.way.behind:
             return [{**front, "tag": "out"}]
@@ -122,7 +122,7 @@ class Door:
         return [{**inner, "server": "127.0.0.1", "server_port": self.port}, {**front, "tag": "front"}]
 
     def user(self, person: TestUser) -> service_pb2.User:
-        """The user as a controller sends him for this way alone."""
+        """The user as a controller sends them, for these inbounds only."""
         message = service_pb2.User(email=person.email, inbounds=self.tags)
         for way in (self.way, self.way.behind):
             if way:
@@ -138,7 +138,7 @@ def _outbound(way: Way, person: TestUser) -> Json:
 
 
 def config(inbounds: Iterable[Json], **extra: object) -> str:
-    """A whole configuration, whose traffic goes out directly."""
+    """A whole configuration with a direct outbound."""
     outbounds = [{"type": "direct", "tag": "direct"}]
     return json.dumps({"log": {"level": "info"}, "inbounds": list(inbounds), "outbounds": outbounds, **extra})
 
@@ -146,7 +146,7 @@ def config(inbounds: Iterable[Json], **extra: object) -> str:
 def backend(
     inbounds: Iterable[Json], users: Iterable[service_pb2.User] = (), exclude: Iterable[str] = (), **extra: object
 ) -> service_pb2.Backend:
-    """A whole start; `extra` is as in `config`."""
+    """A complete Start request for sing-box; `extra` is as in `config`."""
     text = config(inbounds, **extra)
     return service_pb2.Backend(type=service_pb2.SING_BOX, config=text, users=users, exclude_inbounds=exclude)
 
@@ -187,13 +187,13 @@ def _shadowsocks(user: TestUser) -> service_pb2.Proxy:
     return service_pb2.Proxy(shadowsocks=service_pb2.Shadowsocks(password=user.password))
 
 
-# Of a Vision connection that carries no TLS.
+# Padded writes of a Vision connection that carries no TLS.
 _PADDED = 8
 VLESS = Way("vless", "vless", _uuid, _vless)
 
 
 def ways(certificate: Certificate, cover_port: int) -> list[Way]:
-    """Every type, and the forms of it that differ in how users are told apart."""
+    """Every type of inbound, and the variants that differ in how the core identifies users."""
     return [*_plain(certificate), *_over_tls(certificate, cover_port), *_quic(certificate)]
 
 
@@ -210,13 +210,13 @@ def _plain(_: Certificate) -> Iterator[Way]:
 
 
 def shadowsocks() -> Way:
-    """Shadowsocks as it was, where every user's password is tried."""
+    """Classic Shadowsocks, where the server tries every user's password."""
     method = {"method": "aes-256-gcm"}
     return Way("shadowsocks", "shadowsocks", _password, _shadowsocks, method, method)
 
 
 def shadowsocks_2022() -> Way:
-    """Shadowsocks with keys of the server and of the user."""
+    """Shadowsocks with a key of the server and one of the user."""
     method = {"method": "2022-blake3-aes-128-gcm"}
 
     def both(user: TestUser) -> Json:
@@ -282,7 +282,7 @@ def _quic(certificate: Certificate) -> Iterator[Way]:
 
 
 def hysteria2(port: int, person: TestUser, certificate: Certificate) -> Json:
-    """The user's outbound to a Hysteria 2 inbound of any core. Unlike Xray it hears when nobody is at the port."""
+    """The user's outbound to a Hysteria 2 inbound of any core. Unlike Xray it notices a port without a listener."""
     _, client = tls(certificate, "h3")
     common = {"type": "hysteria2", "tag": "out", "server": "127.0.0.1", "server_port": port}
     return {**common, **_password(person), **client}

@@ -1,29 +1,52 @@
-"""SOCKS5 by hand (RFC 1928), without authentication: TCP connections and UDP associations through a client core."""
+"""SOCKS5 client (RFC 1928) without authentication: TCP connections and UDP associations through a client core."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 import struct
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
 _TIMEOUT = 10.0
 _CONNECT, _ASSOCIATE = 1, 3
 _IPV4, _NAME, _IPV6 = 1, 3, 4
+# Ports of `hurry`; `free_port` gives none of them to another program.
+_hurried: set[int] = set()
 
 
 class SocksError(OSError):
     """The SOCKS server refused, or does not speak SOCKS5."""
 
 
-def connect(socks_port: int, host: str, port: int, timeout: float = _TIMEOUT) -> socket.socket:
+def connect(socks_port: int, host: str, port: int, timeout: float = _TIMEOUT, *, first: bytes = b"") -> socket.socket:
     """A TCP connection to `host` (an address, or a name that the far end resolves) through the SOCKS port.
 
-    The core says yes before it has reached the far end: only an answer from there shows that the way is open. Every
-    wait on the socket ends after `timeout` seconds.
+    The core confirms before it has reached the far end: only a reply from there proves the connection. Reads and writes
+    on the socket time out after `timeout` seconds.
+
+    `first` is sent at once: to an Xray (see `hurry`) with the request, to others after the reply.
     """
-    return _open(socks_port, _CONNECT, host, port, timeout)[0]
+    if socks_port in _hurried or not first:
+        return _open(socks_port, _CONNECT, host, port, timeout, first)[0]
+    link = _open(socks_port, _CONNECT, host, port, timeout)[0]
+    try:
+        link.sendall(first)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def hurry(ports: Iterable[int]) -> None:
+    """Send the first bytes of connections through these ports, which are Xray's, with the request.
+
+    Xray's client (26.3.27) waits 100 ms for a connection's first bytes, and then sends an empty chunk, which VMess and
+    Shadowsocks (before 2022) take for the end of the upload. So bytes that are sent after the reply come too late if
+    this process gets no processor for so long. sing-box would lose bytes that come with the request.
+    """
+    _hurried.update(ports)
 
 
 class UdpAssociation:
@@ -53,15 +76,17 @@ class UdpAssociation:
         self._control.close()
 
 
-def _open(socks_port: int, command: int, host: str, port: int, timeout: float) -> tuple[socket.socket, tuple[str, int]]:
-    """The connection, and the address that the server answers with."""
+def _open(
+    socks_port: int, command: int, host: str, port: int, timeout: float, first: bytes = b""
+) -> tuple[socket.socket, tuple[str, int]]:
+    """The connection, and the address in the server's reply."""
     link = socket.create_connection(("127.0.0.1", socks_port), timeout)
     try:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.sendall(b"\5\1\0")
         if _exactly(link, 2) != b"\5\0":
-            raise SocksError("the server wants authentication")
-        link.sendall(bytes((5, command, 0)) + _address(host, port))
+            raise SocksError("the server demands authentication, or is no SOCKS5 server")
+        link.sendall(bytes((5, command, 0)) + _address(host, port) + first)
         return link, _reply(link)
     except OSError:
         link.close()
@@ -71,7 +96,7 @@ def _open(socks_port: int, command: int, host: str, port: int, timeout: float) -
 def _reply(link: socket.socket) -> tuple[str, int]:
     _, status, _, kind = _exactly(link, 4)
     if status or kind not in (_IPV4, _IPV6):
-        raise SocksError(f"the server answers with status {status}, address type {kind}")
+        raise SocksError(f"the server replied with status {status}, address type {kind}")
     packed = _exactly(link, 4 if kind == _IPV4 else 16)
     return str(ipaddress.ip_address(packed)), int.from_bytes(_exactly(link, 2))
 
@@ -95,6 +120,6 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = link.recv(size - len(data))
         if not more:
-            raise SocksError("the server ended the connection")
+            raise SocksError("the server closed the connection")
         data += more
     return data

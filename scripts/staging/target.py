@@ -1,4 +1,4 @@
-"""What leads to a node: its address, certificate and key, and the two ways to present the key."""
+"""A node to call: its address, certificate and key, and the two ways to present the key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Dialect = Literal["bearer", "x-api-key"]
 
 
 class Target(Protocol):
-    """A node to call: `NodeProcess`, or anything that has its address, certificate and key."""
+    """A node to call: `NodeProcess`, or any object with the address, certificate and key of one."""
 
     host: str
     rest_port: int
@@ -22,7 +22,7 @@ class Target(Protocol):
 
 @dataclass
 class Address:
-    """A target that is no more than that: for a node that somebody else runs, or another process that calls it."""
+    """The plain data of a target: for a node of another process, or for another process that calls it."""
 
     host: str
     rest_port: int
@@ -32,7 +32,7 @@ class Address:
 
 
 def credentials(key: str, dialect: Dialect) -> dict[str, str]:
-    """The header or metadata that carries the key in this dialect; nothing for an empty key."""
+    """The HTTP header or gRPC metadata that carries the key in this dialect; empty for an empty key."""
     if not key:
         return {}
     return {"authorization": f"Bearer {key}"} if dialect == "bearer" else {"x-api-key": key}

@@ -1,6 +1,6 @@
-"""What a user does with a connection to the echo server: each checks every byte that comes back.
+"""A user's transfers over a connection to the echo server: each function checks every byte that comes back.
 
-All raise `OSError` when the connection ends early, `TimeoutError` when it stalls, and `AssertionError` for wrong bytes.
+They raise `OSError` if the connection ends early, `TimeoutError` if it stalls, and `AssertionError` for wrong bytes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from scripts.staging.acceptor import wake
 from scripts.staging.echo import BLOCK, TAKEN, EchoServer, given
 from scripts.staging.socks import UdpAssociation
 
+_HELLO = b"hello"
+
 
 def connect(socks_port: int, server: EchoServer, timeout: float = 10.0) -> socket.socket:
-    """A connection to the echo server through the SOCKS port, on which a first small echo went there and back.
+    """A connection to the echo server through the SOCKS port, after a first small echo.
 
     Small, because a Trojan client of Xray 26.3.27 drops a connection whose first payload is over 8 kB
-    ("buffer is full"); and because a SOCKS server's yes does not yet mean that the way is open.
+    ("buffer is full"). An echo, because a SOCKS server confirms before it has reached the far end. It is sent with the
+    request where it must not be late: see `socks.hurry`.
     """
-    link = socks.connect(socks_port, server.host, server.port, timeout)
+    link = socks.connect(socks_port, server.host, server.port, timeout, first=asking(_HELLO))
     try:
-        echo(link, b"hello")
+        receive_echo(link, _HELLO)
     except BaseException:
         link.close()
         raise
@@ -30,8 +33,8 @@ def connect(socks_port: int, server: EchoServer, timeout: float = 10.0) -> socke
 
 
 def echo(link: socket.socket, payload: bytes) -> None:
-    """Send the payload and receive it again, both at once."""
-    sender = threading.Thread(target=_send, args=(link, b"echo %d\n" % len(payload) + payload), daemon=True)
+    """Send the payload and receive its echo at the same time."""
+    sender = threading.Thread(target=_send, args=(link, asking(payload)), daemon=True)
     sender.start()
     returned = _receive(link, len(payload))
     sender.join()
@@ -39,8 +42,18 @@ def echo(link: socket.socket, payload: bytes) -> None:
 
 
 def small_echo(link: socket.socket, payload: bytes) -> None:
-    """The same for a payload that fits into the buffers on its way: one after the other."""
-    link.sendall(b"echo %d\n" % len(payload) + payload)
+    """Send the payload, then receive its echo: for payloads that fit into the buffers on the way."""
+    link.sendall(asking(payload))
+    receive_echo(link, payload)
+
+
+def asking(payload: bytes) -> bytes:
+    """What is sent for an echo of the payload."""
+    return b"echo %d\n" % len(payload) + payload
+
+
+def receive_echo(link: socket.socket, payload: bytes) -> None:
+    """Receive the echo of a payload that has been sent, or is being sent."""
     assert _receive(link, len(payload)) == payload, "the echo is not what was sent"
 
 
@@ -58,7 +71,7 @@ def upload(link: socket.socket, size: int) -> None:
 
 
 def udp_echo(association: UdpAssociation, payload: bytes, server: EchoServer) -> None:
-    """Send one datagram and receive it again; it is sent again when it was lost, as UDP may."""
+    """Send one datagram and receive its echo; UDP may lose it, so up to three attempts."""
     for _ in range(3):
         association.send(payload, server.host, server.port)
         try:
@@ -67,7 +80,7 @@ def udp_echo(association: UdpAssociation, payload: bytes, server: EchoServer) ->
             continue
         assert returned == payload, "the datagram is not what was sent"
         return
-    raise TimeoutError("no datagram comes back")
+    raise TimeoutError("no echo of three datagrams came back")
 
 
 def _send_all(link: socket.socket, size: int) -> None:
@@ -77,7 +90,7 @@ def _send_all(link: socket.socket, size: int) -> None:
 
 
 def _send(link: socket.socket, data: bytes) -> None:
-    """In a thread: a connection that fails here fails for the receiver as well, who tells."""
+    """Send in a thread; on failure, shut the connection down, so that the receiver raises."""
     try:
         link.sendall(data)
     except OSError:

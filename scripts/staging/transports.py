@@ -1,4 +1,4 @@
-"""How a protocol's bytes travel: both sides' `streamSettings` for each way that a node is tried with."""
+"""Transports of Xray under test: the `streamSettings` of both sides."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def raw() -> Transport:
 
 
 def tls(certificate: Certificate, network: str = "raw", alpn: list[str] | None = None, **settings: Json) -> Transport:
-    """A network over TLS, whose certificate the client pins; `settings` are the network's own, on both sides."""
+    """A network over TLS, whose certificate the client pins; `settings` are added on both sides."""
     common = {"network": network, "security": "tls", **settings}
     own = {"certificateFile": str(certificate.certificate), "keyFile": str(certificate.key)}
     pinned = {"usage": "verify", "certificateFile": str(certificate.certificate)}
@@ -51,7 +51,7 @@ def tls(certificate: Certificate, network: str = "raw", alpn: list[str] | None =
 
 @dataclass(frozen=True)
 class RealityKeys:
-    """An x25519 pair in the spelling of `xray x25519`: Base64 for URLs, without padding."""
+    """An x25519 key pair as `xray x25519` prints it: URL-safe Base64 without padding."""
 
     private: str
     public: str
@@ -63,7 +63,7 @@ class RealityKeys:
 
 
 def reality(cover_port: int, keys: RealityKeys | None = None) -> Transport:
-    """REALITY over TCP, in front of the cover server on this port of 127.0.0.1."""
+    """REALITY over TCP, with the cover server on this port of 127.0.0.1."""
     keys = keys or RealityKeys.new()
     common = {"network": "raw", "security": "reality"}
     server = {

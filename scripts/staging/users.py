@@ -1,4 +1,4 @@
-"""A user to try a node with, who has all credentials that a controller would give them."""
+"""A test user with all credentials that a controller would give them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import ClassVar, Self
 
 @dataclass(frozen=True)
 class TestUser:
-    """`email` is the name that the node counts under; the credentials are the protocols' own."""
+    """A user. `email` is the name under which the node counts traffic; protocols use the UUID or the password."""
 
-    __test__: ClassVar[bool] = False  # for pytest: no class of tests, whatever its name begins with
+    __test__: ClassVar[bool] = False  # for pytest: not a class of tests, despite its name
 
     email: str
     uuid: str
@@ -28,7 +28,7 @@ class TestUser:
 def shadowsocks_2022_key(password: str, size: int) -> str:
     """The key of `size` bytes that deployed controllers put into a user's link, as Base64.
 
-    The password itself if it is such a key already, else the head of its SHA-256.
+    The password itself if it is such a key already, else the first bytes of its SHA-256.
     """
     try:
         if len(base64.b64decode(password, validate=True)) == size:

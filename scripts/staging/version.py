@@ -1,4 +1,4 @@
-"""A copy of the node's own modules that may be changed while a node runs it: what an upgrade has brought."""
+"""A copy of the node's modules that a test changes while a node runs it, as an upgrade does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGES = ("node", "drivers", "protos", "twisted")
 
 
 class Version:
-    """Below `root`, which is to be in PYTHONPATH."""
+    """The copy below `root`, which belongs in the node's PYTHONPATH."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "version"
@@ -18,10 +18,10 @@ class Version:
             shutil.copytree(_ROOT / package, self.root / package)
 
     def name(self, version: str) -> None:
-        """It is this version from now on."""
+        """Set the version that the modules report."""
         (self.root / "node" / "__init__.py").write_text(f'__version__ = "{version}"\n')
 
     def add(self, module: str, code: str) -> None:
-        """At its end this module does something more."""
+        """Append code to a module."""
         with (self.root / module).open("a") as file:
             file.write(f"\n{code}\n")

@@ -1,4 +1,4 @@
-"""The one way to wait in a test: for a condition, with a deadline."""
+"""Wait in a test for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-_INTERVAL = 0.01
+# Seconds between two looks: at first, in the end, and what share of the time that has passed in between. Conditions ask
+# nodes and look through processes, which costs both sides more than the tests themselves.
+_SHORT, _LONG, _SHARE = 0.01, 0.06, 0.03
 
 
 def until(condition: Callable[[], T], timeout: float = 10.0, what: str = "a condition") -> T:
-    """Ask `condition` until it answers something true, and return that.
+    """Call `condition` until it returns something true, and return that.
 
-    An exception counts as "not yet". Raises `AssertionError` after `timeout` seconds, with `what`, the last answer and
-    the last exception as its cause.
+    An exception counts as "not yet". After `timeout` seconds raises `AssertionError` with `what` and the last result
+    or exception; the exception is also its cause.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
         answer, error = _ask(condition)
         if answer:
             return answer
-        if time.monotonic() >= deadline:
+        passed = time.monotonic() - began
+        if passed >= timeout:
             last = f"{type(error).__name__}: {error}" if error else repr(answer)
             raise AssertionError(f"{what}: not within {timeout:g} s (last: {last})") from error
-        time.sleep(_INTERVAL)
+        time.sleep(min(_LONG, max(_SHORT, passed * _SHARE)))
 
 
 def _ask(condition: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -38,7 +41,7 @@ def _ask(condition: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def accepts(port: int, host: str = "127.0.0.1") -> bool:
-    """Somebody accepts TCP connections there."""
+    """Whether the port accepts TCP connections."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -47,7 +50,7 @@ def accepts(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def bound(port: int) -> bool:
-    """Somebody has the UDP port. Looked up, not tried: a try could be in the way of who wants it."""
+    """Whether the UDP port is bound. Read from /proc: a trial bind could be in the way of the process that wants it."""
     tables = (Path("/proc/net/udp"), Path("/proc/net/udp6"))
     rows = [row for table in tables if table.exists() for row in table.read_text().splitlines()[1:]]
     return any(row.split()[1].endswith(f":{port:04X}") for row in rows)

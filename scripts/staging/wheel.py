@@ -1,4 +1,4 @@
-"""A wheel of the node as it is here, of any version, and an environment of its own in which it is installed."""
+"""Build a wheel of the node's current modules under any version, and install it into a virtual environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _PACKAGES = ("node", "drivers", "protos", "twisted")
 
 
 def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "twisted") -> bytes:
-    """The node's modules, of this version, with what is `added` at the end of some. It needs this distribution."""
+    """A wheel of the node's modules with this version; `added` maps modules to code that is appended to them.
+
+    `needs` is the distribution that it requires.
+    """
     info = f"txnode-{version}.dist-info"
     files = dict(_modules())
     files["node/__init__.py"] = f'__version__ = "{version}"\n'.encode()
@@ -39,7 +42,7 @@ def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "tw
 
 
 class Environment:
-    """A virtual environment below `directory` with this wheel; all else it has from the one that runs this."""
+    """A virtual environment below `directory` with this wheel; other packages come from the current environment."""
 
     def __init__(self, directory: Path, packed: bytes, version: str) -> None:
         self.root = directory / "environment"
@@ -69,7 +72,7 @@ class Environment:
 
     @property
     def installed(self) -> str:
-        """The version that is on disk, as its metadata have it."""
+        """The version on disk, from its metadata."""
         [info] = self.modules.glob("txnode-*.dist-info")
         return info.name.removeprefix("txnode-").removesuffix(".dist-info")
 

@@ -1,4 +1,4 @@
-"""What any node of this interface can be held to, judged by what it puts on the wire: see docs/conformance.md.
+"""Conformance checks for any node of this interface, judged by its behaviour on the wire: see docs/conformance.md.
 
-Nothing here knows how a node is made: there are its address, a key, a certificate, and clients of its core.
+They depend on no implementation: they have a node's address, a key, a certificate, and clients of its core.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.conformance --address HOST:PORT --key KEY --certificate FILE`: holds a node to the interface."""
+"""Check a node: `python -m tests.conformance --address HOST:PORT --key KEY --certificate FILE`."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--core", choices=["xray", "sing-box"], default="xray", help="the core that the node runs")
     parser.add_argument("--host-for-clients", default="127.0.0.1", help="where clients reach the core's inbounds")
     parser.add_argument("--echo-address", default="127.0.0.1", help="where the core reaches this machine")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds in which a change has to show; 20")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
-    parser.add_argument("--list", action="store_true", help="print the checks as a table, and do no more")
+    parser.add_argument("--patience", type=float, default=20.0, help="seconds until a change must take effect; 20")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE, as JSON")
+    parser.add_argument("--list", action="store_true", help="print the checks as a table and exit")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 if the level holds, 1 if not, 2 for what cannot be run."""
+    """Run the command. Returns 0 if the level holds, 1 if not, 2 if the checks cannot run."""
     parser = arguments()
     given = parser.parse_args(argv)
     if given.list:
@@ -45,13 +45,13 @@ def main(argv: Sequence[str]) -> int:
         return 0
     for name in ("address", "key", "certificate"):
         if not getattr(given, name):
-            parser.error(f"--{name} is needed")
+            parser.error(f"--{name} is required")
     try:
         results = run(given, chosen(given.level, given.only))
     except (InstallError, OSError, ValueError) as error:
         parser.error(str(error))
     if not results:
-        parser.error("no check is for this level, protocol, core and pattern")
+        parser.error("no check matches this level, protocol, core and pattern")
     if given.json:
         given.json.write_text(report.as_json(results, given.level, given.address))
     held = report.holds(results, given.level)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def chosen(level: Level, patterns: Sequence[str] | None) -> list[Check]:
-    """The checks of a level and of those before it; of these the ones that fit a pattern."""
+    """The checks of a level and of those before it that match a pattern."""
     patterns = patterns or ["*"]
     checks = [check for check in CHECKS.values() if report.within(check, level)]
     return [check for check in checks if any(fnmatch.fnmatch(check.id, pattern) for pattern in patterns)]
@@ -81,7 +81,7 @@ def options(given: argparse.Namespace) -> Options:
     grpc_port = given.grpc_port or int(port)
     key = Path(given.key).read_text().strip() if Path(given.key).is_file() else given.key
     pem = given.certificate.read_text()
-    ssl.create_default_context(cadata=pem)  # raises an OSError for what is none
+    ssl.create_default_context(cadata=pem)  # Raises OSError for an invalid certificate.
     node = Address(host, int(port), grpc_port, key, pem)
     return Options(node, given.core, given.host_for_clients, given.echo_address, given.patience)
 

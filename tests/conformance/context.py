@@ -1,4 +1,4 @@
-"""What a check has in its hands: the node over one protocol, three people, and the ways that lead through its core."""
+"""The context of a check: the node over one protocol, three users, and clients through its core."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scripts.staging.wait import until
 from tests.conformance.stage import VLESS, Stage
 from tests.conformance.wire import GrpcWire, Refused, RestWire, Wire
 
-# Seconds after which somebody who is not answered is out.
+# Seconds without a reply after which a user counts as refused.
 OUT = 0.5
 
 
 class Context:
-    """One for each check. `renamed`: the people have names that nobody had before."""
+    """One for each check. `renamed`: the users have names that were never used before."""
 
     def __init__(self, stage: Stage, protocol: str, renamed: bool = False) -> None:
         self.stage, self.protocol = stage, protocol
@@ -28,7 +28,7 @@ class Context:
         self.anna, self.bert, self.cora = stage.newcomers() if renamed else stage.people
 
     def speak(self, key: str | None = None, dialect: Dialect = "x-api-key") -> Wire:
-        """A client of the node, with another key or another way to show it."""
+        """A client of the node, with another key or another way to present it."""
         make = RestWire if self.protocol == "rest" else GrpcWire
         return make(self.stage.options.node, key, dialect)
 
@@ -48,12 +48,12 @@ class Context:
     # The backend
 
     def start(self, *users: User, **extra: Any) -> BaseInfoResponse:
-        """A Start with the inbounds of the stage and these users."""
+        """Send a Start with the inbounds of the stage and these users."""
         reply: BaseInfoResponse = self.node.call("Start", self.stage.backend(users, **extra))
         return reply
 
     def stop(self) -> None:
-        """A node may refuse it where nothing runs."""
+        """Send a Stop. A node may refuse it if nothing runs."""
         try:
             self.node.call("Stop", Empty())
         except Refused as error:
@@ -66,7 +66,7 @@ class Context:
     # Users
 
     def member(self, person: TestUser, *tags: str) -> User:
-        """Without tags, in all inbounds."""
+        """The user in these inbounds, or in all."""
         return self.stage.member(person, *(tags or self.stage.doors))
 
     def gone(self, person: TestUser) -> User:
@@ -81,11 +81,11 @@ class Context:
     def connect(
         self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None
     ) -> socket.socket:
-        """Through the node's core to an echo server. Raises `OSError` if there is no way."""
+        """A connection through the node's core to an echo server. Raises `OSError` if it is refused."""
         return transfer.connect(self.stage.socks(person, tag), to or self.stage.echo, timeout)
 
     def is_in(self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None) -> bool:
-        """Whether a connection that is new gets to the echo server and back."""
+        """Whether a new connection reaches the echo server and gets a reply."""
         try:
             self.connect(person, tag, timeout, to).close()
         except OSError:
@@ -99,13 +99,13 @@ class Context:
         self.soon(lambda: not self.is_in(person, tag, OUT, to), f"a user stays out of {tag!r}")
 
     def soon(self, condition: Any, what: str) -> Any:
-        """Wait for it, as long as a foreign node may need; an exception is "not yet"."""
+        """Wait for the condition, up to the run's `patience`; an exception counts as "not yet"."""
         return until(condition, self.stage.options.patience, what)
 
     # Statistics
 
     def rows(self, kind: StatType, name: str = "", reset: bool = False) -> dict[tuple[str, str], int]:
-        """Bytes by name and direction, those with bytes alone."""
+        """Bytes by name and direction, without zeros."""
         reply = self.node.call("GetStats", StatRequest(type=kind, name=name, reset=reset))
         assert {row.link for row in reply.stats} <= {"traffic"}, "`link` is not `traffic`"
         found = {(row.name, row.type): row.value for row in reply.stats if row.value}
@@ -113,12 +113,12 @@ class Context:
         return found
 
     def counted(self, kind: StatType, name: str, reset: bool = False, of: str = "") -> Traffic:
-        """The bytes of this name; where all are asked for, those `of` one."""
+        """The bytes of this name; of `of` if the request is for all names."""
         rows, wanted = self.rows(kind, name, reset), of or name
         return Traffic(rows.get((wanted, "uplink"), 0), rows.get((wanted, "downlink"), 0))
 
     def traffic(self, person: TestUser, tag: str = VLESS) -> Traffic:
-        """Has them send and receive, and tells the bytes that the destination saw."""
+        """Let the user send and receive. Returns the bytes that the destination counted."""
         echo = self.stage.echo
         up, down = echo.received, echo.sent
         with self.connect(person, tag) as link:

@@ -1,6 +1,6 @@
-"""What a check is, and where all of them are gathered.
+"""Checks and their registry.
 
-A module of checks makes its own `check` of the one here, with the heading of docs/interface.md that it is about.
+A module of checks binds its own `check` to a heading of docs/interface.md.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from tests.conformance.context import Context
 
 
 class Level(StrEnum):
-    """What a node can be held to; each level has those before it."""
+    """Levels of conformance; each includes those before it."""
 
     CONTROLLERS = "controllers"
     BEYOND = "beyond"
 
 
 class State(StrEnum):
-    """What a check begins with."""
+    """The state that a check begins with."""
 
     # A core with one user, Anna, in every inbound.
     RUNNING = "running"
-    # The same, under names for which nothing was ever counted.
+    # The same, with a user name that was never used before.
     UNCOUNTED = "uncounted"
     STOPPED = "stopped"
 
@@ -34,9 +34,9 @@ BOTH = ("rest", "grpc")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that holds or not. `optional`: a node may lack the operations, and says so."""
+    """One check. `optional`: a node may reply that it lacks the operation."""
 
-    # A heading of docs/interface.md, as links name it.
+    # The anchor of a heading in docs/interface.md.
     section: str
     id: str
     level: Level
@@ -45,9 +45,9 @@ class Check:
     protocols: Sequence[str] = BOTH
     state: State = State.RUNNING
     optional: bool = False
-    # Cores that have what it needs.
+    # The cores that support it.
     cores: Sequence[str] = ("xray", "sing-box")
-    # It needs the node to be on this machine.
+    # Whether the node must be on this machine.
     local: bool = False
 
 
@@ -64,7 +64,7 @@ def check(
     cores: Sequence[str] = ("xray", "sing-box"),
     local: bool = False,
 ) -> Callable[[Callable[[Context], None]], Callable[[Context], None]]:
-    """The function below is the check of this name; its documentation is the title."""
+    """Decorator: register a function as the check of this name; its docstring is the title."""
 
     def register(run: Callable[[Context], None]) -> Callable[[Context], None]:
         assert name not in CHECKS, f"two checks are called {name}"

@@ -1,4 +1,4 @@
-"""What a run found, for people and for programs, and the list of checks for docs/conformance.md."""
+"""Reports of a run, as text and as JSON, and the table of checks for docs/conformance.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIGNS = {Outcome.PASSED: "ok", Outcome.FAILED: "FAILED", Outcome.UNSUPPORTED: "
 
 
 def holds(results: Iterable[Result], level: Level) -> bool:
-    """Whether nothing failed that this level, or one before it, is made of."""
+    """Whether no check of this level, or of one before it, failed."""
     return all(result.outcome is not Outcome.FAILED for result in results if within(result.check, level))
 
 
@@ -22,17 +22,17 @@ def within(check: Check, level: Level) -> bool:
 
 
 def line(result: Result) -> str:
-    """One check, as soon as it is done."""
+    """The text for a result."""
     head = f"{_SIGNS[result.outcome]:<12}{result.protocol:<5} {result.check.id:<24} {result.seconds:5.1f} s"
     return f"{head}  {result.check.title}" + (f"\n{'':12}{result.detail}" if result.detail else "")
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:
-    """What became of each level."""
+    """A line with the outcomes of each level."""
     for level in Level:
         own = [result for result in results if result.check.level is level]
         counts = ", ".join(f"{sum(result.outcome is kind for result in own)} {kind}" for kind in Outcome)
-        yield f"{level}: {counts}" if own else f"{level}: not tried"
+        yield f"{level}: {counts}" if own else f"{level}: not checked"
 
 
 def as_json(results: Sequence[Result], level: Level, node: str) -> str:
@@ -52,7 +52,7 @@ def as_json(results: Sequence[Result], level: Level, node: str) -> str:
 
 
 def table() -> str:
-    """All checks, as docs/conformance.md lists them."""
+    """All checks as a Markdown table, for docs/conformance.md."""
     head = "| Check | Level | Protocols | What holds |\n| --- | --- | --- | --- |\n"
     return head + "".join(_row(check) for check in CHECKS.values())
 

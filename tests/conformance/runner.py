@@ -1,4 +1,4 @@
-"""Runs checks one after another: each from a known state, each with a deadline, and none hides another."""
+"""Run checks one after another, each from a known state and with a deadline; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.conformance.registry import Check, State
 from tests.conformance.stage import Options, Stage
 from tests.conformance.wire import Refused
 
-# Seconds that one check may take.
+# The longest that one check may take, in seconds.
 DEADLINE = 90.0
 
 
 class Outcome(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
-    # The node lacks an operation that is optional.
+    # The node lacks an optional operation.
     UNSUPPORTED = "unsupported"
 
 
@@ -30,13 +30,13 @@ class Result:
     check: Check
     protocol: str
     outcome: Outcome
-    # Why it failed, in words.
+    # The reason of a failure.
     detail: str
     seconds: float
 
 
 def run_all(checks: Iterable[Check], protocols: Iterable[str], stage: Stage) -> Iterator[Result]:
-    """Every check over every protocol that it is for and that is asked for."""
+    """Run every check over every requested protocol that it supports."""
     checks = list(checks)
     for protocol in protocols:
         for check in checks:
@@ -59,12 +59,12 @@ def _judged(check: Check, protocol: str, stage: Stage) -> tuple[Outcome, str]:
         try:
             _prepare(context, check.state)
         except Exception as error:  # noqa: BLE001 - whatever a node does is what is reported
-            return Outcome.FAILED, f"it could not begin: {_told(error)}"
+            return Outcome.FAILED, f"its initial state could not be reached: {_text(error)}"
         try:
             check.run(context)
-        except Exception as error:  # noqa: BLE001 - so it is here
+        except Exception as error:  # noqa: BLE001 - reported, too
             lacks = check.optional and isinstance(error, Refused) and error.lacking
-            return Outcome.UNSUPPORTED if lacks else Outcome.FAILED, _told(error)
+            return Outcome.UNSUPPORTED if lacks else Outcome.FAILED, _text(error)
     return Outcome.PASSED, ""
 
 
@@ -75,14 +75,14 @@ def _prepare(context: Context, state: State) -> None:
         context.start(context.member(context.anna))
 
 
-def _told(error: Exception) -> str:
-    """An assertion has words of its own."""
-    words = str(error)
-    return words if words and isinstance(error, AssertionError) else f"{type(error).__name__}: {words}"
+def _text(error: Exception) -> str:
+    """The text of an assertion; of other errors with the type's name."""
+    text = str(error)
+    return text if text and isinstance(error, AssertionError) else f"{type(error).__name__}: {text}"
 
 
 def _within(seconds: float, work: Callable[[], tuple[Outcome, str]]) -> tuple[Outcome, str]:
-    """A check that hangs is left behind; its thread does not keep the program."""
+    """Run the work in a daemon thread, which is abandoned at the deadline."""
     done: list[tuple[Outcome, str]] = []
     thread = threading.Thread(target=lambda: done.append(work()), daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""What stands around the node under test: a destination of traffic, inbounds on ports of their own, users' clients."""
+"""The environment of the node under test: destinations of traffic, inbounds on their own ports, users' clients."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ COUNTING = {
     "system": {f"stats{side}{way}": True for side in ("Inbound", "Outbound") for way in ("Uplink", "Downlink")},
 }
 BLOCKED, BALANCER = "blocked.test", "balancer"
-# A core may leave out who comes from 127.0.0.1.
+# A core may not list users from 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The node under test, and how its core and the clients reach each other.
+    """The node under test, and the hosts by which its core and the clients reach each other.
 
     `clients` is the host where clients reach the core's inbounds, `echo` the one where the core reaches this machine.
-    `patience` is how long what was asked for may take to be seen, in seconds.
+    `patience` is the longest that a change may take to be in effect, in seconds.
     """
 
     node: Address
@@ -55,13 +55,13 @@ class Options:
 
 
 class Stage:
-    """One for a whole run: the clients' core is started once."""
+    """One for a whole run: it starts the clients' core once."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.ground = next(ground for ground in GROUNDS if ground.name == options.core)
         self.echo = EchoServer(options.echo)
-        # Whoever goes there is led by a balancer, where the core has such.
+        # A balancer routes connections to it, if the core has balancers.
         self.balanced = EchoServer(options.echo)
         method = protocols.shadowsocks_2022("2022-blake3-aes-128-gcm", 16)
         parts = {VLESS: protocols.vless(), TROJAN: protocols.trojan(), SHADOWSOCKS: method}
@@ -73,11 +73,11 @@ class Stage:
         self._stack = ExitStack()
 
     def newcomers(self) -> list[TestUser]:
-        """The credentials of the people under names that nobody had: what was counted before is not theirs."""
+        """The users' credentials under new names, for which nothing was counted before."""
         return [replace(person, email=str(next(self._numbers))) for person in self.people]
 
     def socks(self, person: TestUser, tag: str) -> int:
-        """The SOCKS port that leads into this inbound with the person's credentials, whatever the name."""
+        """The SOCKS port that leads to this inbound with the user's credentials, whatever the user's name."""
         return next(port for (owner, door), port in self._ways.items() if (owner.uuid, door) == (person.uuid, tag))
 
     @cached_property
@@ -86,19 +86,19 @@ class Stage:
         return [{**self.ground.inbound(kind, self.ports[tag], tag), **listen} for tag, kind in self.doors.items()]
 
     def member(self, person: TestUser, *tags: str) -> User:
-        """As controllers send a user: all kinds of credentials are there, and mostly empty."""
+        """A user message as controllers send it: with all kinds of credentials, most of them empty."""
         message = user(person, {tag: self.doors[tag] for tag in tags})
         for name in ("vmess", "vless", "trojan", "shadowsocks", "wireguard", "hysteria"):
             getattr(message.proxies, name).SetInParent()
         return message
 
     def backend(self, users: Iterable[User], **extra: Any) -> Backend:
-        """The inbounds above; `extra` are fields of the Start, and else more keys of the configuration."""
+        """A Start with the inbounds above; `extra` are fields of the Start, or else keys of the configuration."""
         return self.ground.backend(self.inbounds, users, **{"log": self.ground.verbose, **self._of_xray, **extra})
 
     @property
     def _of_xray(self) -> Json:
-        """Counters, for nodes that leave them to the configuration, and what routing is tried on."""
+        """Xray's keys for counters (some nodes leave them to the configuration) and a balancer for routing checks."""
         if self.options.core != "xray":
             return {}
         rules = [
@@ -109,7 +109,7 @@ class Stage:
         return {"stats": {}, "policy": COUNTING, "routing": routing}
 
     def renamed(self, backend: Backend, inbound: str, outbound: str) -> Backend:
-        """The same, with other tags for the first inbound and the first outbound."""
+        """The Start with other tags for the first inbound and the first outbound."""
         config = json.loads(backend.config)
         config["inbounds"][0]["tag"], config["outbounds"][0]["tag"] = inbound, outbound
         return Backend(type=backend.type, config=json.dumps(config), users=backend.users)

@@ -1,4 +1,4 @@
-"""A node by what travels: every operation over REST and over gRPC, in the words that deployed controllers use."""
+"""Clients for every operation over REST and over gRPC, with the messages of deployed controllers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scripts.staging.rpc import SERVICE, Rpc
 from scripts.staging.target import Dialect, Target
 from tests.harness.rest import Response, Rest, delimited
 
-# The interface, said once more: what the node under test makes of it does not count.
+# The interface's paths as literals, independent of the product's code.
 PATHS = {
     "Start": "POST /start",
     "Stop": "PUT /stop",
@@ -56,7 +56,7 @@ _LACKING = ("404", "405", "501", "UNIMPLEMENTED")
 
 
 class Refused(Exception):
-    """The node said no. `status` is HTTP's as digits, or the name of gRPC's."""
+    """The node refused. `status` is HTTP's as digits, or the name of gRPC's."""
 
     def __init__(self, status: str, text: str) -> None:
         self.status, self.text = status, text.strip()
@@ -64,12 +64,12 @@ class Refused(Exception):
 
     @property
     def lacking(self) -> bool:
-        """It does not have the operation."""
+        """Whether the node lacks the operation."""
         return self.status in _LACKING
 
 
 class Lines:
-    """Reads a log stream in the background, until its `with` block ends. `over` says why it ended by itself."""
+    """Reads a log stream in the background, until its `with` block ends. `over` is why the node ended it."""
 
     def __init__(self, read: Callable[[], Iterable[str]], close: Callable[[], object]) -> None:
         self.lines: list[str] = []
@@ -91,7 +91,7 @@ class Lines:
         self.over = "" if self._closed else why
 
     def ends(self, within: float) -> bool:
-        """Whether it does in so many seconds."""
+        """Whether it ends within so many seconds."""
         self._thread.join(within)
         return not self._thread.is_alive()
 
@@ -107,21 +107,21 @@ class Lines:
 
 
 class Wire(Protocol):
-    """One protocol, with one key. What the node refuses is `Refused`."""
+    """A client of one protocol, with one key. Refusals of the node raise `Refused`."""
 
     def call(self, name: str, *messages: Message) -> Any:
-        """The reply to an operation of the service, by its name; a feed takes any number of messages."""
+        """Call an operation by its name; client streams take any number of messages."""
 
     def logs(self) -> Lines: ...
 
     def events(self, since: int = 0, epoch: str = "") -> list[Event]:
-        """Those that are kept behind this one."""
+        """The kept events after number `since`."""
 
     def close(self) -> None: ...
 
 
 class RestWire:
-    """A user of SyncUser is a request each, and the last refusal of them is told."""
+    """REST. SyncUser sends a request for each user, and raises the last refusal."""
 
     def __init__(self, target: Target, key: str | None = None, dialect: Dialect = "x-api-key") -> None:
         self.rest = Rest(target, key, dialect)
@@ -160,11 +160,11 @@ class RestWire:
         return found
 
     def close(self) -> None:
-        """Each call is a connection of its own."""
+        """Do nothing: each call has its own connection."""
 
 
 class GrpcWire:
-    """All calls share a connection."""
+    """gRPC. All calls share a connection."""
 
     def __init__(self, target: Target, key: str | None = None, dialect: Dialect = "x-api-key") -> None:
         self.rpc = Rpc(target, key, dialect)

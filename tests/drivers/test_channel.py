@@ -1,4 +1,4 @@
-"""A channel to a core: whatever a call ends with is an `ApiFailed`, but who is cancelled stays cancelled."""
+"""A channel to a core: every failed call raises `ApiFailed`, but cancellation stays cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ reactor = background.reactor
 
 
 class Core:
-    """Never answers `One` and `Many`; echoes to `Echo`, and `Count` tells as many numbers as it is asked for."""
+    """Never answers `One` and `Many`; echoes `Echo`; `Count` returns as many numbers as requested."""
 
     def __init__(self) -> None:
         self.arrived, self.left = threading.Event(), threading.Event()
@@ -112,7 +112,7 @@ both = pytest.mark.parametrize("ask", [call, follow])
 
 @both
 def test_a_channel_that_is_closed_meanwhile(core: Core, channel: Channel, ask: Ask) -> None:
-    """The run of a core ends while it is asked something: that is a call that failed, not one that was given up."""
+    """The core ends during a call: the call failed, and was not cancelled."""
 
     async def scenario() -> None:
         asking = Deferred.fromCoroutine(ask(channel))
@@ -127,7 +127,7 @@ def test_a_channel_that_is_closed_meanwhile(core: Core, channel: Channel, ask: A
 
 @both
 def test_a_channel_that_was_closed_before(channel: Channel, ask: Ask) -> None:
-    """Who still asks it is told that the call failed."""
+    """A call on a closed channel fails."""
 
     async def scenario() -> None:
         await echoed(channel, 1)
@@ -140,8 +140,8 @@ def test_a_channel_that_was_closed_before(channel: Channel, ask: Ask) -> None:
 
 
 @both
-def test_who_gives_up(core: Core, channel: Channel, ask: Ask) -> None:
-    """Whoever is cancelled ends as such: nobody takes it for a call that may be tried again. The core is told."""
+def test_cancelling(core: Core, channel: Channel, ask: Ask) -> None:
+    """A cancelled caller gets `CancelledError`, not a failure that may be retried. The core's call is reset, too."""
 
     async def scenario() -> None:
         asking = Deferred.fromCoroutine(ask(channel))
@@ -156,7 +156,7 @@ def test_who_gives_up(core: Core, channel: Channel, ask: Ask) -> None:
 
 
 def test_a_call_that_takes_too_long(core: Core, channel: Channel) -> None:
-    """It is over for the core, too, and the connection serves others."""
+    """The call ends for the core, too, and the connection serves others."""
 
     async def scenario() -> None:
         for work in (
@@ -175,13 +175,13 @@ def test_a_call_that_takes_too_long(core: Core, channel: Channel) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 16_384, 65_535, 70_000, 4_000_000, 20_000_000])
 def test_large_requests_and_replies(channel: Channel, size: int) -> None:
-    """More than a frame and than what the core takes at first."""
+    """Larger than a frame, and than the core's initial window."""
     background.run(lambda: echoed(channel, size))
 
 
-def test_more_than_the_first_window_of_all(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core is told in time that it may send more."""
-    monkeypatch.setattr("drivers.http2.connection.TOLD", 200_000)
+def test_more_than_the_first_window(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core gets WINDOW_UPDATEs in time."""
+    monkeypatch.setattr("drivers.http2.connection.WINDOW_UPDATE_AFTER", 200_000)
     assert OPEN > 200_000
 
     async def scenario() -> None:
@@ -192,7 +192,7 @@ def test_more_than_the_first_window_of_all(channel: Channel, monkeypatch: pytest
 
 
 def test_many_at_once(channel: Channel) -> None:
-    """Each has its own reply, large ones among small ones, whichever is there first."""
+    """Each call has its own reply, large ones among small ones, whichever comes first."""
 
     async def scenario() -> None:
         sizes = [7, 200_000, 13] * 30
@@ -211,8 +211,8 @@ def test_a_stream_is_whole_and_in_order(channel: Channel) -> None:
     background.run(scenario)
 
 
-def test_what_a_core_refuses(channel: Channel) -> None:
-    """In its own words, whatever is in them; a call that it does not have is told from a name that it does not have."""
+def test_a_call_that_the_core_refuses(channel: Channel) -> None:
+    """The error has the core's text, whatever it is; an unknown call is distinguished from an unknown name."""
 
     async def scenario() -> None:
         with pytest.raises(ApiFailed, match="no ‘user’ 100 %") as failed:
@@ -225,8 +225,8 @@ def test_what_a_core_refuses(channel: Channel) -> None:
     background.run(scenario)
 
 
-def test_a_core_that_comes_later_and_comes_again(tmp_path: Path) -> None:
-    """Nobody waits for one that is not there; the next call finds the one that is."""
+def test_a_core_that_comes_later_and_again(tmp_path: Path) -> None:
+    """A call does not wait for a missing core; the next call connects to the one that is there."""
     channel, path = Channel(reactor, f"{tmp_path}/core"), tmp_path / "core"
 
     async def refused() -> None:

@@ -1,4 +1,4 @@
-"""A channel whose core winds up, goes away, says nonsense, or is only about to be there."""
+"""A channel whose core sends GOAWAY, closes, answers nonsense, or does not answer yet."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def asked(channel: Channel) -> Deferred[Any]:
 
 
 def failed(asking: Deferred[Any]) -> str:
-    """Why it did."""
+    """Return the error of a failed call."""
     errors: list[Any] = []
     asking.addErrback(errors.append)
     assert errors and errors[0].check(ApiFailed)
     return str(errors[0].value)
 
 
-def test_the_next_call_after_a_core_winds_up(channel: Channel, dialled: Dialled) -> None:
-    """It goes over a connection of its own; the one before ends with its last call. Both end with the channel."""
+def test_the_next_call_after_a_goaway(channel: Channel, dialled: Dialled) -> None:
+    """It goes over a new connection; the old one ends with its last call. Both end with the channel."""
     asking = asked(channel)
     dialled.says(0, frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", 1, 0)))
     after = asked(channel)
@@ -80,8 +80,8 @@ def test_a_channel_that_is_closed_while_its_core_winds_up(channel: Channel, dial
     assert failed(asking)
 
 
-def test_a_core_that_never_says_a_word(channel: Channel, dialled: Dialled) -> None:
-    """After a call that was not answered in time the next goes over another connection, until one is heard of."""
+def test_a_core_that_never_answers(channel: Channel, dialled: Dialled) -> None:
+    """After a timeout the next call goes over another connection, until the core has sent anything on one."""
     clock: Any = channel._reactor
     asking, other = asked(channel), asked(channel)
     other.cancel()
@@ -99,8 +99,8 @@ def test_a_core_that_never_says_a_word(channel: Channel, dialled: Dialled) -> No
     assert failed(asking)
 
 
-def test_an_answer_that_is_none(channel: Channel, dialled: Dialled) -> None:
-    """Bytes that are no such message are the core's failure."""
+def test_an_answer_that_is_not_a_message(channel: Channel, dialled: Dialled) -> None:
+    """Such bytes are the core's failure."""
     asking = asked(channel)
     data = frame(Kind.DATA, 0, 1, framed(b"\xff"))
     done = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE)
@@ -111,8 +111,8 @@ def test_an_answer_that_is_none(channel: Channel, dialled: Dialled) -> None:
     assert failed(following) and not dialled.connections[0]._streams
 
 
-def test_connections_that_are_over_are_let_go_of(channel: Channel, dialled: Dialled) -> None:
-    """However often a core goes away."""
+def test_ended_connections_are_released(channel: Channel, dialled: Dialled) -> None:
+    """However often a core closes them."""
     for number in range(20):
         asking = asked(channel)
         dialled.connections[number].connectionLost()
@@ -120,8 +120,8 @@ def test_connections_that_are_over_are_let_go_of(channel: Channel, dialled: Dial
     assert len(channel._connections) <= 1 and not channel._reactor.getDelayedCalls()
 
 
-def test_calls_while_a_connection_comes_about() -> None:
-    """One connection serves all of them; who gives up meanwhile takes nobody along, and nothing is logged of it."""
+def test_calls_while_a_connection_is_made() -> None:
+    """One connection serves all of them; cancelling one affects no other, and nothing is logged."""
     port, events = free_port(), list[Any]()
     channel = Channel(reactor, port)
 
@@ -160,7 +160,7 @@ def test_a_channel_that_is_closed_while_its_connection_comes_about() -> None:
 
 
 def test_a_core_that_dies_in_mid_call(tmp_path: Any) -> None:
-    """The call fails at once, without its deadline, and the channel tells it from a refusal."""
+    """The call fails at once, before its deadline, and the failure is distinguished from a refusal."""
     core, channel = Core(), Channel(reactor, f"{tmp_path}/core")
     calls: list[Deferred[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Credentials that no driver can use are told apart from none."""
+"""A user with only credentials that no driver can use is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from protos.service_pb2 import Hysteria, Masque, Proxy, Shadowsocks, Trojan, Use
 MASQUE = Masque(**{"pass": "secret"})
 
 
-def test_masque_alone_is_named() -> None:
-    """A user who has nothing else cannot be used, and the reason names what they have, not their secret."""
+def test_masque_alone_is_refused() -> None:
+    """A user with only a masque credential is refused; the reason names masque, not the secret."""
     empty = Proxy(vless=Vless(flow="x"), vmess=Vmess(), trojan=Trojan(), shadowsocks=Shadowsocks(method="x"))
     for proxies in (Proxy(masque=MASQUE), Proxy(masque=MASQUE, vless=empty.vless, trojan=empty.trojan)):
         with pytest.raises(Unusable, match="masque") as unusable:
@@ -33,6 +33,6 @@ def test_masque_alone_is_named() -> None:
         Proxy(masque=MASQUE, wireguard=Wireguard(public_key="x")),
     ],
 )
-def test_masque_beside_others_is_nothing(proxies: Proxy) -> None:
-    """Controllers send every credential of a user; those of other protocols, or empty ones, are no fault."""
+def test_masque_beside_others_is_ignored(proxies: Proxy) -> None:
+    """Controllers send every credential of a user; unsupported or empty ones beside others are no error."""
     require_usable(User(email="42", proxies=proxies))

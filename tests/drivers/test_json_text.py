@@ -1,4 +1,4 @@
-"""Reading a controller's text: comments and keys in any case, and nothing that stops at what cannot be read."""
+"""Parse a controller's text: comments, keys in any case, and no error for text that cannot be parsed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ comments = st.sampled_from(["", " ", "// x\n", '/* " */', "# y\n", "/* // */", '
 @settings(deadline=None)
 @given(values, comments, comments)
 def test_comments_are_left_out(value: Any, before: str, after: str) -> None:
-    """A value with comments around it is the value; what looks like a comment inside a string stays."""
+    """Comments around a value are removed; what looks like one inside a string stays."""
     assert parse(before + json.dumps(value) + after) == value
     assert parse(before + json.dumps(value, ensure_ascii=False) + after) == value
 
@@ -52,32 +52,32 @@ SAME = [
 
 @pytest.mark.parametrize("text", SAME)
 def test_hints_of_an_inbound(text: str) -> None:
-    """What an inbound says for its users is found in any case of keys and between comments."""
+    """An inbound's defaults for users are found with keys in any case and between comments."""
     assert hints(text, 1) == [Hints("f", "m")]
 
 
 def test_a_hint_for_each_inbound() -> None:
-    """Hints come in the order of the inbounds, empty for those that say nothing or something else."""
+    """Hints come in the order of the inbounds, empty for those without or with others."""
     inbounds = [{}, {"settings": {"flow": 1, "method": None}}, {"settings": {"flow": "f"}}, {"settings": []}]
     assert hints(json.dumps({"inbounds": inbounds}), 4) == [Hints(), Hints(), Hints("f"), Hints()]
 
 
 @pytest.mark.parametrize("text", ["", "{", "nothing", "[]", '{"inbounds": []}', '{"inbounds": null}', "null", '"x"'])
-def test_what_cannot_be_read_says_nothing(text: str) -> None:
-    """Where the text cannot be read, or has other inbounds than the core found, there are no hints."""
+def test_unreadable_text_gives_no_hints(text: str) -> None:
+    """A text that cannot be parsed, or has other inbounds than the core found, gives no hints."""
     assert hints(text, 2) == [Hints(), Hints()]
 
 
 @settings(deadline=None)
 @given(st.text(max_size=40) | values.map(json.dumps), st.integers(0, 3))
 def test_any_text_has_as_many_hints_as_inbounds(text: str, inbounds: int) -> None:
-    """Whatever the text: there is one hint for each inbound of the core's."""
+    """Any text gives one hint for each inbound of the core."""
     assert len(hints(text, inbounds)) == inbounds
 
 
 @pytest.mark.core
 def test_deep_nesting() -> None:
-    """A text that the core takes although it is nested deeper than Python reads says nothing."""
+    """A text that the core accepts, but nested too deeply for Python, gives no hints."""
     text = '{"ignored": ' + "[" * 3000 + "]" * 3000 + "}"
     assert not refuses(text)
     assert hints(text, 0) == []
@@ -85,7 +85,7 @@ def test_deep_nesting() -> None:
 
 @pytest.mark.core
 def test_an_open_comment_at_the_end() -> None:
-    """A comment that never ends is a comment up to the end, as the core has it, and costs no more than its length."""
+    """An unterminated comment extends to the end, as in the core, and takes linear time."""
     text = "{} " + "/* " * 50_000
     assert not refuses(text)
     began = time.process_time()
@@ -97,14 +97,14 @@ OPEN = '{"a":'
 
 
 def test_fingerprint_of_deep_texts() -> None:
-    """However deep a text is nested, it has a fingerprint; the order of keys counts where it is too deep to be read."""
+    """Every depth of nesting has its own fingerprint; in texts too deep to parse the order of keys counts."""
     texts = [
         f'{{"x": {"[" * depth}1{"]" * depth}, "y": {OPEN * depth}1{"}" * depth}}}' for depth in range(10, 1500, 70)
     ]
     assert len({fingerprint(text) for text in texts}) == len(texts)
 
 
-# Texts whose reading must cost no more than their length, however they are made.
+# Texts that must be parsed in linear time.
 LONG = {
     "quotes of no string": '\\"' * 35_000,
     "escapes without an end": '"' + "\\n" * 35_000,
@@ -120,7 +120,7 @@ LONG = {
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_what_reading_costs(text: str) -> None:
-    """Each character costs some microseconds and bytes, whatever is written."""
+    """Any text takes linear time and memory."""
     tracemalloc.start()
     try:
         began = time.process_time()
@@ -135,7 +135,7 @@ def test_what_reading_costs(text: str) -> None:
 @settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec="ascii"), max_size=5), values, max_size=4), comments)
 def test_equal_in_meaning(value: dict[str, Any], comment: str) -> None:
-    """Order of keys, white space and comments make no other configuration."""
+    """The order of keys, white space and comments do not change the fingerprint."""
     turned = json.dumps(dict(reversed(value.items())), indent=1)
     assert fingerprint(json.dumps(value)) == fingerprint(comment + turned + comment)
 
@@ -162,5 +162,5 @@ DIFFERENT = [
 
 
 def test_different_in_meaning() -> None:
-    """What a core may take for another configuration is another; keys that stand twice count in their order."""
+    """Configurations that differ for a core have different fingerprints; the order of duplicate keys counts."""
     assert len({fingerprint(text) for text in DIFFERENT}) == len(DIFFERENT)

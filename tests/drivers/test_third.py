@@ -67,6 +67,9 @@ class ScriptPlan:
         password = user.proxies.trojan.password.encode()
         return Account(password, password)
 
+    def same_credential(self, one: bytes, other: bytes) -> bool:
+        return one == other
+
     def alike(self, other: Plan) -> bool:
         return self.tags == other.tags
 
@@ -121,7 +124,7 @@ class ScriptRun:
         return self.alive and bool(self._process.last_lines)
 
     async def wind_down(self) -> None:
-        """Nobody is connected to it."""
+        """It has no connections."""
 
     async def stop(self) -> None:
         await self._process.stop()

@@ -1,1 +1,1 @@
-"""Drives a real node and real cores from outside, as a controller and its users do. Blocking, no Twisted."""
+"""Test harness: drives a real node and real cores from outside, as a controller and its users do. Blocking code."""

@@ -1,4 +1,4 @@
-"""Small processes that share a UDP port as runs of a core do, and clients who ask who is there."""
+"""Small processes that share a UDP port as runs of a core do, and clients that ask for their names."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ while True:
     except OSError:
         pass
 """
-# How they are told that nobody is there.
+# The result of `answer` when no process has the port.
 NOBODY = "nobody"
 
 
 class Port:
-    """A port, and the processes on it. `names` are where clients look for them."""
+    """A port, and the processes on it. `names` are the addresses that clients connect to."""
 
     def __init__(self, steering: Datagrams | Sessions, host: str, names: Iterable[str], interface: str = "") -> None:
         self.steering, self.host, self.names, self.interface = steering, host, list(names), interface
@@ -54,7 +54,7 @@ class Port:
         return one
 
     def met(self) -> set[str]:
-        """Who answers clients, each with an address of its own."""
+        """The names of the processes that answer many clients, each with its own source port."""
         return {self.ask(name) for name in self.names for _ in range(20)}
 
     def ask(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A node that runs sing-box, of one build or the other, and clients of its users."""
+"""A node with a build of sing-box, and clients of its users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.staging.wait import until
 
 @dataclass
 class Box:
-    """A node of one build, and a controller of it."""
+    """A node with one build, and a controller of it."""
 
     build: str
     node: NodeProcess
@@ -30,7 +30,7 @@ class Box:
         return {stat.type: stat.value for stat in self.controller.stats(kind, name).stats}
 
     def settles(self, kind: service_pb2.StatType, name: str, expected: Mapping[str, int]) -> dict[str, int]:
-        """What is counted once it is as expected, or after two seconds."""
+        """The counters as soon as they are as expected, or after two seconds."""
         with suppress(AssertionError):
             until(lambda: self.counted(kind, name) == expected, 2)
         return self.counted(kind, name)
@@ -47,17 +47,17 @@ def box_of(build: str, directory: Path, **environment: str) -> Iterator[Box]:
 
 @contextmanager
 def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
-    """The SOCKS ports of a client for each of these users by these ways."""
+    """Run a client core for these users and inbounds. Yields its SOCKS ports, one for each route."""
     ports = {free_port(): door.outbounds(person) for door, person in routes}
     with SingBoxClient(ports) as core:
         try:
             yield list(ports)
         except OSError as error:
-            raise AssertionError(f"{error}; the client said:\n{core.output}") from error
+            raise AssertionError(f"{error}; output of the client:\n{core.output}") from error
 
 
 def gets_in(port: int, echo: EchoServer, patience: float = 10.0) -> bool:
-    """Whether the way is open, and stays so."""
+    """Whether a connection through the port can be opened and stays open for another echo."""
     try:
         with transfer.connect(port, echo, patience) as link:
             transfer.echo(link, b"still there")
@@ -67,12 +67,12 @@ def gets_in(port: int, echo: EchoServer, patience: float = 10.0) -> bool:
 
 
 def stays_out(port: int, echo: EchoServer) -> bool:
-    """Whether there is no way; some protocols leave a stranger waiting, so this has a shorter patience."""
+    """Whether no connection can be opened. The timeout is short, as some protocols leave strangers waiting."""
     return not gets_in(port, echo, patience=1.0)
 
 
 def stays_in(port: int, echo: EchoServer) -> bool:
-    """Whether a new connection is still there after half a second: the core says who came when he is in already."""
+    """Whether a new connection lives for half a second: the core reports the user only after it has let them in."""
     try:
         with transfer.connect(port, echo, timeout=1) as link:
             link.settimeout(0.5)

@@ -1,4 +1,4 @@
-"""A node that breaks one thing: REST, passed on to a real one, with replies that are spoiled on their way."""
+"""A faulty node: a REST proxy in front of a real one that changes replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.target import Address
 from tests.harness.rest import Response, Rest
 
-# What becomes of a response to this verb and path.
+# Takes verb, path and response; returns the changed response.
 Spoil = Callable[[str, str, Response], Response]
 Headers = dict[str, str]
 _DROPPED = ("host", "connection", "transfer-encoding", "content-length")
@@ -21,9 +21,9 @@ _DROPPED = ("host", "connection", "transfer-encoding", "content-length")
 
 @contextmanager
 def broken(node: NodeProcess, spoil: Spoil, mend: Callable[[Headers], Headers] = dict) -> Iterator[Address]:
-    """`spoil` takes verb, path and the node's response; `mend` the request's headers, before the node sees them.
+    """Run the proxy. `spoil` changes the node's responses; `mend` changes the request's headers before the node.
 
-    A log stream is silent, and open until the client leaves; or ended at once where `spoil` adds headers to it.
+    A log stream is silent and stays open until the client leaves; it ends at once if `spoil` adds headers to it.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -56,7 +56,7 @@ def broken(node: NodeProcess, spoil: Spoil, mend: Callable[[Headers], Headers] =
             return data
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(node.certificate.certificate, node.certificate.key)

@@ -1,7 +1,7 @@
-"""Runs a command with less than a process has as a rule: without capabilities, and with system calls refused.
+"""Run a command without capabilities, and with some system calls refused.
 
-`python confined.py '{"refused": [438], "error": 1}' COMMAND ARGUMENTS...` becomes the command; it can gain nothing more
-(no_new_privs), as under systemd's NoNewPrivileges.
+`python confined.py '{"refused": [438], "error": 1}' COMMAND ARGUMENTS...` executes the command, which can gain no
+privileges (no_new_privs), as under systemd's NoNewPrivileges.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def argv(refused: Collection[str] = (), error: int = errno.EPERM) -> list[str]:
-    """What to put before a command so that it has no capability, and gets this error for these system calls."""
+    """A command prefix: the command has no capabilities, and these system calls fail with this error."""
     return [sys.executable, __file__, json.dumps({"refused": [CALLS[name] for name in refused], "error": error})]
 
 
 def _main(what: str, command: Sequence[str]) -> None:
     given = json.loads(what)
     if os.geteuid() == 0:
-        # What is not in the bounding set, root does not get by execve either.
+        # Even root does not gain by execve what the bounding set lacks.
         for capability in range(_CAPABILITIES):
             _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)

@@ -1,4 +1,4 @@
-"""A container run by `crun`, by what its image says: read-only, in a network of its own, with no capability."""
+"""A container run by `crun` as its image configures: read-only, with its own network, without capabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.staging.process import Child
 
 @dataclass(frozen=True)
 class Image:
-    """The tree of an image, and its configuration as OCI has it (`Env`, `Entrypoint`, `User`, ...)."""
+    """The file tree of an image, and its OCI configuration (`Env`, `Entrypoint`, `User`, ...)."""
 
     root: Path
     config: Mapping[str, Any]
@@ -22,7 +22,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Container:
-    """One that may be run again; `volume` is the directory behind the image's one volume."""
+    """A container, which may be started several times; `volume` is the directory of the image's one volume."""
 
     image: Image
     bundle: Path
@@ -30,7 +30,7 @@ class Container:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def start(self) -> Child:
-        """Runs until it is stopped with the image's signal; its output is the container's."""
+        """Start it. It runs until `stop`; the child's output is the container's."""
         (self.bundle / "config.json").write_text(json.dumps(self._specification()))
         return Child([*_CRUN, "run", "--bundle", str(self.bundle), self.bundle.name], {"PATH": "/usr/sbin:/usr/bin"})
 
@@ -38,7 +38,7 @@ class Container:
         subprocess.run([*_CRUN, "kill", self.bundle.name, self.image.config["StopSignal"]], check=True)
 
     def run(self, *command: str) -> str:
-        """What the command prints inside, as the image's user. Raises `AssertionError` if it fails."""
+        """Run a command inside as the image's user. Returns its output; raises `AssertionError` if it fails."""
         inside = [*_CRUN, "exec", "--user", self.image.config["User"], self.bundle.name, *command]
         done = subprocess.run(inside, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, f"{command} ended with {done.returncode}: {done.stderr}"
@@ -46,9 +46,9 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """Its process 1, as it is called outside."""
-        said = subprocess.run([*_CRUN, "state", self.bundle.name], capture_output=True, check=True).stdout
-        return int(json.loads(said)["pid"])
+        """The pid of its process 1 in the outer namespace."""
+        state = subprocess.run([*_CRUN, "state", self.bundle.name], capture_output=True, check=True).stdout
+        return int(json.loads(state)["pid"])
 
     def _specification(self) -> dict[str, Any]:
         config = self.image.config
@@ -73,7 +73,7 @@ class Container:
         }
 
 
-# It refuses a machine that has both versions of control groups, so it sees the second one alone; it needs neither.
+# crun refuses a machine with both versions of control groups, so it sees only the second; it needs neither.
 _ALONE = 'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec crun --cgroup-manager=disabled "$@"'
 _CRUN = ("unshare", "--mount", "sh", "-c", _ALONE, "crun")
 

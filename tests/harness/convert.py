@@ -1,4 +1,4 @@
-"""A controller's text as the real core's own message: `xray convert pb`, as the driver has it done."""
+"""Convert a controller's configuration to the core's protobuf with `xray convert pb`, as the driver does."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from scripts.staging.core import ENVIRONMENT, find_xray
 
 @functools.cache
 def convert(text: str) -> bytes:
-    """The core.Config that the core makes of a text. Raises `AssertionError` with its words if it refuses."""
+    """The core.Config of a JSON text. Raises `AssertionError` with the core's output if it refuses."""
     done, output = _convert(text, os.devnull)
     assert done.returncode == 0, done.stdout.decode()
     return output
 
 
 def refuses(text: str, assets: Path | str = os.devnull) -> bool:
-    """Whether the core refuses to convert a text, where geoip.dat and geosite.dat are looked for in `assets`."""
+    """Whether the core refuses to convert a text; `assets` is the directory of geoip.dat and geosite.dat."""
     return _convert(text, str(assets))[0].returncode != 0
 
 
 def accepts(message: bytes) -> str:
-    """Has the core build a whole configuration without running it: what it says if it refuses, else nothing."""
+    """Let the core check a converted configuration without running it. Returns its output if it refuses, else ""."""
     argv = [str(find_xray()), "run", "-test", "-format", "protobuf", "-c", "stdin:"]
     done = subprocess.run(argv, input=message, capture_output=True, env=ENVIRONMENT, check=False)
-    return "" if done.returncode == 0 else done.stdout.decode() or "it said nothing"
+    return "" if done.returncode == 0 else done.stdout.decode() or "no output"
 
 
 def _convert(text: str, assets: str) -> tuple[subprocess.CompletedProcess[bytes], bytes]:

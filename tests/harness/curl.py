@@ -1,4 +1,4 @@
-"""The one foreign program that the examples use: a stand-in for machines that have none."""
+"""A stand-in for curl, the only other program that the examples use, for machines without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.stdout.buffer.write(urllib.request.urlopen(request, context=context).read())
 
 
 def programs_with_curl(directory: Path) -> Path:
-    """A directory to put on PATH, so that there is a curl: in it, where the machine has none."""
+    """A directory for PATH, which contains a curl if the machine has none."""
     directory.mkdir(exist_ok=True)
     if shutil.which("curl") is None:
         curl = directory / "curl"

@@ -1,6 +1,6 @@
-"""Both transports as the libraries of deployed controllers speak them, byte by byte.
+"""Clients of both transports that send the same bytes as the libraries of deployed controllers.
 
-Nothing of the product is in here, nor its messages: numbers and paths are written as they are in the field.
+They use no code or messages of the product: field numbers and paths are literals.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATHS = {
     "SyncUsers": "PUT /users/sync",
     "SyncUsersChunked": "PUT /users/sync/chunked",
 }
-# gRPC's numbers.
+# gRPC status codes.
 OK, INVALID_ARGUMENT, NOT_FOUND, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 0, 3, 5, 12, 13, 14, 16
 
 Value = str | bytes | int | Sequence[str | bytes]
@@ -46,7 +46,7 @@ def varint(value: int) -> bytes:
 
 
 def pack(fields: Mapping[int, Value]) -> bytes:
-    """A message: texts and messages with their length, numbers as varints, lists as repeated fields."""
+    """Encode a protobuf message: strings with their length, integers as varints, lists as repeated fields."""
     packed = b""
     for number, value in fields.items():
         if isinstance(value, int):
@@ -59,7 +59,7 @@ def pack(fields: Mapping[int, Value]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[int, list[bytes]]:
-    """The fields of a message; a number is its varint's bytes as `number_of` reads them."""
+    """Decode a protobuf message; integers stay varint bytes, which `number_of` reads."""
     fields: dict[int, list[bytes]] = defaultdict(list)
     while data:
         key, data = _cut(data)
@@ -68,30 +68,30 @@ def unpack(data: bytes) -> dict[int, list[bytes]]:
             fields[key >> 3].append(rest[:value])
             rest = rest[value:]
         else:
-            assert key & 7 == 0, f"a wire type that no controller of this interface sends: {key & 7}"
+            assert key & 7 == 0, f"wire type {key & 7} does not occur in this interface"
             fields[key >> 3].append(varint(value))
         data = rest
     return fields
 
 
 def number_of(fields: Mapping[int, list[bytes]], number: int) -> int:
-    """A number, 0 where it is left out."""
+    """An integer field, 0 if it is absent."""
     return _cut(fields[number][0])[0] if fields.get(number) else 0
 
 
 def text_of(fields: Mapping[int, list[bytes]], number: int) -> str:
-    """A text, empty where it is left out."""
+    """A string field, "" if it is absent."""
     return fields[number][0].decode() if fields.get(number) else ""
 
 
 def _cut(data: bytes) -> tuple[int, bytes]:
-    """The varint that the data begins with, and the rest."""
+    """Decode the varint at the begin of the data. Returns it and the rest."""
     end = next(index for index, byte in enumerate(data) if byte < 0x80) + 1
     return sum((byte & 0x7F) << 7 * index for index, byte in enumerate(data[:end])), data[end:]
 
 
 class Answer(NamedTuple):
-    """How a call ended: HTTP's status or gRPC's number, the words of an error, the message of a success."""
+    """The result of a call: HTTP or gRPC status, the text of an error, the message of a success."""
 
     status: int
     text: str = ""
@@ -106,7 +106,7 @@ class Answer(NamedTuple):
 
 
 class Tail(Protocol):
-    """A log stream that is open: what came, and whether the node ended it as streams end that are done."""
+    """An open log stream: the bytes received, and whether the node ended it cleanly (`done`)."""
 
     def read(self) -> bytes: ...
     @property
@@ -123,14 +123,14 @@ class Wire(Protocol):
 
 
 def dial(node: Target, port: int, *alpn: str) -> ssl.SSLSocket:
-    """TLS with the pinned certificate, and the host's name checked."""
+    """Connect with TLS, the pinned certificate and a check of the host name."""
     context = ssl.create_default_context(cadata=node.pem)
     context.set_alpn_protocols(alpn)
     return context.wrap_socket(socket.create_connection(("127.0.0.1", port), 20), server_hostname="localhost")
 
 
 class RestWire:
-    """REST of the newer library: it offers h2 alone, and speaks HTTP/1.1 whatever is picked."""
+    """REST as the newer library sends it: it offers only h2 in ALPN, and speaks HTTP/1.1 anyway."""
 
     def __init__(self, node: Target) -> None:
         self._node = node
@@ -142,7 +142,7 @@ class RestWire:
         return self.send(verb, path, body, key=key)
 
     def send(self, verb: str, path: str, body: bytes | None, key: str | None = None) -> Answer:
-        """One request on a connection of its own; with None it says nothing of a length."""
+        """One request on its own connection; without Content-Length if `body` is None."""
         with dial(self._node, self._node.rest_port, "h2") as link:
             link.sendall(self._head(verb, path, body, key) + (body or b""))
             response = http.client.HTTPResponse(link, method=verb)
@@ -160,7 +160,7 @@ class RestWire:
         return _RestTail(link)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no connection is kept open."""
 
     def _head(self, verb: str, path: str, body: bytes | None, key: str | None) -> bytes:
         lines = [f"{verb} {path} HTTP/1.1", "Host: localhost", f"x-api-key: {self._node.key if key is None else key}"]
@@ -193,7 +193,7 @@ class _RestTail:
 
 
 class Stream:
-    """A call over gRPC: what came of it so far."""
+    """A call over gRPC, and what has been received so far."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -207,7 +207,7 @@ class Stream:
 
 
 class GrpcWire:
-    """gRPC of both libraries: no deadline, one connection for everything, plain lower-case headers."""
+    """gRPC as both libraries send it: no deadline, one connection for all calls, lower-case headers."""
 
     def __init__(self, node: Target) -> None:
         self._node = node
@@ -238,7 +238,7 @@ class GrpcWire:
         return stream
 
     def send(self, stream: Stream, message: bytes) -> None:
-        """One message of a call, which stays open."""
+        """Send one message of a call, which stays open."""
         data = b"\0" + len(message).to_bytes(4) + message
         for start in range(0, len(data), self._http.max_outbound_frame_size):
             size = min(len(data) - start, self._http.max_outbound_frame_size)
@@ -247,7 +247,7 @@ class GrpcWire:
             self._flush()
 
     def end(self, stream: Stream) -> Answer:
-        """Half-close, and what the node says then."""
+        """Half-close the call and wait for the node's reply."""
         self.half_close(stream)
         until(partial(self._is_over, stream), 30, "the call ends")
         return stream.answer
@@ -257,7 +257,7 @@ class GrpcWire:
         self._flush()
 
     def abandon(self, stream: Stream) -> None:
-        """As grpclib leaves a call that nobody wants any more."""
+        """Cancel a call as grpclib does."""
         self._http.reset_stream(stream.number, ErrorCodes.NO_ERROR)
         self._flush()
 
@@ -268,7 +268,7 @@ class GrpcWire:
         self._link.close()
 
     def pump(self) -> None:
-        """Take what has come."""
+        """Receive and process pending bytes."""
         try:
             data = self._link.recv(65_536)
         except TimeoutError:

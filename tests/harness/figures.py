@@ -1,4 +1,4 @@
-"""What a page of figures says, as Prometheus reads it."""
+"""Parse a metrics page as Prometheus does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def series(page: str) -> Series:
-    """The value of each series, by name and sorted labels. Raises `ValueError` for what is no page."""
+    """The value of each series, by name and sorted labels. Raises `ValueError` for an invalid page."""
     families = openmetrics(page) if page.endswith("# EOF\n") else text(page)
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -19,5 +19,5 @@ def series(page: str) -> Series:
 
 
 def value(page: str, name: str, **labels: str) -> float:
-    """Of one series. Raises `KeyError` if it is not there."""
+    """The value of one series. Raises `KeyError` if it is absent."""
     return series(page)[name, tuple(sorted(labels.items()))]

@@ -1,48 +1,71 @@
-"""Nodes that are copies of one interpreter, which has imported already what takes a node most of its start.
+"""Start nodes and nodectl as forks of one interpreter that has already imported most modules, to save time.
 
-What a test sees is the same: a process of its own, in a session of its own, with the environment, the directory and the
-output that it is given. How a node starts from nothing has tests of its own, which do not use this.
+A test sees no difference: a separate process in its own session, with the given environment, directory and output.
+Tests of a node's start from scratch do not use this.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import Any, NamedTuple
 
 from scripts.staging.process import Child, Running
 
-# What `node.tap` imports, but for the reactor (Klein has it): copies would have one epoll descriptor together.
+# What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
 _IMPORTED = (
     "twisted.scripts.twistd",
     "drivers.sing_box.driver",
     "drivers.xray.driver",
+    "node.client.rest",
+    "node.client.rpc",
     "node.api.keyring",
     "node.api.operations",
     "node.door.tls",
     "node.log_lines",
     "node.metrics.figures",
     "node.metrics.pages",
+    "node.nodectl.app",
     "node.settings",
     "node.transport.rpc",
     "node.transport.site",
     "werkzeug.routing",
 )
-# What the interpreter that is copied had from ours; what its imports add to the environment is not among it.
+# The environment variables that the forked interpreter inherited from this one, without those that imports add.
 _INHERITED = frozenset(os.environ)
 _ROOT = str(Path(__file__).parents[2])
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([__name__, *_IMPORTED])
 
 
+class Done(NamedTuple):
+    """A command's exit status and output."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The words of each line."""
+        return [line.split() for line in self.out.splitlines()]
+
+
 class Forked(Child):
-    """Runs `twistd` as a copy; another program, or what is to import other modules than ours, as `Child` does."""
+    """Runs `twistd` as a fork; other programs, and a `twistd` with another PYTHONPATH, as `Child` does."""
 
     def _run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Running:
         if Path(argv[0]).name != "twistd" or environment.get("PYTHONPATH") != _ROOT:
@@ -51,7 +74,7 @@ class Forked(Child):
 
 
 class _Copy:
-    """Satisfies `Running`. Nobody writes to its standard input, which is /dev/null."""
+    """A forked process; satisfies `Running`. Its standard input is /dev/null."""
 
     def __init__(self, argv: list[str], environment: dict[str, str], directory: Path) -> None:
         output, its_own = _processes.Pipe(duplex=False)
@@ -60,7 +83,7 @@ class _Copy:
         self._process.start()
         its_own.close()
         self._argv = argv
-        # Who asks at the same time as another one could be told of a status that is none.
+        # Concurrent calls of `exitcode` could return a wrong status.
         self._asking = threading.Lock()
         self.stdin = BytesIO()
         self.stdout = os.fdopen(os.dup(output.fileno()), "rb")
@@ -90,23 +113,54 @@ class _Copy:
 
 
 def _become(argv: list[str], environment: dict[str, str], directory: Path, output: Connection) -> None:
-    """Go on as a `twistd` that was just executed."""
+    """Run as a freshly executed `twistd`."""
     assert "twisted.internet.reactor" not in sys.modules
     os.setsid()
-    os.chdir(directory)
-    _have_only(output.fileno())
-    for name in _INHERITED:
-        os.environ.pop(name, None)
-    os.environ.update(environment)
+    _have_only(os.open(os.devnull, os.O_RDONLY), output.fileno(), output.fileno())
+    _settle(environment, directory)
     sys.argv = argv
     from twisted.scripts.twistd import run
 
     run()
 
 
-def _have_only(output: int) -> None:
-    """No descriptors but the three that every process has."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for number, source in enumerate((nothing, output, output)):
+def nodectl(arguments: Sequence[str], environment: Mapping[str, str], directory: Path, stdin: str) -> Done:
+    """Run nodectl in a fork and wait for its end, for up to a minute. Raises `TimeoutExpired`."""
+    with tempfile.TemporaryDirectory() as files:
+        paths = [Path(files, name) for name in ("stdin", "stdout", "stderr")]
+        for path, text in zip(paths, (stdin, "", ""), strict=True):
+            path.write_text(text)
+        process = _processes.Process(
+            target=_become_nodectl, args=(list(arguments), dict(environment), directory, paths), daemon=True
+        )
+        process.start()
+        process.join(60)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutExpired(["nodectl", *arguments], 60)
+        return Done(process.exitcode, paths[1].read_text(), paths[2].read_text())
+
+
+def _become_nodectl(arguments: list[str], environment: dict[str, str], directory: Path, paths: list[Path]) -> None:
+    os.setsid()
+    _have_only(*(os.open(path, os.O_RDWR) for path in paths))
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+    _settle(environment, directory)
+    sys.argv = ["nodectl", *arguments]
+    from node.nodectl.app import main
+
+    main()
+
+
+def _settle(environment: Mapping[str, str], directory: Path) -> None:
+    os.chdir(directory)
+    for name in _INHERITED:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+
+
+def _have_only(*files: int) -> None:
+    """Make these files the three standard descriptors, and close all others."""
+    for number, source in enumerate(files):
         os.dup2(source, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -1,4 +1,4 @@
-"""The cores that the behaviour tests run on, and what differs between them: declared here, never asked by name."""
+"""The cores that the behaviour tests run on. Their differences are declared here; tests never compare names."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from scripts.staging.users import TestUser
 
 @dataclass(frozen=True)
 class Ground:
-    """A core under the node.
+    """A core for behaviour tests.
 
-    `inbound` makes a controller's inbound of a kind, for a port and a tag; `config` a whole configuration of inbounds.
-    `other` makes another configuration of the same inbounds. `executable` finds the core, `variable` is the setting for
-    it. `live`: users come while everybody stays connected. `refuses`: who was removed is refused; else his connections
-    end the moment they have begun. `probes`: with REALITY it looks at the cover site first.
+    `inbound` makes a controller's inbound of a kind, for a port and a tag; `config` a whole configuration of
+    inbounds. `other` are keys that make another configuration of the same inbounds. `executable` finds the core,
+    `variable` is the setting for it. `live`: users are added while all connections stay. `refuses`: the core refuses
+    removed users; else their connections are accepted and ended at once. `probes`: with REALITY it probes the cover
+    site first.
 
-    `refusals` are configurations that the core refuses, by their fault, each with words of its answer; `stranger` is
-    what the node says of an executable that is something else. `users` are the names that may use an inbound as the
-    core has it, for the node's directory, the core's process and the tag: who is removed may be among them, and barred.
-    `cuts`: the node ends a removed user's connections on the core's sockets, which it finds by the access lines; else
-    the core ends them, and a client of Xray's may be `late` seconds in telling. `sniffing` makes an inbound wait for a
-    connection's first bytes before it is opened. `brief` and `verbose` are settings of the log: with both the core says
-    that it has started, with the second lines with `detail`, too. `traces` are what its own API would leave there.
-    `outbounds` are those of `config`, the one that traffic takes first.
+    `refusals` maps a fault to a configuration that the core refuses for it and a part of the error text; `stranger`
+    is the node's error for an executable that is another program. `users` returns the user names of an inbound in the
+    core, for the node's directory, the core's pid and the tag; they may include removed users, who are barred.
+    `cuts`: the node closes a removed user's connections on the core's sockets, which it finds by the access lines;
+    else the core closes them, and Xray's client may report it `late` seconds later. `sniffing` makes an inbound wait
+    for a connection's first bytes before it connects. `brief` and `verbose` are settings of the log: with both the
+    core logs its start, with the second also lines with `detail`. `traces` are texts that its own API would leave in
+    the log. `outbounds` are those of `config`, the default one first.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Ground:
         exclude: Iterable[str] = (),
         **extra: object,
     ) -> service_pb2.Backend:
-        """A whole start; `extra` are more top-level keys of the configuration."""
+        """A complete Start request; `extra` adds top-level keys to the configuration."""
         return service_pb2.Backend(
             type=self.type,  # type: ignore[arg-type]
             config=self.config(inbounds, **extra),
@@ -85,12 +86,12 @@ def _sing_box_config(inbounds: Iterable[Json], **extra: object) -> str:
 
 
 def _sing_box_inbound(kind: Kind, port: int, tag: str) -> Json:
-    """The same protocol over the same transport, as sing-box has it; a client of Xray's fits."""
+    """sing-box's inbound for the same protocol and transport; Xray's clients can use it."""
     protocol, server = kind.protocol, kind.transport.server
     name = "hysteria2" if kind.quic else protocol.name
     inbound = {"type": name, "tag": tag, "listen": "127.0.0.1", "listen_port": port}
     if protocol.name == "shadowsocks":
-        # Xray has older methods for each user, sing-box for the inbound.
+        # Xray sets an older cipher for each user, sing-box for the inbound.
         of_users = protocol.proxy(TestUser.new("")).shadowsocks.method
         keys = {"method": of_users, **protocol.server}
         inbound |= {key: keys[key] for key in ("method", "password") if key in keys}
@@ -127,14 +128,14 @@ async def _asked(socket: Path, tag: str) -> set[str]:
 
 
 def _xray_users(state: Path, pid: int, tag: str) -> set[str]:
-    """The core itself tells, over the one socket in the node's directory that is its own."""
+    """Ask the core's API, on its socket in the node's run directory."""
     sockets = set(map(str, StateDirectory(state).run_dir.glob("*.sock")))
     [socket] = sockets & {each.laddr for each in psutil.Process(pid).net_connections("unix")}
     return background.run(lambda: _asked(Path(socket), tag))
 
 
 def _sing_box_users(state: Path, pid: int, tag: str) -> set[str]:
-    """The core does not tell; the configuration that it runs from is its standard input."""
+    """Read the core's configuration from its standard input, as its API does not list users."""
     config = json.loads(Path(f"/proc/{pid}/fd/0").read_bytes())
     [users] = [inbound["users"] for inbound in config["inbounds"] if inbound["tag"] == tag]
     return {user["name"] for user in users}
@@ -145,7 +146,7 @@ _XRAY_REFUSALS: Mapping[str, tuple[str, str]] = {
     "an unknown inbound": ('{"inbounds": [{"port": 1, "protocol": "nonsense"}]}', "nonsense"),
     "an unknown outbound": ('{"outbounds": [{"protocol": "gibberish"}]}', "gibberish"),
     "a port that is none": ('{"routing": {"rules": [{"type": "field", "port": "x", "outboundTag": "y"}]}}', "port"),
-    # The core converts this one, and refuses it when it is to run.
+    # The core converts this one, and refuses to run it.
     "a key that is none": (
         '{"inbounds": [{"tag": "a", "port": 1, "protocol": "shadowsocks", "settings": {"clients": [],'
         ' "method": "2022-blake3-aes-128-gcm", "password": "short"}}]}',
@@ -157,7 +158,7 @@ _SING_BOX_REFUSALS: Mapping[str, tuple[str, str]] = {
     "an unknown inbound": ('{"inbounds": [{"type": "nonsense", "listen_port": 1}]}', "nonsense"),
     "an unknown outbound": ('{"outbounds": [{"type": "gibberish"}]}', "gibberish"),
     "a port that is none": ('{"route": {"rules": [{"port": "x", "outbound": "y"}]}}', "port"),
-    # The core formats this one, and refuses it when it is to run.
+    # The core formats this one, and refuses to run it.
     "a key that is none": (
         '{"inbounds": [{"type": "shadowsocks", "tag": "a", "listen_port": 1,'
         ' "method": "2022-blake3-aes-128-gcm", "password": "short"}]}',
@@ -206,7 +207,7 @@ SING_BOX = Ground(
     stranger="is not sing-box",
     users=_sing_box_users,
     cuts=False,
-    # Xray's client keeps its half of a connection for this time when the other one has ended in good order.
+    # Xray's client keeps its half of a connection for so long after the other side has closed cleanly.
     late=1,
     sniffing={},
     brief={"level": "info"},

@@ -1,6 +1,6 @@
-"""Debian with a systemd of its own: process 1 of namespaces, whose network is a loopback and nothing else.
+"""Debian with its own systemd as process 1 of new namespaces; its network is only a loopback.
 
-Needs root, and `unshare` and `nsenter` of util-linux; no container engine.
+Needs root, and `unshare` and `nsenter` of util-linux, but no container engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psutil
 from scripts.staging.wait import until
 
 _NAMESPACES = ("pid", "mount", "uts", "ipc", "net", "cgroup")
-# Written by a shell whose mount namespace is new. $1 is the tree; what systemd asks of a container's engine.
+# Sets up what systemd requires of a container engine, in a new mount namespace. $1 is the tree, $2 the control group.
 _BOOT = """
 set -e
 echo $$ >"$2/cgroup.procs"
@@ -57,7 +57,7 @@ exec env -i container=guest PATH=$PATH /lib/systemd/systemd --log-target=journal
 
 
 class Guest:
-    """The tree of a Debian, booted inside the `with` block; `reboot` boots it again with what is on its disk."""
+    """A Debian tree, booted inside the `with` block; `reboot` boots it again with its disk as it is."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -78,21 +78,21 @@ class Guest:
         self._end()
 
     def _end(self) -> None:
-        self._process.kill()  # unshare has the kernel kill process 1 with itself, and that all others
+        self._process.kill()  # The kernel then kills process 1 (--kill-child), and with it all others.
         self._process.wait()
-        until(self._emptied, 20, "the guest's control groups are gone")
+        until(self._emptied, 20, "the guest's control groups can be removed")
 
     @property
     def pid(self) -> int:
-        """Process 1 of the guest, as it is called outside."""
+        """The pid of the guest's process 1 in the outer namespace."""
         return psutil.Process(self._process.pid).children()[0].pid
 
     def run(self, *command: str | Path, check: bool = True, timeout: float = 240) -> str:
-        """What the command prints, on both outputs. Raises `AssertionError` with that if it fails."""
+        """Run a command in the guest. Returns stdout and stderr; raises `AssertionError` with them if it fails."""
         return _output([*self._inside, "env", "-i", *_ENVIRONMENT, *command], check, timeout)
 
     def network(self, *command: str | Path, timeout: float = 120) -> str:
-        """The same for a command of this machine, in the guest's network."""
+        """Run a command of this machine in the guest's network, like `run`."""
         return _output(["nsenter", f"--net=/proc/{self.pid}/ns/net", *command], True, timeout)
 
     def shows(self, name: str, unit: str = "node") -> str:
@@ -100,7 +100,7 @@ class Guest:
         return self.run("systemctl", "show", "-P", name, unit).strip()
 
     def reboot(self) -> None:
-        """Down in good order, as a machine goes down, and up again."""
+        """Shut down cleanly and boot again."""
         self.shut_down()
         self._boot()
 
@@ -120,7 +120,7 @@ class Guest:
 
     @property
     def _up(self) -> bool:
-        states = {"running", "degraded"}  # some of Debian's units have nothing to do in a guest
+        states = {"running", "degraded"}  # Some of Debian's units fail in a guest.
         return self.run("systemctl", "is-system-running", check=False).strip() in states
 
     def _emptied(self) -> bool:
@@ -134,14 +134,14 @@ _ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UT
 
 @dataclass(frozen=True)
 class Layers:
-    """A tree that begins as others, the first one over the rest, which stay as they are."""
+    """An overlay tree: `lower` are its unchanged lower layers, topmost first; `directory` takes the changes."""
 
     lower: tuple[Path, ...]
     directory: Path
 
     @contextmanager
     def mounted(self) -> Iterator[Path]:
-        """Where it is, inside the block; what is written there stays in `directory`."""
+        """Mount the tree inside the block. Yields its path; changes stay in `directory`."""
         upper, work, root = (self.directory / name for name in ("upper", "work", "root"))
         for part in (upper, work, root):
             part.mkdir(parents=True, exist_ok=True)
@@ -154,12 +154,12 @@ class Layers:
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """For a tree that begins as this one."""
+        """All its layers, as `lower` of a tree on top of it."""
         return (self.directory / "upper", *self.lower)
 
 
 def _cgroups() -> Path:
-    """Where control groups of the second version are on this machine."""
+    """The mount point of control groups version 2."""
     mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return next(Path(where) for _, where, kind, *_ in mounts if kind == "cgroup2")
 
@@ -173,6 +173,6 @@ def _output(command: Sequence[str | Path], check: bool, timeout: float) -> str:
         timeout=timeout,
         check=False,
     )
-    said = done.stdout.decode(errors="replace")
-    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{said}"
-    return said
+    output = done.stdout.decode(errors="replace")
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}:\n{output}"
+    return output

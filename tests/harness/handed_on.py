@@ -1,13 +1,13 @@
-"""What is held of sockets, in another program of the node: it has the same descriptors, and nothing was closed.
+"""Hand socket state over to fresh objects, as to the next node process: same descriptors, nothing closed.
 
-Or what is left of it where a node was killed: nothing, and the kernel has closed all.
+Or simulate a killed node: the kernel closes all descriptors.
 """
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from drivers.sockets import left
+from drivers.sockets import packing
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Sharing
 from drivers.sockets.steering import Steering
@@ -18,11 +18,11 @@ S = TypeVar("S", bound=Steering)
 
 
 def steering(old: S) -> S:
-    """Of streams, or of datagrams."""
+    """Hand over the steering of streams or of datagrams."""
     packed = handover_pb2.Sharing(streams=old.packed())
     _let_go(old)
     found = type(old)()
-    found.unpack(_read(packed).streams, left.sockets(left.descriptors(packed)))
+    found.unpack(_read(packed).streams, packing.sockets(packing.descriptors(packed)))
     return found
 
 
@@ -31,7 +31,7 @@ def sessions(old: Sessions) -> Sessions:
     old.pack(packed)
     _forget(old)
     found = Sessions()
-    found.unpack(_read(packed), left.sockets(left.descriptors(packed)))
+    found.unpack(_read(packed), packing.sockets(packing.descriptors(packed)))
     return found
 
 
@@ -46,7 +46,7 @@ async def sharing(old: Sharing, reactor: PooledReactor) -> Sharing:
 
 
 def killed(old: Steering | Sessions) -> None:
-    """The kernel closes what a process had, by the numbers of its descriptors."""
+    """Close all held sockets in the order of their descriptors, as the kernel does for a killed process."""
     if isinstance(old, Sessions):
         held = [one for place in old._places.values() for one in place.others.values()]
         old._places.clear()

@@ -1,4 +1,4 @@
-"""A script that listens to the events of a node, whatever becomes of that, with the product's client."""
+"""A listener to the events of a node, with the product's client; it survives lost connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scripts.staging.wait import until
 
 
 class Listener:
-    """`events` grows until the end of the `with` block. The stream is resumed by itself."""
+    """Collects `events` until the end of the `with` block. The client resumes a lost stream."""
 
     def __init__(self, controller: RestController | RpcController, **asked: Any) -> None:
         self.events: list[Event] = []
@@ -27,7 +27,7 @@ class Listener:
         self._controller = controller
 
     def find(self, kind: str, behind: int = 0, timeout: float = 20.0) -> Event:
-        """The first event of this kind whose number is greater, once there is one."""
+        """Wait for the first event of this kind with a sequence number over `behind`."""
         found = until(lambda: self._first(kind, behind), timeout, f"an event {kind}")
         assert found
         return found
@@ -37,7 +37,7 @@ class Listener:
 
     @property
     def last(self) -> int:
-        """The greatest number so far."""
+        """The highest sequence number so far."""
         return max((event.sequence for event in self.events), default=0)
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ class Listener:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         background.reactor.callFromThread(self._stream.close)
-        assert self._over.wait(5), "the stream of events does not end when it is closed"
+        assert self._over.wait(5), "the stream of events did not end within 5 s of its close"
 
     async def _open(self) -> EventStream:
         owner = self._controller._client()

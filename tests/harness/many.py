@@ -1,11 +1,11 @@
-"""How often a property is tried of which a few examples say little: what takes bytes that anybody may have made."""
+"""More hypothesis examples for properties of parsers of untrusted bytes, where a few examples prove little."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
 
-# Of each such property; with the profile `nightly` a hundred times as many, with `brief` fewer.
+# A multiple of the profile's examples: `nightly` has a hundred times as many as the default, `brief` fewer.
 many = settings(max_examples=17 * settings().max_examples)
-# For examples that are made of a `Random`: what is mutated from something valid gets further than what is made up.
+# Seeds for a `Random` that mutates valid input, which gets further than arbitrary input.
 seeds = st.integers(0, 2**64 - 1)

@@ -1,4 +1,4 @@
-"""A driver without processes: its cores are nothing but their users, and do what a test says."""
+"""An in-memory driver without processes: its cores are only their users, and tests control their behaviour."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def person(email: str, password: str = "", *inbounds: str) -> User:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Inbounds whose accounts are passwords. Without a driver it is that of a core nobody launched."""
+    """Inbounds whose accounts are passwords. The driver is None if the test makes its core itself."""
 
     config: str
     tags: tuple[str, ...]
@@ -35,6 +35,9 @@ class MemoryPlan:
         if password == "bad":
             raise Unusable("the password is bad")
         return Account(password.encode(), password.encode()) if password else None
+
+    def same_credential(self, one: bytes, other: bytes) -> bool:
+        return one == other
 
     def alike(self, other: Plan) -> bool:
         return self.tags == tuple(other.tags)
@@ -49,7 +52,7 @@ class MemoryPlan:
 
 
 class Gate:
-    """Passes, or holds whoever comes while it is shut."""
+    """A gate: while it is `shut`, callers of `passed` wait."""
 
     def __init__(self) -> None:
         self.shut = False
@@ -64,17 +67,20 @@ class Gate:
             await self._waiters.wait()
 
     def open(self) -> None:
-        """Let all pass, from now on too."""
+        """Let the waiting callers and all later ones pass."""
         self.shut = False
         self.let_through()
 
     def let_through(self) -> None:
-        """Let those pass who wait."""
+        """Let only the waiting callers pass."""
         self._waiters.wake()
 
 
 class MemoryGeneration:
-    """A core. `silent`: it lives and answers nothing. `audits`: what looks at its own users find, one after another."""
+    """A core. `silent`: it lives but does not reply. `audits`: the results of the next audits, in order.
+
+    `led`: it may have had connections.
+    """
 
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         self.plan = plan
@@ -84,6 +90,7 @@ class MemoryGeneration:
         self.outdated = False
         self.alive = True
         self.silent = False
+        self.led = True
         self.wound_down = False
         self.counts: dict[str, int] = {}
         self.addresses: dict[str, int] = {}
@@ -105,7 +112,7 @@ class MemoryGeneration:
         return waiter
 
     def die(self, code: int = -9) -> None:
-        """The process is gone."""
+        """End the process."""
         if self.alive:
             self.alive, self._exit = False, Exit(code, ())
             for waiter in self._waiting:
@@ -128,11 +135,11 @@ class MemoryGeneration:
         return BackendStatsResponse(uptime=self.uptime)
 
     async def _answered(self) -> None:
-        """A question is answered by a core that is there until then."""
+        """Wait for the core's reply. Raises `CoreFailed` if it is silent, or ends before."""
         if self.plan.driver:
             await self.plan.driver.asking.passed()
         if self.silent or not self.alive:
-            raise CoreFailed("the core's run ended before it answered")
+            raise CoreFailed("the core ended before it answered")
 
     async def answers(self, seconds: float) -> bool:
         self.asked += 1
@@ -152,25 +159,34 @@ class MemoryGeneration:
 
     def kill(self) -> None:
         self.killed = True
+        self._note_end()
         self.die()
+
+    def _note_end(self) -> None:
+        """Record in `driver.unread` that the node ends this run without a last reading that was possible."""
+        if self.plan.driver and self.alive and self.led and not (self.silent or self.wound_down):
+            self.plan.driver.unread.append(self)
 
     async def wind_down(self) -> None:
         self.wound_down = True
 
     async def stop(self) -> None:
         await self._stopping.passed()
+        self._note_end()
         self.die(0)
 
 
 class SharedGeneration(MemoryGeneration):
-    """A core that can share its listeners: `driver.led` is the one that is given new connections."""
+    """A core that can share its listeners: `driver.led` is the one that gets new connections."""
 
     pid = None
 
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
         self.joined = self.lingering = self.ends_sessions = False
-        # Or why they cannot be counted.
+        # A core without others gets all connections.
+        self.led = not (isinstance(plan.driver, MemoryDriver) and plan.driver.running)
+        # The number of its connections, or the error of counting them.
         self.connections: int | CoreFailed = 1
         self.proof: Exception | None = None
 
@@ -197,7 +213,9 @@ class SharedGeneration(MemoryGeneration):
 
     async def lead(self) -> None:
         assert self.joined and self.alive
+        self.led = True
         self.driver.led = self
+        await self.driver.leading.passed()
 
     async def connected(self) -> int:
         if isinstance(self.connections, CoreFailed):
@@ -206,7 +224,7 @@ class SharedGeneration(MemoryGeneration):
 
 
 class MemoryRecord:
-    """Satisfies `node.backend.record.Record`: what would be on disk. `gate` is what `flush` waits at."""
+    """What would be on disk; satisfies `node.backend.record.Record`. `flush` waits at `gate`."""
 
     def __init__(self) -> None:
         self.request = self.changes = b""
@@ -234,7 +252,7 @@ class MemoryRecord:
                 self.kept[key] = packed
 
     def stage(self, users: Mapping[str, bytes]) -> None:
-        """They are not among those who are kept."""
+        """Keep staged users apart from `kept`."""
         self.staged = dict(users)
 
     async def flush(self) -> None:
@@ -242,12 +260,12 @@ class MemoryRecord:
 
 
 class MemoryDriver:
-    """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
+    """Satisfies `Driver`. A configuration is a comma-separated list of inbound tags, followed by words.
 
-    `bad` is refused when it is read, `unbuildable` when it is checked. `faults` are what the next launches fail with.
-    `launching`, `stopping`, `applying` and `asking` are gates; `fault` is what batches fail with. A silent core takes
-    none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs. `dear` tells
-    which changes take another run, and `unchecked` is what a check of users fails with.
+    The word `bad` makes it fail when it is read, `unbuildable` when it is checked. `faults` are the errors of the
+    next launches, `fault` is the error of batches, `unchecked` that of checks with users. `launching`, `stopping`,
+    `applying` and `asking` are gates. A silent core refuses a batch after `CALL` seconds; `unable`: no core can remove
+    users while it runs. `dear` selects the changes that need another run.
     """
 
     CALL = 5.0
@@ -263,6 +281,8 @@ class MemoryDriver:
         self.faults: list[Exception] = []
         self.batches: list[Sequence[Change]] = []
         self.checks: list[Mapping[str, Accounts]] = []
+        # Cores that the node ended without a last reading, though one was possible.
+        self.unread: list[MemoryGeneration] = []
         self.fault: Exception | None = None
         self.unchecked: Exception | None = None
         self.unable = False
@@ -329,24 +349,24 @@ class MemoryDriver:
 
 
 class SharingDriver(MemoryDriver):
-    """Its cores can share their listeners. `obstacles` are told before anything begins, `unshared` when one joins."""
+    """Cores can share their listeners. `obstacles` are reported before a launch, `unshared` fails a core's `join`."""
 
     kind: type[MemoryGeneration] = SharedGeneration
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self.led: SharedGeneration | None = None
-        # How many of the next cores die when they have come up.
+        # How many of the next cores die after their launch.
         self.stillborn = 0
         self.obstacles: list[str] = []
         self.unshared = ""
-        self.proving = Gate()
+        self.proving, self.leading = Gate(), Gate()
 
     async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
         try:
             core = await super().launch(plan, target, seconds)
         except Exception:
-            # One that is alone then is not held any more.
+            # A single remaining core no longer shares its listeners.
             for one in self.running[:1] if len(self.running) == 1 else ():
                 cast(SharedGeneration, one).joined = False
             raise

@@ -1,4 +1,4 @@
-"""The files of deploy/ that monitoring takes, and what they name."""
+"""The monitoring files of deploy/, and the metrics that they use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = _DEPLOY / "prometheus" / "rules.yml"
 DASHBOARD = _DEPLOY / "grafana" / "txnode.json"
 
-# Not what a rule records, which has a colon before it.
+# Not the names of recording rules, which have a colon before it.
 _NAME = re.compile(r"(?<![\w:])txnode_\w+")
 
 
@@ -29,5 +29,5 @@ def expressions(file: Path) -> Iterator[str]:
 
 
 def named(expression: str) -> set[str]:
-    """The series of the node in an expression."""
+    """The node's metrics in an expression."""
     return set(_NAME.findall(expression))

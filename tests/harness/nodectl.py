@@ -1,41 +1,22 @@
-"""nodectl as an operator runs it: a process, with a file of nodes."""
+"""Run nodectl as an operator does: as a process, with a file of nodes."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
+from tests.harness.forked import Done, nodectl
 from tests.harness.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 
 
-class Done(NamedTuple):
-    """What a command ended with, and what it said."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The words of each line."""
-        return [line.split() for line in self.out.splitlines()]
-
-
 class Nodectl:
-    """Call it with arguments: it asks the nodes that were added, in a directory of its own."""
+    """Callable with arguments: runs nodectl for the nodes that were added, in its own directory."""
 
     def __init__(self, directory: Path, **environment: str) -> None:
         directory.mkdir(exist_ok=True)
@@ -52,7 +33,7 @@ class Nodectl:
         self._argv = [sys.executable, "-m", "node.nodectl"]
 
     def add(self, name: str, node: NodeProcess, transport: str) -> None:
-        """A node, by this name and over this transport."""
+        """Add a node under this name, with this transport."""
         key = self.directory / f"{name}.key"
         key.touch(0o600)
         key.write_text(node.key)
@@ -60,26 +41,16 @@ class Nodectl:
         self._write(name, node.host, port, transport, str(node.certificate.certificate))
 
     def add_dead(self, name: str) -> None:
-        """One that is not there."""
+        """Add a node that does not run."""
         (self.directory / f"{name}.key").touch(0o600)
         (self.directory / f"{name}.key").write_text("0123456789abcdef")
         self._write(name, "127.0.0.1", free_port(), "rest", "")
 
     def __call__(self, *arguments: object, stdin: str = "") -> Done:
-        done = subprocess.run(
-            [*self._argv, *map(str, arguments)],
-            env=self.environment,
-            cwd=self.directory,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return nodectl(list(map(str, arguments)), self.environment, self.directory, stdin)
 
     def following(self, *arguments: object) -> Child:
-        """One that goes on: to be left by its `with` block."""
+        """Start a command that runs until the end of its `with` block."""
         return Child([*self._argv, *map(str, arguments)], self.environment, directory=self.directory)
 
     def terminal(self, *arguments: object, **size: int) -> Terminal:

@@ -1,4 +1,4 @@
-"""A backend over memory whose runs share their ports, for the tests of runs beside each other."""
+"""A backend on the in-memory driver whose runs share their ports, for tests of overlapping runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over memory whose users have connections, and which can hold them to a speed."""
+"""An in-memory run whose users have connections, with support for rate limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = b"\x7f\0\0\2"
 
 
 class PacedGeneration(MemoryGeneration):
-    """`flows`: its connections. `rates`, `windows`: what they are held to; `doors`: what new ones are."""
+    """`flows` are its connections, `rates` and `windows` their limits; `doors` the rates of new ones by inbound."""
 
     def __init__(self, clock: Clock, *keys: str, tag: str = "a", paced: Mapping[str, str] | None = None) -> None:
         accounts = {tag: dict.fromkeys(keys, b"")}
@@ -32,13 +32,13 @@ class PacedGeneration(MemoryGeneration):
         self.blind = self.deaf = False
 
     def connect(self, key: str, handle: Handle, tag: str = "a") -> None:
-        """A user comes, and the run hears of it. The connection is held to what its inbound is."""
+        """Add a user's connection and report it. It gets the rate of its inbound."""
         self.flows[handle] = Live(key, HERE, handle, round_trip=0.04)
         self.rates[handle] = self.doors.get(tag)
         self.arrived(key, HERE)
 
     def move(self, handle: Handle, **some: Any) -> None:
-        """The connection is otherwise than it was."""
+        """Change properties of a connection."""
         self.flows[handle] = self.flows[handle]._replace(**some)
 
     def disconnect(self, handle: Handle) -> None:
@@ -50,7 +50,7 @@ class PacedGeneration(MemoryGeneration):
     async def look(self, keys: Collection[str]) -> list[Live]:
         self.looks.append({*keys})
         if self.blind:
-            raise CoreFailed("the kernel does not tell")
+            raise CoreFailed("the kernel does not list connections")
         return [live for live in self.flows.values() if live.key in keys]
 
     async def end(self, connections: Iterable[Live]) -> int:

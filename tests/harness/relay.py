@@ -1,4 +1,4 @@
-"""A way to a port of this machine that can be cut at any moment."""
+"""A TCP relay to a port of this machine that can be cut at any time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.staging.ports import free_port
 
 
 class Relay(Acceptor):
-    """Carries bytes between whoever connects to `port` and the port `to`; `drop` cuts all that is connected now."""
+    """Relays connections to `port` to the port `to`; `drop` cuts all current ones."""
 
     def __init__(self, to: int) -> None:
         self.port = free_port()

@@ -1,13 +1,13 @@
-"""Xray's configurations, as the driver takes them over and gives them to the core."""
+"""Helpers for tests of how the driver plans and renders Xray's configurations."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 
-from drivers.xray import taken
+from drivers.xray import overrides
 from drivers.xray.config import Endpoint, Plan, plan, render
-from drivers.xray.guard import MENDED
+from drivers.xray.long_names import FIXED_IN
 from node.contract.accounts import Accounts
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
@@ -22,8 +22,8 @@ DIRECT = Endpoint("/nowhere/api.sock", "0123", direct=True)
 
 
 def taken_over(text: str, *exclude: str) -> Plan:
-    """By a core that needs no guard, whichever it is."""
-    return plan(convert(text), text, frozenset(exclude), MENDED)
+    """The plan for the oldest core version that needs no guard."""
+    return plan(convert(text), text, frozenset(exclude), FIXED_IN)
 
 
 def of(**parts: object) -> Plan:
@@ -40,8 +40,8 @@ def vless(tag: str | None = "in", stream: Json | None = None, **settings: object
 
 
 def rendered(made: Plan, api: Endpoint = THROUGH_INBOUND, accounts: Mapping[str, Accounts] | None = None) -> Config:
-    nobody: Mapping[str, Accounts] = {tag: {} for tag in made.tags}
-    return Config.FromString(render(made, api, accounts or nobody))
+    no_users: Mapping[str, Accounts] = {tag: {} for tag in made.tags}
+    return Config.FromString(render(made, api, accounts or no_users))
 
 
 def apps(message: Config, type_name: str) -> list[TypedMessage]:
@@ -49,12 +49,12 @@ def apps(message: Config, type_name: str) -> list[TypedMessage]:
 
 
 def policy(made: Plan) -> xray_pb2.PolicyConfig:
-    (app,) = apps(made.base, taken.POLICY)
+    (app,) = apps(made.base, overrides.POLICY)
     return xray_pb2.PolicyConfig.FromString(app.value)
 
 
 def router(message: Config) -> xray_pb2.RouterConfig:
-    (app,) = apps(message, taken.ROUTER)
+    (app,) = apps(message, overrides.ROUTER)
     return xray_pb2.RouterConfig.FromString(app.value)
 
 

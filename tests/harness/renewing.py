@@ -1,4 +1,4 @@
-"""One run of a core, and the runs that take its place for the sake of users, without a runner around them."""
+"""A run of a core, and the runs that replace it to apply user changes, without a runner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from node.backend.generations import Generations
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.state import State, Status
-from node.contract.accounts import Change, Refusal
+from node.contract.accounts import Change, Refusal, apply
 from node.contract.driver import Driver, Generation, Plan
 from node.errors import NodeError
 from node.events.journal import Journal
@@ -19,7 +19,7 @@ from tests.harness.memory import MemoryRecord
 
 
 class Renewing:
-    """`end` is what happens at the end of a run, before it is gone. `failed` are the times when no run came up."""
+    """`end` is called at the end of each run. `failed` are the errors of runs that did not start."""
 
     def __init__(
         self,
@@ -37,13 +37,17 @@ class Renewing:
         status, desired = Status(LogRing(reactor, 100), Journal(reactor)), Desired(reactor, MemoryRecord())
         status.enter(State.STARTING)
         status.enter(State.RUNNING)
+        self._desired = desired
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
         wind_down: Any = self
         replacement = Replacement(reactor, self._generations, wind_down, NoRoom())
         self._renewal = Renewal(status, desired, self._generations, replacement, self.failed.append)
 
+    async def book_last(self, run: Generation) -> None:
+        """Stand-in for `WindDown.book_last`."""
+
     async def end(self, run: Generation) -> None:
-        """In the place of `WindDown.end`."""
+        """Stand-in for `WindDown.end`."""
         self.ended.append(run)
         self._generations.end(run)
         await run.stop()
@@ -51,7 +55,7 @@ class Renewing:
             await self._at_end(run)
 
     async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes in as a reconciler does, by another run if need be. Who is refused."""
+        """Apply changes as the reconciler does, with another run if necessary. Returns the refusals."""
         refused, left = await self.run.apply(changes)
         if left:
             more, left = await self.run.apply(left)
@@ -59,9 +63,12 @@ class Renewing:
         return refused + await self.renew(left) if left else refused
 
     async def renew(self, left: Sequence[Change]) -> list[Refusal]:
-        """Another run with these."""
-        self.run, refused = await self._renewal.renew(self.run, left)
-        return refused
+        """Start another run with these changes. Returns the refusals."""
+        self._desired.roster.target = apply(left, self.run.accounts)
+        renewed = await self._renewal.renew(self.run, left)
+        self.run = renewed.run
+        reason = renewed.fault.text if renewed.fault else ""
+        return [Refusal(change.key, f"{change.tag}: {reason}") for change in renewed.out]
 
 
 class NoRoom:
@@ -74,3 +81,6 @@ class NoRoom:
 
     async def make(self, run: Generation) -> str:
         return "there is room for one"
+
+    def begin(self) -> None:
+        """Do nothing: no run drains."""

@@ -1,4 +1,4 @@
-"""The node's REST interface, as a controller of either dialect calls it: pinned certificate, host-name check on."""
+"""Raw REST calls to the node in either dialect, with a pinned certificate and a check of the host name."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Response(NamedTuple):
 
 
 class Rest:
-    """Calls one node; each call is a connection of its own, so that threads may share it.
+    """Calls one node; each call has its own connection, so that threads may share the object.
 
-    `key` is the node's unless another is given; an empty one sends no credentials. `timeout` is in seconds, `alpn` what
-    is offered, whatever is spoken then.
+    `key` defaults to the node's; an empty one sends no credentials. `timeout` is in seconds, `alpn` the protocols
+    offered; the client speaks HTTP/1.1 in any case.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Rest:
         message: Message | bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """One request and its reply, whatever the status. An iterable is sent with chunked encoding, piece by piece.
+        """One request and its reply of any status. An iterable is sent with chunked encoding, piece by piece.
 
-        `headers` are added to the usual ones. A node that answers before it has read the body is heard all the same.
+        `headers` are added to the default ones. A reply that comes before the node has read the body is returned too.
         """
         connection = self.connection()
         try:
@@ -73,14 +73,14 @@ class Rest:
             connection.close()
 
     def message(self, verb: str, path: str, request: Message | bytes | Iterable[bytes] | None, reply: type[M]) -> M:
-        """The reply as a message. Raises `RestError` for every status but 200."""
+        """The reply as a message. Raises `RestError` for any status except 200."""
         response = self.call(verb, path, request)
         if response.status != 200:
             raise RestError(response)
         return reply.FromString(response.body)
 
     def logs(self, timeout: float | None = None) -> LogStream:
-        """`GET /logs`. Raises `RestError` if it is refused."""
+        """Open `GET /logs`. Raises `RestError` if the node refuses."""
         connection = self.connection()
         self._request(connection, "GET", "/logs", None, {})
         assert connection.sock
@@ -88,7 +88,7 @@ class Rest:
         return LogStream(connection, events=self.dialect == "bearer")
 
     def connection(self) -> http.client.HTTPSConnection:
-        """A connection to the node, for tests that speak HTTP by themselves."""
+        """A connection to the node, for tests that send their own HTTP."""
         return http.client.HTTPSConnection(*self._address, timeout=self._timeout, context=self._context)
 
     def _request(
@@ -107,7 +107,7 @@ class Rest:
         try:
             connection.request(verb, path, body, {**self.credentials, **content, **headers}, encode_chunked=chunked)
         except (BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
-            assert connection.sock, "the node ended the connection before the request"
+            assert connection.sock, "the node closed the connection before the request"
 
 
 class RestError(Exception):
@@ -121,7 +121,7 @@ class RestError(Exception):
 class LogStream:
     """The lines of `GET /logs`, one at a time, until the node ends the stream or `close` is called, from any thread.
 
-    In the Bearer dialect an event's `data:` is the line, and comments (the heartbeat) are left out.
+    In the Bearer dialect an event's `data:` is the line, and comments (the heartbeat) are skipped.
     """
 
     def __init__(self, connection: http.client.HTTPSConnection, events: bool) -> None:
@@ -155,7 +155,7 @@ class LogStream:
 
 
 def delimited(messages: Iterable[service_pb2.UsersChunk]) -> Iterator[bytes]:
-    """Each message behind its length as a varint: the body of `PUT /users/sync/chunked`."""
+    """Each message after its length as a varint: the body of `PUT /users/sync/chunked`."""
     for message in messages:
         body = message.SerializeToString()
         yield _varint(len(body)) + body

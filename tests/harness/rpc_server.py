@@ -1,4 +1,4 @@
-"""A gRPC server that stands for a core's API, in a thread of its own: calls to it are made on the reactor."""
+"""A gRPC server that stands for a core's API, in its own thread; tests call it from the reactor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this there, and wait for it."""
+        """Run a coroutine in the server's thread, and wait for it."""
 
         async def whole() -> T:
             return await work()
@@ -34,7 +34,7 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(whole(), self._loop).result(20)
 
     def call(self, work: Callable[[], object]) -> None:
-        """The same for what does not wait."""
+        """Run a function in the server's thread, and wait for it."""
 
         async def whole() -> None:
             work()
@@ -49,7 +49,7 @@ class Loop:
 
 @contextmanager
 def serving(address: str, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> Iterator[Loop]:
-    """These calls at a unix socket or a port."""
+    """Serve these methods on a unix socket or a port."""
     loop = Loop()
 
     async def start() -> Any:

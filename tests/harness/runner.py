@@ -1,4 +1,4 @@
-"""A backend that runs over memory, for the tests of running one."""
+"""A runner with the in-memory driver, for tests of the backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import desired as members
 from node.backend.generations import Generations
 from node.backend.runner import Runner
-from node.backend.wind_down import FAREWELL
+from node.backend.wind_down import CALLER
 from node.contract.driver import Generation
 from node.logs import LogRing
 from protos.service_pb2 import Backend, User
@@ -40,17 +40,17 @@ class RunnerTests(SynchronousTestCase):
         self.runner = Runner(self.clock, self.ring, self.record, self.generations, lambda run: self._count(run))
 
     def tearDown(self) -> None:
-        """Nothing is left: no core, no call."""
+        """Check that no core and no delayed call is left."""
         for gate in (self.driver.reading, self.driver.launching, self.driver.stopping, self.driver.applying):
             gate.open()
         closed = ensureDeferred(self.runner.close())
-        self.pass_time(FAREWELL + 1)
+        self.pass_time(2 * CALLER.answer + 1)
         self.successResultOf(closed)
         self.assertEqual(self.driver.running, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     async def _count(self, generation: Generation) -> bool:
-        """A reading brings something as often as `moving` says."""
+        """A reading; the first `moving` ones find new bytes."""
         self.readings += 1
         self.assertIn(generation, self.generations.counting)
         self.read.append([generation])
@@ -62,7 +62,7 @@ class RunnerTests(SynchronousTestCase):
         return ensureDeferred(self.runner.start(self.driver, request))
 
     def started(self, config: str = "a,b", *users: User) -> MemoryGeneration:
-        """The core after a Start that succeeds at once."""
+        """Start, which must succeed at once. Returns the core."""
         self.successResultOf(self.start(config, *users))
         return self.core
 
@@ -99,7 +99,7 @@ class RunnerTests(SynchronousTestCase):
         self.clock.pump([0.0] + [0.125] * int(seconds * 8))
 
     def slow_pool(self) -> SlowPool:
-        """From now on every roster is built in this pool."""
+        """Make the runner build every roster in this pool from now on."""
         self.patch(members, "BUILD_INLINE", 0)
         pool = SlowPool()
         self.clock.getThreadPool = lambda: pool
@@ -108,7 +108,7 @@ class RunnerTests(SynchronousTestCase):
 
 
 class SlowPool:
-    """A thread pool whose work is done when the test says so."""
+    """A thread pool that does its work when the test calls `work`."""
 
     def __init__(self) -> None:
         self._waiting: list[Callable[[], None]] = []

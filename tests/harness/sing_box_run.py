@@ -1,4 +1,4 @@
-"""A run of sing-box without a node around it, and users who come from several addresses."""
+"""A run of sing-box without a node, and users who connect from several addresses."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def both(person: TestUser, *doors: Door) -> User:
 
 @contextmanager
 def devices(*routes: tuple[Door, TestUser, str]) -> Iterator[list[int]]:
-    """The SOCKS ports of a client for each of these users, each by a way and from an address."""
+    """Run a client for these users, each with an inbound and a source address. Yields their SOCKS ports."""
     ports = {free_port(): _from(door.outbounds(person), source) for door, person, source in routes}
     with SingBoxClient(ports):
         yield list(ports)
 
 
 def _from(chain: list[Json], source: str) -> list[Json]:
-    """The last one is what the machine sees."""
+    """Set the source address in the chain's last outbound, which opens the connection."""
     return [*chain[:-1], {**chain[-1], "inet4_bind_address": source}]
 
 
 class SingBoxRun(TestCase):
-    """Of a build; traffic is made in threads."""
+    """Tests with a run of one build; traffic runs in threads."""
 
     build = "built"
 
@@ -79,20 +79,20 @@ class SingBoxRun(TestCase):
         return core
 
     async def clients(self, *routes: tuple[Door, TestUser, str]) -> list[int]:
-        """`devices` until the test is over."""
+        """Run `devices` until the end of the test."""
         running = devices(*routes)
         ports = await deferToThread(running.__enter__)
         self.addCleanup(deferToThread, running.__exit__, None, None, None)
         return ports
 
     async def connected(self, port: int) -> socket.socket:
-        """A connection to the echo server through this port, open until the test is over."""
+        """A connection to the echo server through this port, open until the end of the test."""
         link = await deferToThread(transfer.connect, port, self.echo)
         self.addCleanup(link.close)
         return link
 
     async def until(self, condition: Callable[[], Awaitable[T]], seconds: float = 10.0) -> T:
-        """The first true answer. Raises `AssertionError` with the last one if there is none in this time."""
+        """Wait for the first true result. Raises `AssertionError` with the last one at the timeout."""
         deadline = reactor.seconds() + seconds
         while not (answer := await condition()):
             assert reactor.seconds() < deadline, answer

@@ -1,4 +1,4 @@
-"""Small processes that share a port as runs of a core do, and clients who come all the time and say whom they met."""
+"""Small processes that share a TCP port as runs of a core do, and clients that record which one they met."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-# Listens at the addresses that are named, says so, greets everybody with its name, and echoes; counts who came.
+# Listens on the given addresses, reports that, greets each connection with its name, and echoes. Replies to "came?"
+# with the number of connections.
 PROGRAM = """
 import select, socket, sys
 name, reuse, *addresses = sys.argv[1:]
@@ -62,9 +63,9 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Greeter:
-    """One of them, running inside its `with` block. `name` is one letter; it listens when this is made.
+    """Such a process, running until the end of its `with` block. `name` is one letter; it listens once constructed.
 
-    `through` is what stands before its command.
+    `through` is a command prefix.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Greeter:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Ends it and waits until it is gone."""
+        """Kill it and wait for its end."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdout is not None
@@ -104,14 +105,14 @@ class Greeter:
 
 
 def meet(address: tuple[str, int], timeout: float = 5.0) -> str:
-    """Connect, and say who is there. Leaves no trace in the kernel (TIME_WAIT)."""
+    """Connect and return the greeter's name. Closes with a reset, which leaves no TIME_WAIT in the kernel."""
     with socket.create_connection(address, timeout=timeout) as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         return link.recv(1).decode()
 
 
 def ask(link: socket.socket, question: bytes) -> bytes:
-    """What comes back from a greeter on this connection; nothing if it is over."""
+    """A greeter's reply on this connection; b"" if the connection has ended."""
     try:
         link.sendall(question)
         return link.recv(64)
@@ -121,7 +122,7 @@ def ask(link: socket.socket, question: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Visit:
-    """Whom a client met, or why nobody, and between which moments."""
+    """One connection of a client: begin and end, and the greeter's name or the error."""
 
     begin: float
     end: float
@@ -129,7 +130,7 @@ class Visit:
 
 
 class Visitors:
-    """Clients in threads who connect, one connection after the other, inside the `with` block."""
+    """Clients in threads that connect repeatedly inside the `with` block."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], pause: float = 0.001) -> None:
         self.visits: list[Visit] = []
@@ -143,11 +144,11 @@ class Visitors:
         return [visit for visit in self.visits if len(visit.met) != 1]
 
     def strays(self, name: str, since: float, until: float) -> list[Visit]:
-        """Who came and left in this time and met somebody else."""
+        """The visits within this time that met another greeter than `name`."""
         return [visit for visit in self.visits if since <= visit.begin and visit.end <= until and visit.met != name]
 
     def until(self, enough: Callable[[int], bool]) -> None:
-        """Wait for so many visits."""
+        """Wait until `enough` accepts the number of visits."""
         with self._came:
             came = self._came.wait_for(lambda: enough(len(self.visits)), 30)
         assert came, f"{len(self.visits)} visits in 30 s"

@@ -1,4 +1,4 @@
-"""Those who do not know the key and come all the same: to a port of the node, in bulk or in a bad way."""
+"""Clients without the key that connect to a port of the node, in bulk or with bad behaviour."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from h2.config import H2Configuration
@@ -16,7 +16,7 @@ from h2.exceptions import ProtocolError
 
 from scripts.staging.process import Child
 
-# Rounds of ten bare connections and a handshake, each told by a line.
+# Rounds of ten bare connections and a TLS handshake, with a line of output for each round and each failed handshake.
 _KNOCK = """\
 import socket, ssl, sys
 
@@ -40,11 +40,16 @@ while True:
 """
 
 
+def nobody(_: Sequence[str], __: Sequence[str]) -> bool:
+    """Accept no key."""
+    return False
+
+
 @contextmanager
 def knocking(port: int, processes: int = 2) -> Iterator[Callable[[], int]]:
-    """Processes that connect to the port all the time inside the block, and say nothing or no more than a handshake.
+    """Processes that connect to the port repeatedly inside the block, and send nothing or only a handshake.
 
-    Yields a function that tells how many rounds each of them has done. Raises `AssertionError` if a handshake failed.
+    Yields a function that returns the number of rounds of the slowest. Raises `AssertionError` if a handshake failed.
     """
     with ExitStack() as stack:
         argv = [sys.executable, "-ISc", _KNOCK, str(port)]
@@ -53,8 +58,8 @@ def knocking(port: int, processes: int = 2) -> Iterator[Callable[[], int]]:
         assert not [line for child in children for line in child.lines if line != "a round"]
 
 
-# Connections of both kinds to each port: silent, and with TLS and a byte now and then. Tells when all are there, and
-# when all are gone.
+# Silent connections, and TLS connections with a byte now and then, to each port. Prints when all are being opened, and
+# when all have ended.
 _LINGER = """\
 import asyncio, ssl, sys
 
@@ -93,12 +98,12 @@ def lingering(number: int, rest_port: int, grpc_port: int) -> Iterator[Callable[
     """A process with so many silent and as many slow connections to each port. Yields whether all are gone."""
     argv = [sys.executable, "-ISc", _LINGER, str(number), str(rest_port), str(grpc_port)]
     with Child(argv, {"PATH": os.defpath}) as child:
-        child.ready(lambda: child.lines, 10, "the strangers are on their way")
+        child.ready(lambda: child.lines, 10, "the strangers connect")
         yield lambda: "gone" in child.lines
 
 
 def blind() -> ssl.SSLContext:
-    """A client's context that trusts whatever comes."""
+    """A client's context that accepts any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -106,7 +111,7 @@ def blind() -> ssl.SSLContext:
 
 
 def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
-    """One call over gRPC without a key, of any path and with any headers, and what comes back of it to its end."""
+    """Make one gRPC call without a key, of any path and with any headers, and read the reply to its end."""
     configuration = H2Configuration(header_encoding=None, validate_outbound_headers=False)
     connection = H2Connection(configuration)
     connection.initiate_connection()
@@ -115,7 +120,7 @@ def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
     connection.send_headers(1, [*zip(names, values, strict=True), *more], end_stream=True)
     with socket.create_connection(("127.0.0.1", port), 5) as raw, blind().wrap_socket(raw) as link:
         link.sendall(connection.data_to_send())
-        # h2 takes nothing more once the node has said that the connection will end.
+        # h2 accepts no frames after the node's GOAWAY.
         with suppress(ProtocolError):
             while (data := link.recv(65_536)) and not any(map(_ends, connection.receive_data(data))):
                 link.sendall(connection.data_to_send())

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, whose screen is read as text."""
+"""Run a program on a pseudo-terminal and read its screen as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.staging.wait import until
 
 
 class Terminal:
-    """Runs `argv` in it inside the `with` block. `lines` is what stands on the screen; `raw` all that was written."""
+    """A terminal that runs `argv` inside the `with` block. `lines` is its screen, `raw` all output."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], directory: Path, columns: int = 100, rows: int = 30
@@ -72,29 +72,29 @@ class Terminal:
 
     @property
     def modes(self) -> list[Any]:
-        """How the terminal is set: what it echoes, and when it hands on what is typed."""
+        """The terminal's attributes (echo, line mode and others; termios(3))."""
         return termios.tcgetattr(self._theirs)
 
     def find(self, *words: str, timeout: float = 20.0) -> str:
-        """The screen as soon as all of these words stand on it."""
+        """Wait until the screen contains all of these words. Returns it."""
         try:
             until(lambda: all(word in self.text for word in words), timeout, f"{words} on the screen")
         except AssertionError as error:
-            raise AssertionError(f"{error}; it has\n{self.text}")
+            raise AssertionError(f"{error}; the screen:\n{self.text}")
         return self.text
 
     def type(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 
     def wait(self, timeout: float = 10.0) -> int:
-        """The exit status of the program."""
+        """Wait for the program's exit status."""
         return self._process.wait(timeout)
 
     def _read(self) -> None:
         while True:
             try:
                 data = os.read(self._ours, 65536)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # The other end is closed.
                 return
             if not data:
                 return

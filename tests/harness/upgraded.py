@@ -1,4 +1,4 @@
-"""A node that becomes another version of itself, for the tests of upgrades in place."""
+"""Upgrade a node in place, for tests."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ READY, FAILED = "is ready", "the node was not upgraded"
 
 
 class RealNode(NodeProcess):
-    """Not a copy of an interpreter: what it was run as it can be run as again."""
+    """A node that is executed, not forked, so that it can execute itself again."""
 
     child = Child
 
 
 def kept(node: NodeProcess) -> None:
-    """Wait until it has its way back."""
+    """Wait until the node has kept a copy of its version to go back to."""
     until(lambda: (node.state / "program" / "twisted").is_dir(), 10, "the way back is kept")
 
 
 def said(node: NodeProcess, words: str) -> int:
-    """How often the node has said so."""
+    """How many of the node's lines contain these words."""
     return sum(words in line for line in node.lines)
 
 
 def upgrade(node: NodeProcess, words: str = READY) -> None:
-    """Ask for it, and wait until the node has said these words once more."""
+    """Send the upgrade signal, and wait for another line with these words."""
     pid, before = node.pid, said(node, words)
     os.kill(pid, signal.SIGUSR2)
-    until(lambda: said(node, words) > before, 40, f"the node says {words!r} again")
+    until(lambda: said(node, words) > before, 40, f"the node logs {words!r} again")
     assert node.pid == pid
 
 
 def die_in_between(version: Version, core: int) -> None:
-    """Have this core die while there is no node: when the next version begins, and not when that is tried."""
+    """Kill this core between the two versions: when the next one begins, but not in its trial run."""
     die = f"if VARIABLE in os.environ:\n    with suppress(OSError): os.kill({core}, 9)"
     version.add("node/upgrade/handle.py", die)

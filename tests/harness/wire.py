@@ -1,4 +1,4 @@
-"""Clients of the node that read a reply as slowly as they are told to, and leave when they like."""
+"""Clients of the node that read replies as slowly as a test wants, and leave at any time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from h2.settings import SettingCodes
 
 
 class Wire:
-    """A client that speaks TLS and reads when it is told to. Blocking: for threads.
+    """A TLS client that reads only on demand. Blocking: for threads.
 
-    `receive` is the size of its kernel's buffer, in bytes, if not the usual one.
+    `receive` is the size of the kernel's receive buffer in bytes; 0 for the default.
     """
 
     def __init__(self, port: int, pem: str, *alpn: str, receive: int = 0) -> None:
@@ -36,7 +36,7 @@ class Wire:
         self.link.sendall(b"".join(parts))
 
     def read(self, size: int) -> int:
-        """Read until this many bytes are there, or the connection ends. Returns how many came."""
+        """Read until so many bytes have arrived, or the connection ends. Returns their number."""
         got = 0
         with contextlib.suppress(ssl.SSLEOFError, ConnectionResetError):
             while got < size and (data := self.link.recv(min(65_536, size - got))):
@@ -44,7 +44,7 @@ class Wire:
         return got
 
     def take(self) -> bytes:
-        """Read one response to its end and no further. Returns its body."""
+        """Read exactly one response. Returns its body."""
         response = http.client.HTTPResponse(self.link)
         response.begin()
         return response.read()
@@ -58,7 +58,7 @@ class Wire:
 
 
 class GrpcWire(Wire):
-    """A gRPC client that opens its window no further than it is told."""
+    """A gRPC client with a given flow-control window."""
 
     def __init__(self, port: int, pem: str, window: int = 65_535, receive: int = 0) -> None:
         super().__init__(port, pem, "h2", receive=receive)
@@ -69,7 +69,7 @@ class GrpcWire(Wire):
             self.http.increment_flow_control_window(window - 65_535)
 
     def ask(self, path: str, key: str, message: bytes = b"", deadline: str = "60S") -> None:
-        """Send a request whole."""
+        """Send a complete request."""
         basic = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "localhost", "te": "trailers"}
         more = {"content-type": "application/grpc", "x-api-key": key, "grpc-timeout": deadline}
         self.http.send_headers(1, [*basic.items(), *more.items()])
@@ -77,7 +77,7 @@ class GrpcWire(Wire):
         self.send(self.http.data_to_send())
 
     def read(self, size: int) -> int:
-        """Read this much of the message."""
+        """Read until so many bytes of the message have arrived. Returns their number."""
         got, end = 0, time.monotonic() + 10
         while got < size and time.monotonic() < end:
             events = self.http.receive_data(self.link.recv(65_536))

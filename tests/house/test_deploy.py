@@ -1,4 +1,4 @@
-"""What a server is given in deploy/: the lock has all that setup.cfg asks for, and an image is given time to stop."""
+"""deploy/: the lock has all requirements of setup.cfg, and images have time to stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _locked() -> dict[str, str]:
 
 @pytest.mark.parametrize("requirement", _required(), ids=str)
 def test_a_server_gets_what_is_required(requirement: Requirement) -> None:
-    """Else no server could be installed: scripts/lock writes the lock anew."""
+    """Otherwise no server could be installed; to update the lock, run scripts/lock."""
     version = _locked().get(canonicalize_name(requirement.name))
     assert version, f"{requirement} is not in deploy/requirements.txt: run scripts/lock"
     assert requirement.specifier.contains(version), f"the lock has {requirement.name} {version}: run scripts/lock"
@@ -40,14 +40,14 @@ def test_a_server_gets_what_is_required(requirement: Requirement) -> None:
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-sbom.txt"])
 def test_all_of_a_lock_has_digests(name: str) -> None:
-    """Each package has at least one."""
+    """Each package has at least one digest."""
     packages = re.split(r"^(?=\w)", (ROOT / "deploy" / name).read_text(), flags=re.MULTILINE)[1:]
     assert packages
     assert all("--hash=sha256:" in package for package in packages)
 
 
 def test_an_image_has_as_long_to_stop_as_the_unit() -> None:
-    """At least: a container's engine kills what has not ended by then."""
+    """At least as long: a container engine kills the node after that."""
     [seconds] = parse(UNIT.read_text())["Service"]["TimeoutStopSec"]
     found = re.search(r"stop_grace_period: (\d+)s", (ROOT / "deploy" / "compose.yaml").read_text())
     assert found

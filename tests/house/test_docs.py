@@ -1,4 +1,4 @@
-"""The documents: the README's examples run as they stand, tables are what the code says, and what is named exists."""
+"""The documents: the README's examples run as they are, tables match the code, and named files exist."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from node.errors import KINDS
 from node.tap import SETTINGS
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
+from scripts.staging.process import Child
 from tests.harness.curl import programs_with_curl
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 
 
@@ -32,14 +34,14 @@ def text(page: str) -> str:
 
 
 def example(language: str, word: str) -> str:
-    """The one block of the README in this language that has this word."""
+    """The only block of the README in this language with this word."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", text("README.md"), re.DOTALL | re.MULTILINE)
     [block] = [block for block in blocks if word in block]
     return str(block)
 
 
 def run(command: Sequence[str], directory: Path, programs: Path | None = None) -> str:
-    """What a command prints. Raises `AssertionError` with what it said if it fails."""
+    """Run a command and return its output. Raises `AssertionError` with the output if it fails."""
     done = subprocess.run(
         command,
         cwd=directory,
@@ -53,8 +55,14 @@ def run(command: Sequence[str], directory: Path, programs: Path | None = None) -
     return done.stdout
 
 
+class RealNode(NodeProcess):
+    """Not a copy of an interpreter: nodectl reads the environment that the process was started with."""
+
+    child = Child
+
+
 class Clone:
-    """A clone as the README has it after `scripts/run`: `.venv`, `protos`, `var`, and a node on ports of its own."""
+    """A clone as after `scripts/run`: `.venv`, `protos`, `var`, and a node on ports of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -62,8 +70,8 @@ class Clone:
         (directory / "protos").symlink_to(ROOT / "protos")
         ensure(directory / "var")
         self.key = ensure_api_key(directory / "var" / "api_key")
-        # Without these four the node takes what is in var, as `scripts/run` has it.
-        self.node = NodeProcess(directory, STATE_DIR="", API_KEY="", SSL_CERT_FILE="", SSL_KEY_FILE="")
+        # Without these four the node uses the files in var, as with `scripts/run`.
+        self.node = RealNode(directory, STATE_DIR="", API_KEY="", SSL_CERT_FILE="", SSL_KEY_FILE="")
         self._ports = {"62050": self.node.grpc_port, "62051": self.node.rest_port, "21443": free_port()}
 
     def here(self, block: str) -> str:
@@ -81,18 +89,19 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
 
 
 @pytest.mark.core
-def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
-    """The block that asks with curl runs as it stands, and prints the state and the node's version."""
+def test_the_curl_example_prints_the_nodes_state(clone: Clone) -> None:
+    """The block with curl runs as it is, and prints the state and the node's version."""
     programs = programs_with_curl(clone.directory / "bin")
     printed = run(["bash", "-euo", "pipefail", "-c", clone.here(example("sh", "curl"))], clone.directory, programs)
     assert 'state: "stopped"' in printed
     assert f'version: "{__version__}"' in printed
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_the_nodectl_example_runs_a_core(clone: Clone) -> None:
-    """The block with nodectl runs as it stands: the core starts, the user is in, the core stops."""
-    # Where the ports are the usual ones nobody has to say them.
+    """The block with nodectl runs as it is: the core starts, confirms the user, and stops."""
+    # With the default ports these settings are not needed.
     ports = f"export REST_PORT={clone.node.rest_port} GRPC_PORT={clone.node.grpc_port}\n"
     block = ports + clone.here(example("sh", "nodectl start"))
     printed = run(["bash", "-euo", "pipefail", "-c", block], clone.directory)
@@ -105,7 +114,7 @@ def test_the_nodectl_example_runs_a_core(clone: Clone) -> None:
 
 @pytest.mark.core
 def test_the_python_example_runs_a_core(clone: Clone) -> None:
-    """The block in Python runs as it stands: the core starts, the user has both rows of zeros, the core stops."""
+    """The block in Python runs as it is: the core starts, the user has two rows of zeros, the core stops."""
     (clone.directory / "example.py").write_text(clone.here(example("python", "import grpc")))
     printed = run([".venv/bin/python", "example.py"], clone.directory).splitlines()
     assert re.fullmatch(r"xray [\d.]+ running", printed[0])
@@ -115,8 +124,8 @@ def test_the_python_example_runs_a_core(clone: Clone) -> None:
 
 
 @pytest.mark.core
-def test_the_client_example_asks_the_node(clone: Clone) -> None:
-    """So does the block with the client: state, a refusal with its word, and a line of the log."""
+def test_the_client_example_calls_the_node(clone: Clone) -> None:
+    """The block with the client prints the state, an error with its code, and a line of the log."""
     (clone.directory / "client.py").write_text(clone.here(example("python", "node.client")))
     printed = run([".venv/bin/python", "client.py"], clone.directory).splitlines()
     assert re.fullmatch(r"xray [\d.]+ stopped", printed[0])
@@ -124,18 +133,18 @@ def test_the_client_example_asks_the_node(clone: Clone) -> None:
 
 
 def test_the_two_commands_are_there() -> None:
-    """What the README calls the two commands can be executed."""
+    """The commands of the quick start exist and are executable."""
     for command in shlex.split(example("sh", "scripts/run"), comments=True):
         assert os.access(ROOT / command, os.X_OK), f"{command} is not there, or not executable"
 
 
-def test_the_tables_are_what_the_code_says() -> None:
+def test_the_tables_match_the_code() -> None:
     """`scripts/docs` would change nothing."""
     run([sys.executable, "scripts/docs", "--check"], ROOT)
 
 
 def test_every_operation_error_and_setting_is_in_its_page() -> None:
-    """No row of METHODS, KINDS or SETTINGS is missing, whatever makes the tables."""
+    """No row of METHODS, KINDS or SETTINGS is missing, independently of scripts/docs."""
     interface, settings = text("docs/interface.md"), text("docs/settings.md")
     for method in METHODS:
         assert f"`{method.name}` | `{' or '.join(method.verbs)} {method.path}`" in interface
@@ -147,7 +156,7 @@ def test_every_operation_error_and_setting_is_in_its_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Every link into the repository has its file, and every link into a page its heading."""
+    """Every link into the repository names an existing file, and every anchor an existing heading."""
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if target.startswith("https://"):
             continue
@@ -158,33 +167,33 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The headings of a page as links name them."""
+    """The anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_names_exists(page: Path) -> None:
-    """Files of the repository and modules to be run are named as they are."""
+    """Named files of the repository and modules to run exist."""
     words = page.read_text()
-    for file in re.findall(r"`((?:node|drivers|protos|docs|deploy|scripts)/[\w./-]+)`", words):
+    for file in re.findall(r"`((?:node|drivers|protos|docs|deploy|scripts|tests)/[\w./-]+)`", words):
         assert (ROOT / file).exists(), f"{page.name} names {file}"
     for module in re.findall(r"python -m ([a-z_]+\.[a-z_]+)", words):
         assert importlib.util.find_spec(module), f"{page.name} runs {module}"
 
 
-def test_every_room_is_in_the_architecture() -> None:
-    """A picture or a table of docs/architecture.md knows every room, and every module of the hall."""
-    architecture = text("docs/architecture.md")
+def test_every_room_is_in_the_table() -> None:
+    """CONTRIBUTING.md names every room, and every module of the hall."""
+    contributing = text("CONTRIBUTING.md")
     rooms = {module.parent.relative_to(ROOT) for top in ("node", "drivers") for module in (ROOT / top).rglob("*.py")}
     for room in rooms:
-        assert f"`{room}/`" in architecture, f"docs/architecture.md does not know {room}"
+        assert f"`{room}/`" in contributing, f"CONTRIBUTING.md does not know {room}"
     for module in (ROOT / "node").glob("[a-z]*.py"):
-        assert re.search(rf"\b{module.stem}\b", architecture), f"docs/architecture.md does not know {module.name}"
+        assert re.search(rf"\b{module.stem}\b", contributing), f"CONTRIBUTING.md does not know {module.name}"
 
 
 def test_the_install_page_fits_the_unit() -> None:
-    """docs/install.md puts things where deploy/node.service looks for them."""
+    """docs/install.md uses the paths in deploy/node.service."""
     install, unit = text("docs/install.md"), text("deploy/node.service")
     for place in ("/opt/txnode/.venv", "TXNODE_CORES=/opt/txnode/cores", "/etc/txnode/node.env"):
         assert place in install
@@ -194,5 +203,15 @@ def test_the_install_page_fits_the_unit() -> None:
 
 
 def test_the_changelog_has_this_version() -> None:
-    """The version of the package has a section."""
+    """The package's version has a section."""
     assert re.search(rf"^## \[{re.escape(__version__)}\] - ", text("CHANGELOG.md"), re.MULTILINE)
+
+
+def test_fragments_have_a_known_type() -> None:
+    """Each file in changes/ has a name that towncrier knows, and changes/README.md has every type."""
+    configured = tomllib.loads(text("pyproject.toml"))["tool"]["towncrier"]["type"]
+    types = [each["directory"] for each in configured]
+    assert re.findall(r"^\| `(\w+)` \|", text("changes/README.md"), re.MULTILINE) == types
+    for fragment in (ROOT / "changes").iterdir():
+        known = re.fullmatch(rf"(\d+|\+[\w-]+)\.({'|'.join(types)})\.md", fragment.name)
+        assert known or fragment.name == "README.md", f"{fragment.name}: the type is not one of {', '.join(types)}"

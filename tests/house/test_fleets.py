@@ -1,4 +1,4 @@
-"""deploy/ansible, deploy/helm and deploy/nomad: what they name is there, and they agree with the node and each other.
+"""deploy/ansible, deploy/helm and deploy/nomad: named things exist, and they agree with the node and each other.
 
 That the engines take them is shown by tests/machine/test_fleets_*.py.
 """
@@ -24,7 +24,7 @@ JOB = DEPLOY / "nomad" / "txnode.nomad.hcl"
 
 NAMES = {setting.name for setting in SETTINGS}
 DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
-# What the role and the chart set by variables of their own.
+# Settings that the role and the chart set by variables of their own.
 _ROLES = {"API_KEY", "STATE_DIR"}
 _CHARTS = {
     *("API_KEY", "API_KEY_FILE", "API_KEYS_FILE", "SSL_CERT_FILE", "SSL_KEY_FILE", "SSL_SANS", "STATE_DIR"),
@@ -49,24 +49,24 @@ def yamls() -> Iterator[Path]:
 
 @pytest.mark.parametrize("path", list(yamls()), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_files_are_yaml(path: Path) -> None:
-    """Each is read, and holds something."""
+    """Each file parses and is not empty."""
     assert read(path)
 
 
 def test_the_role_takes_every_setting() -> None:
-    """A new setting is to be added to txnode_known_settings, unless the role sets it by a variable of its own."""
+    """Add a new setting to txnode_known_settings, unless the role sets it by a variable of its own."""
     assert set(role("vars")["txnode_known_settings"]) == NAMES - _ROLES
 
 
 def test_the_chart_takes_every_setting() -> None:
-    """A new setting is to be added to the chart's schema, unless the chart sets it by a value of its own."""
+    """Add a new setting to the chart's schema, unless the chart sets it by a value of its own."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(schema["properties"]["settings"]["propertyNames"]["enum"]) == NAMES - _CHARTS
     assert read(CHART / "values.yaml")["settings"].keys() <= NAMES - _CHARTS
 
 
 def test_settings_that_are_written_exist() -> None:
-    """What the chart and the job put into the environment are settings; HOST_ADDRESS is the chart's own."""
+    """Names in the environment of chart and job are settings; HOST_ADDRESS is the chart's own."""
     chart = set(re.findall(r"^- name: ([A-Z_]+)$", (CHART / "templates" / "_helpers.tpl").read_text(), re.MULTILINE))
     assert chart - {"HOST_ADDRESS"} <= NAMES
     job = set(re.findall(r"^ +([A-Z_]+) += ", JOB.read_text(), re.MULTILINE))
@@ -75,7 +75,7 @@ def test_settings_that_are_written_exist() -> None:
 
 
 def test_variables_of_the_role_are_described_and_used() -> None:
-    """Each default has its specification and is used; what the role's files name is a default or one of its own."""
+    """Each default has a specification and is used; each variable in the role's files is a default or defined there."""
     defaults, own = role("defaults").keys(), role("vars").keys()
     assert read(ROLE / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"].keys() == defaults
     texts = {path: path.read_text() for path in ROLE.rglob("*.*") if path.is_file()}
@@ -88,7 +88,7 @@ def test_variables_of_the_role_are_described_and_used() -> None:
 
 
 def test_handlers_that_are_notified_exist() -> None:
-    """A change that nobody handles would be none."""
+    """A notification without a handler would have no effect."""
     notified = {
         name
         for tasks in (ROLE / "tasks").glob("*.yml")
@@ -99,14 +99,14 @@ def test_handlers_that_are_notified_exist() -> None:
 
 
 def test_the_role_installs_cores_that_are_known() -> None:
-    """By default those that `drivers.install` would choose."""
+    """The defaults are the versions that `drivers.install` chooses."""
     assert {core["name"]: str(core["version"]) for core in role("defaults")["txnode_cores"]} == {
         name: pinned.release for name, (pinned, *_) in CORES.items()
     }
 
 
 def test_the_role_has_the_places_of_the_unit() -> None:
-    """The state, the settings and the directory of the cores are where the unit has them."""
+    """The state, the settings and the directory of the cores are at the paths in the unit."""
     own, home = role("vars"), role("defaults")["txnode_home"]
     unit = (DEPLOY / "node.service").read_text()
     assert f"EnvironmentFile=-{own['txnode_settings_file']}\n" in unit
@@ -117,7 +117,7 @@ def test_the_role_has_the_places_of_the_unit() -> None:
 
 
 def test_values_that_templates_name_exist() -> None:
-    """Each path behind .Values, or behind $v for them, leads to something in values.yaml."""
+    """Each path after .Values, or after $v, exists in values.yaml."""
     values = read(CHART / "values.yaml")
     for template in (CHART / "templates").iterdir():
         for path in re.findall(r"(?:\.Values|\$v)\.([\w.]+)", template.read_text()):
@@ -130,7 +130,7 @@ def _has(values: Mapping[str, Any], path: list[str]) -> bool:
 
 
 def test_ports_agree() -> None:
-    """All have the node's own by default."""
+    """All have the node's default ports."""
     assert {f"{name.upper()}_PORT": str(port) for name, port in read(CHART / "values.yaml")["ports"].items()} == {
         name: DEFAULTS[name] for name in ("REST_PORT", "GRPC_PORT")
     }
@@ -142,7 +142,7 @@ def test_ports_agree() -> None:
 
 
 def test_users_agree() -> None:
-    """The image, the chart and the job have the same one, whose secrets they are, and the state in the same place."""
+    """The image, the chart and the job use the same user, who owns the secrets, and the same path of the state."""
     image = (DEPLOY / "Containerfile").read_text()
     assert f"USER {_USER}:{_USER}\n" in image
     [state] = re.findall(r"STATE_DIR=(\S+)", image)
@@ -152,7 +152,7 @@ def test_users_agree() -> None:
     assert set(re.findall(r"\b(?:user|uid|gid) += \"?(\d+)", JOB.read_text())) == {str(_USER)}
 
 
-def test_a_stop_has_its_time() -> None:
+def test_a_stop_has_enough_time() -> None:
     """A node has 20 seconds under systemd; the chart and the job give it more."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     [unit] = re.findall(r"^TimeoutStopSec=(\d+)$", (DEPLOY / "node.service").read_text(), re.MULTILINE)

@@ -17,6 +17,7 @@ import pytest
 from node.api.framing import delimited as cut
 from protos import service_pb2
 from scripts.staging import certs, socks, transfer
+from scripts.staging.acceptor import Acceptor
 from scripts.staging.backend import chunks, user
 from scripts.staging.core import Xray, XrayClient, server_config
 from scripts.staging.cover import CoverServer
@@ -55,7 +56,7 @@ def echo() -> Iterator[EchoServer]:
 
 @contextmanager
 def server(kind: Kind, port: int, cover: CoverServer) -> Iterator[Xray]:
-    """An Xray that lets USER in, ready for him."""
+    """An Xray with USER, ready for connections."""
     config = server_config([with_users(kind.inbound(port, "in"), [kind.account(USER)])])
     with ExitStack() as stack:
         with cover.looked_at() if kind.reality else nullcontext():
@@ -78,10 +79,54 @@ def test_kind_carries(name: str, all_kinds: Mapping[str, Kind], cover: CoverServ
             transfer.udp_echo(association, PAYLOAD[:1000], echo)
 
 
+def test_first_bytes_come_with_the_request(echo: EchoServer) -> None:
+    """The first bytes of a connection are sent before Xray replies to its request."""
+    seen: list[bytes] = []
+    first = transfer.asking(b"hello")
+
+    def serve(link: socket.socket) -> None:
+        link.recv(3, socket.MSG_WAITALL)
+        link.sendall(b"\5\0")
+        seen.append(link.recv(10 + len(first), socket.MSG_WAITALL))
+        link.sendall(b"\5\0\0\1" + bytes(6) + b"hello")
+
+    socks.hurry([port := free_port()])
+    with Acceptor("127.0.0.1", port, serve), transfer.connect(port, echo, timeout=5):
+        pass
+    assert seen == [b"\5\1\0\1" + socket.inet_aton(echo.host) + echo.port.to_bytes(2) + first]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["vmess-raw", "shadowsocks-chacha20"])
+def test_a_late_reply_ends_no_connection(
+    name: str,
+    all_kinds: Mapping[str, Kind],
+    cover: CoverServer,
+    echo: EchoServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A test that gets no processor after a SOCKS reply, for longer than Xray's client waits, has its connection."""
+    reply = socks._reply
+
+    def late(link: socket.socket) -> tuple[str, int]:
+        found = reply(link)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(socks, "_reply", late)
+    kind, port, socks_port = all_kinds[name], free_port(), free_port()
+    with (
+        server(kind, port, cover),
+        XrayClient({socks_port: kind.outbound(port, USER)}),
+        transfer.connect(socks_port, echo) as link,
+    ):
+        transfer.echo(link, PAYLOAD)
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("name", NAMES)
 def test_kind_keeps_out(name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer) -> None:
-    """A user whom the inbound does not know reaches nothing, where one whom it knows goes through."""
+    """An unknown user reaches nothing through the inbound, while a known one gets through."""
     kind, port, socks_port = all_kinds[name], free_port(), free_port()
     before = echo.connections
     with server(kind, port, cover):
@@ -93,7 +138,7 @@ def test_kind_keeps_out(name: str, all_kinds: Mapping[str, Kind], cover: CoverSe
 
 
 def test_echo_counts(echo: EchoServer) -> None:
-    """The echo server counts what went through it to the byte, command lines included."""
+    """The echo server counts every byte that passes through it, command lines included."""
     received, sent = echo.received, echo.sent
     with socket.create_connection((echo.host, echo.port)) as link:
         transfer.echo(link, PAYLOAD[:1000])
@@ -104,7 +149,7 @@ def test_echo_counts(echo: EchoServer) -> None:
 
 
 def test_echo_ends_connections() -> None:
-    """The destination can end its connections, and leaves none behind."""
+    """The destination can close its connections, and leaves none open."""
     with EchoServer("::1") as server, socket.create_connection((server.host, server.port)) as link:
         transfer.echo(link, b"hello")
         server.drop()
@@ -113,7 +158,7 @@ def test_echo_ends_connections() -> None:
 
 
 def test_ports_are_given_once() -> None:
-    """No port is given out twice, and none that an outgoing connection could have."""
+    """No port is given out twice, and none from the range of outgoing connections."""
     ports = [free_port() for _ in range(50)]
     beyond = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert len(set(ports)) == len(ports)
@@ -121,14 +166,14 @@ def test_ports_are_given_once() -> None:
 
 
 @pytest.mark.core
-def test_refused_config_is_told() -> None:
-    """A core that does not start fails the test with its own words, at once."""
+def test_a_refused_config_is_reported() -> None:
+    """A core that does not start fails the test at once, with its output."""
     with pytest.raises(AssertionError, match="unknown config id: nonsense"):
         Xray(server_config([{"port": free_port(), "protocol": "nonsense"}]))
 
 
 def test_child_that_ignores_term() -> None:
-    """A child that does not end by TERM is killed, and the test fails."""
+    """A child that does not end on TERM is killed, and the test fails."""
     child = Child(["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"], {"PATH": os.defpath})
     until(lambda: child.lines, what="the child is ready")
     with pytest.raises(AssertionError, match="does not end within"):
@@ -137,7 +182,7 @@ def test_child_that_ignores_term() -> None:
 
 
 def test_shadowsocks_2022_key() -> None:
-    """A password that is a key already is taken as it is; every other becomes one, as in deployed controllers."""
+    """A password that is a valid key is used as it is; others are turned into one, as in deployed controllers."""
     key = base64.b64encode(bytes(range(16))).decode()
     assert shadowsocks_2022_key(key, 16) == key
     assert shadowsocks_2022_key(key, 32) != key
@@ -145,7 +190,7 @@ def test_shadowsocks_2022_key() -> None:
 
 
 def test_user_of_many_inbounds(all_kinds: Mapping[str, Kind]) -> None:
-    """A controller's user carries the credentials of all its inbounds, and none when there are none."""
+    """A controller's user has the credentials of all its inbounds, and none without inbounds."""
     message = user(USER, {"a b": all_kinds["vless-reality-vision"], "c": all_kinds["shadowsocks-chacha20"]})
     assert list(message.inbounds) == ["a b", "c"]
     assert message.proxies.vless.flow == "xtls-rprx-vision"
@@ -154,31 +199,31 @@ def test_user_of_many_inbounds(all_kinds: Mapping[str, Kind]) -> None:
 
 
 def test_chunks_are_numbered() -> None:
-    """Chunks count from 0 and only the last one is marked; nobody at all is one empty chunk."""
+    """Chunks count from 0 and only the last one is marked; no users are one empty chunk."""
     users = [user(TestUser.new(str(n)), {}) for n in range(5)]
     assert [(len(c.users), c.index, c.last) for c in chunks(users, 2)] == [(2, 0, False), (2, 1, False), (1, 2, True)]
     assert [(len(c.users), c.index, c.last) for c in chunks([])] == [(0, 0, True)]
 
 
 def test_chunks_on_the_wire() -> None:
-    """What the harness sends for a chunked sync is what the node cuts into the same messages."""
+    """The node splits a chunked sync of the harness into the same messages."""
     sent = chunks([user(TestUser.new(str(n)), {}) for n in range(250)])
     assert [service_pb2.UsersChunk.FromString(body) for body in cut(b"".join(delimited(sent)))] == sent
 
 
 @pytest.fixture(params=[Child, Forked], ids=lambda child: child.__name__)
 def each_child(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes are started in both ways."""
+    """Run tests with both ways to start nodes."""
     monkeypatch.setattr(NodeProcess, "child", request.param)
 
 
 @pytest.mark.core
 @pytest.mark.usefixtures("each_child")
-def test_node_that_ends_is_told(tmp_path: Path) -> None:
-    """A node that does not come up fails the test with its own words, without waiting for the deadline."""
+def test_a_node_that_ends_is_reported(tmp_path: Path) -> None:
+    """A node that does not come up fails the test with its output, without waiting for the deadline."""
     before = time.monotonic()
     with (
-        pytest.raises(AssertionError, match=r"it ended with 1; it said:\n.*API_KEY"),
+        pytest.raises(AssertionError, match=r"it ended with 1; its output:\n.*API_KEY"),
         NodeProcess(tmp_path, API_KEY="short"),
     ):
         pass
@@ -188,7 +233,7 @@ def test_node_that_ends_is_told(tmp_path: Path) -> None:
 @pytest.mark.core
 @pytest.mark.usefixtures("each_child")
 def test_node_has_only_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session, a directory and an environment of its own, and no descriptor that its cores would inherit."""
+    """It has a session, a directory and an environment of its own, and no descriptors that its cores would inherit."""
     monkeypatch.setenv("KEEP_ALIVE_ACTION", "of the tests, not of the node: it would not start")
     with NodeProcess(tmp_path) as node:
         assert os.getsid(node.pid) == node.pid

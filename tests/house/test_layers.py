@@ -1,4 +1,4 @@
-"""The architecture, held over the syntax trees: imports point one way, and each dangerous thing has its one place."""
+"""The architecture, checked on syntax trees: imports point one way, and each dangerous thing has a single place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from node import deployed
 
 ROOT = Path(__file__).parents[2]
 
-# What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
+# What modules of each room may import of this project, besides their own room and `protos`: rooms or modules.
 ROOMS: dict[str, set[str]] = {
     "node": {
         *("node.contract.settings", "node.updates.policy"),
-        *("node.limits.defaults", "node.limits.wording", "node.limits.words"),
+        *("node.limits.defaults", "node.limits.parsing", "node.limits.sizes"),
     },
     "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
     "node.machine": {"node.logs", "node.periodic", "node.reactor"},
@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.adoption": {"node.backend", "node.contract", "node.logs", "node.reactor", "node.secret_file"},
     "node.api": {
-        "node.adoption.standing",
+        "node.adoption.handover_files",
         *("node.backend", "node.contract", "node.events", "node.limits", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
@@ -45,7 +45,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
     },
-    "node.door": {"node.http2", "node.logs", "node.repeated", "node.sockets", "node.waiting", "node.watching"},
+    "node.door": {"node.http2", "node.logs", "node.limited_warning", "node.sockets", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.upgrade": {"node", "node.contract", "node.errors", "node.events", "node.logs", "node.reactor"},
     "node.updates": {
@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
         "node.doctor",
-        "node.limits.wording",
+        "node.limits.parsing",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",
@@ -77,9 +77,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "drivers.sockets": {"node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.xray": {
-        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
         *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
     },
+    "drivers.xray.ownership": {"drivers.sockets", "node.contract"},
     "drivers.sing_box": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
         *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
@@ -89,7 +90,7 @@ ROOMS: dict[str, set[str]] = {
 }
 # The wiring: `tap` puts the node together, `registry` names the drivers.
 WIRING = {"node.tap", "drivers.registry"}
-# What a stage to try the node on takes of ours: what a controller has, and where cores are found.
+# What the test stage may import: what a controller has, and the search for cores.
 STAGING = {"scripts.staging", "protos", "drivers.install", "node.client", "node.aio", "node.api.auth", "node.errors"}
 
 
@@ -105,9 +106,15 @@ def modules() -> dict[str, ast.Module]:
     return {name_of(path): ast.parse(path.read_text(), str(path)) for path in paths if not path.stem.endswith("_pb2")}
 
 
+@functools.cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Every node of a syntax tree, walked once."""
+    return tuple(ast.walk(tree))
+
+
 def imported(tree: ast.Module) -> Iterator[str]:
-    """All that is imported anywhere in a module, by full name: `from a import b` is "a.b"."""
-    for statement in ast.walk(tree):
+    """All imports anywhere in a module, by full name: `from a import b` is "a.b"."""
+    for statement in nodes(tree):
         if isinstance(statement, ast.Import):
             yield from (alias.name for alias in statement.names)
         elif isinstance(statement, ast.ImportFrom):
@@ -130,7 +137,7 @@ def who_imports(*packages: str) -> set[str]:
 
 @functools.cache
 def own_imports(name: str) -> frozenset[str]:
-    """The modules of ours that a module imports."""
+    """The modules of this project that a module imports."""
     known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2", "protos.columns_pb2"}
     known |= {"protos.kept_pb2", "protos.handover_pb2"}
     found = set()
@@ -149,11 +156,11 @@ def room(name: str) -> str:
 
 def who_uses(matches: Callable[[ast.AST], bool]) -> set[str]:
     """The modules that have such a node in their syntax tree."""
-    return {name for name, tree in modules().items() if any(map(matches, ast.walk(tree)))}
+    return {name for name, tree in modules().items() if any(map(matches, nodes(tree)))}
 
 
 def attribute(*names: str, of: str = "") -> Callable[[ast.AST], bool]:
-    """Whether something is an attribute of one of these names, where `of` is given: of the thing of that name."""
+    """Whether a node is an attribute with one of these names; with `of`, of the object of that name."""
     return lambda node: (
         isinstance(node, ast.Attribute)
         and node.attr in names
@@ -162,7 +169,7 @@ def attribute(*names: str, of: str = "") -> Callable[[ast.AST], bool]:
 
 
 def test_the_product_is_read() -> None:
-    """These tests look at the real modules."""
+    """These tests read the real modules."""
     assert {"node.tap", "node.api.operations", "drivers.process.child", "drivers.xray.config"} <= modules().keys()
     assert own_imports("node.tap") >= {"node.settings", "node.api.operations", "drivers.registry"}
     places = {"node": "node", "node.tap": "node", "node.backend.runner": "node.backend", "drivers.registry": "drivers"}
@@ -170,23 +177,27 @@ def test_the_product_is_read() -> None:
 
 
 def test_every_room_has_its_row() -> None:
-    """No module stands in a folder without a row, and each folder of ours says in words what lives there."""
+    """Every folder with modules has a row, and a docstring that says what is in it."""
     assert {room(name) for name in modules()} == ROOMS.keys()
     silent = {name for name, tree in modules().items() if name in ROOMS and not ast.get_docstring(tree)}
     assert silent <= {"protos"}
 
 
-@pytest.mark.parametrize("name", sorted(modules().keys() - WIRING))
-def test_who_may_enter_which_room(name: str) -> None:
-    """A module imports its own room, and of the others what the row of its room says."""
+def test_imports_between_rooms() -> None:
+    """A module imports only its own room, and what the row of its room allows."""
+    foreign = {name: entered for name in modules().keys() - WIRING if (entered := _entered(name))}
+    assert foreign == {}
+
+
+def _entered(name: str) -> set[str]:
+    """The imports of a module that are not allowed."""
     own = room(name)
     allowed = ROOMS[own] | {own, "protos"}
-    foreign = {target for target in own_imports(name) if target not in allowed and room(target) not in allowed}
-    assert foreign == set()
+    return {target for target in own_imports(name) if target not in allowed and room(target) not in allowed}
 
 
 def test_no_circles() -> None:
-    """No module imports itself by way of others."""
+    """No module imports itself through others."""
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path, name])
@@ -201,7 +212,7 @@ def test_no_circles() -> None:
 
 
 def test_transports_do_not_know_each_other() -> None:
-    """REST and gRPC share what is behind them, nothing else."""
+    """REST and gRPC share only the modules behind them."""
     rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
     rpc = {"node.transport.rpc", "node.transport.serving", "node.transport.health"}
     for one, other in ((rest, rpc), (rpc, rest)):
@@ -209,7 +220,7 @@ def test_transports_do_not_know_each_other() -> None:
 
 
 def test_only_the_wiring_knows_which_cores_there_are() -> None:
-    """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
+    """The node knows the protocol of drivers, not the drivers; a new core is one line in the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
     assert drivers == {("node.tap", "drivers.registry")}
@@ -226,52 +237,57 @@ def programs() -> dict[str, ast.Module]:
     return {name_of(path): ast.parse(texts[path], str(path)) for path in python}
 
 
-@pytest.mark.parametrize("name", sorted(programs()))
-def test_scripts_do_not_know_the_tests(name: str) -> None:
-    """Nothing in `scripts/` imports a test; the stage knows neither who plays on it nor the inside of the node."""
+def test_scripts_do_not_know_the_tests() -> None:
+    """`scripts/` imports no tests; the stage imports neither its users nor the inside of the node."""
+    ours = ROOMS.keys() | {"scripts", "tests"}
     found = {
-        target for target in imported(programs()[name]) if target.split(".")[0] in ROOMS.keys() | {"scripts", "tests"}
+        (name, target) for name, tree in programs().items() for target in imported(tree) if target.split(".")[0] in ours
     }
-    assert not {target for target in found if within(target, "tests")}
-    if within(name, "scripts.staging"):
-        assert not {target for target in found if not any(within(target, place) for place in STAGING)}
+    assert not {pair for pair in found if within(pair[1], "tests")}
+    staged = {pair for pair in found if within(pair[0], "scripts.staging")}
+    assert not {pair for pair in staged if not any(within(pair[1], place) for place in STAGING)}
 
 
 def test_the_scripts_are_read() -> None:
-    """The rule above looks at the real ones."""
+    """The test above reads the real scripts."""
     assert {"scripts.demo", "scripts.docs", "scripts.bench.stage", "scripts.staging.node"} <= programs().keys()
 
 
 def named(tree: ast.Module) -> Iterator[str]:
-    """Every name, attribute and text of a module, documentation left out."""
+    """Every name, attribute and string of a module, without docstrings."""
     documentation = {
         id(body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(body := getattr(node, "body", None), list) and body and isinstance(body[0], ast.Expr)
     }
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         for field in ("id", "attr", "name", "arg", "value"):
             value = getattr(node, field, None)
             if isinstance(value, str) and id(node) not in documentation:
                 yield value
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node") and name != "node.nodectl.kinds"])
-def test_the_node_names_no_core(name: str) -> None:
-    """But for the interface's own number of the default core, and settings of other nodes, no core is named.
+def test_the_node_names_no_core() -> None:
+    """Except for the interface's number of the default core, and settings of other nodes.
 
-    The command line is no part of the node: it has the names that its user says.
+    The command line is not part of the node: its users give names of cores.
     """
+    names = [name for name in modules() if within(name, "node") and name != "node.nodectl.detect_core"]
+    assert {name: cores for name in names if (cores := _cores(name))} == {}
+
+
+def _cores(name: str) -> list[str]:
+    """Names of cores in the module that are not allowed."""
     cores = [word for word in named(modules()[name]) if "xray" in word.lower() or "sing_box" in word.lower()]
     if name == "node.api.operations":
-        cores = [word for word in cores if word != "XRAY"]
+        return [word for word in cores if word != "XRAY"]
     if name == "node.deployed":
-        cores = [word for word in cores if word not in deployed.NAMES and word not in deployed.NAMES.values()]
-    assert cores == []
+        return [word for word in cores if word not in deployed.NAMES and word not in deployed.NAMES.values()]
+    return cores
 
 
 def test_the_registry_is_in_its_place() -> None:
-    """REGISTRY is made in one place and has every package of a core: those with a driver."""
+    """REGISTRY is defined in one place, and has every package with a driver."""
 
     def assigns(node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id == "REGISTRY" and isinstance(node.ctx, ast.Store)
@@ -297,9 +313,9 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["klein"], {"node.transport.rest"}),
         (
             ["twisted.web", "werkzeug"],
-            {"node.transport.rest", "node.transport.site", "drivers.sing_box.live"} | OVER_REST,
+            {"node.transport.rest", "node.transport.site", "drivers.sing_box.ssm_api"} | OVER_REST,
         ),
-        (["twisted.web.client"], {"drivers.sing_box.live"} | OVER_REST),
+        (["twisted.web.client"], {"drivers.sing_box.ssm_api"} | OVER_REST),
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
@@ -333,23 +349,23 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
     ],
     ids=lambda names: " ".join(sorted(names)),
 )
-def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
-    """Threads, web, gRPC, processes and the network each are the business of a few modules."""
+def test_modules_that_may_import(packages: list[str], allowed: set[str]) -> None:
+    """Only a few modules may import threads, web, gRPC, processes and the network."""
     assert who_imports(*packages) <= allowed
 
 
-def test_who_spawns() -> None:
-    """Cores are spawned in one place, which knows how not to fork; the leash, and an upgrade, become other programs."""
+def test_modules_that_spawn() -> None:
+    """Cores are spawned in one place, which does not fork; the leash and an upgrade execute other programs."""
     assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn", "node.adoption.adoption"}
-    # A program of its own, which leaves the node.
+    # A separate program, which detaches from the node.
     assert who_uses(attribute("fork", of="os")) == {"node.adoption.guard"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
     becoming = {"drivers.process.leash", "node.upgrade.program", "node.upgrade.trampoline"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 
-def test_who_reads_the_environment() -> None:
-    """The environment is read by the settings, and by programs of their own; the bridge sets gRPC's."""
+def test_modules_that_read_the_environment() -> None:
+    """Only the settings and separate programs read the environment; the bridge sets gRPC's variables."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
     programs = {"drivers.install.install", "node.nodectl.session", "node.upgrade.trampoline"}
     assert readers - programs == {"node.settings", "node.aio"}
@@ -363,29 +379,29 @@ def test_who_reads_the_environment() -> None:
     ]
 
 
-def test_who_logs() -> None:
-    """Every log is written by the logger that makes texts of others printable."""
+def test_modules_that_log() -> None:
+    """All logs go through the logger that escapes texts of others."""
     assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
 
 
-def test_who_crosses_threads() -> None:
-    """Only the bridge hands work to another thread's loop; beside it stand the reactor's pool and a signal handler."""
+def test_modules_that_cross_threads() -> None:
+    """Only the bridge passes work to another thread's loop, besides the reactor's pool and a signal handler."""
     assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.aio"}
     assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.aio", "node.tap"}
 
 
-def test_the_plugin_directory_is_no_package() -> None:
-    """Twisted finds plugins of several projects only where none claims the directory."""
+def test_the_plugin_directory_is_not_a_package() -> None:
+    """Twisted finds plugins of several projects only if none has the directory as a package."""
     assert {path.name for path in (ROOT / "twisted").rglob("*.py")} == {"node_plugin.py"}
 
 
-def test_no_module_for_everything() -> None:
-    """There is no place for what has none."""
+def test_no_utility_modules() -> None:
+    """No module is called utils or the like."""
     assert not [name for name in modules() if name.rsplit(".", 1)[-1] in ("utils", "util", "helpers", "common", "misc")]
 
 
 def test_every_package_is_in_what_is_installed() -> None:
-    """A folder of modules that setup.cfg does not name is in a clone, and not in a wheel."""
+    """A wheel lacks folders of modules that setup.cfg does not list."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     listed = config["options"]["packages"].split()

@@ -1,4 +1,4 @@
-"""docs/migrate.md: what its commands do to a machine, on one whose directories are elsewhere."""
+"""docs/migrate.md: its commands, run on a directory in place of a machine."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tests.live.test_startup import Address
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migrate.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-# What the commands say to the programs of the machine is written down, and nothing is done.
+# Calls of the machine's programs are recorded, and have no effect.
 TOLD = ("pg-node", "systemctl", "docker")
 KEY = str(uuid.uuid4())
 
 
 class Machine:
-    """A directory in the place of `/`, with a PasarGuard node as its installer leaves it."""
+    """A directory in place of `/`, with a PasarGuard node as installed by its installer."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory
         self.port = free_port()
-        self.told = directory / "told"
+        self.calls = directory / "calls"
         for name in ("opt/pg-node", "var/lib/pg-node/certs", "etc/systemd/system", "bin"):
             (directory / name).mkdir(parents=True)
         for name in TOLD:
-            (directory / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{self.told}\n')
+            (directory / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{self.calls}\n')
             (directory / "bin" / name).chmod(0o755)
         pair = certs.make(directory, ["localhost"])
         pair.certificate.rename(directory / "var/lib/pg-node/certs/ssl_cert.pem")
@@ -52,7 +52,7 @@ class Machine:
         )
 
     def run(self, line: str) -> None:
-        """A line of the page, with the directories of this machine."""
+        """A command of the page, with the directories of this machine."""
         here = re.sub(r"(?<=[ <>])/(?=opt/|etc/|var/)", f"{self.root}/", line)
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
         subprocess.run(["sh", "-euc", here], cwd=ROOT, env={"PATH": path}, check=True, timeout=20)
@@ -78,14 +78,14 @@ def test_every_way_takes_five_commands_and_one_back() -> None:
 
 
 def test_every_name_that_is_ignored_is_in_the_page() -> None:
-    """Whoever reads the line in the log finds each of its names."""
+    """The page explains each name in the node's log line about ignored settings."""
     for name in deployed.NAMES:
         assert f"| `{name}` |" in PAGE
 
 
 @pytest.mark.core
 def test_from_a_pasarguard_node(tmp_path: Path) -> None:
-    """Its port, key, protocol and certificate are served by this node, which the panel knows by them; then the unit."""
+    """This node takes over its port, key, protocol and certificate, by which the panel knows it; then the unit."""
     machine = Machine(tmp_path)
     _, _, settings, pair, service = BLOCKS[0].splitlines()
     for line in (settings, pair, service):
@@ -94,7 +94,7 @@ def test_from_a_pasarguard_node(tmp_path: Path) -> None:
     files = (tmp_path / "etc/txnode/node.env", state / "certificate.pem", state / "key.pem")
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert (tmp_path / "etc/systemd/system/node.service").read_text() == (ROOT / "deploy/node.service").read_text()
-    assert machine.told.read_text().splitlines() == [
+    assert machine.calls.read_text().splitlines() == [
         *("pg-node down", "systemctl daemon-reload", "systemctl enable --now node"),
     ]
     given = {**machine.settings(), "STATE_DIR": str(state)}
@@ -110,7 +110,7 @@ def test_from_a_pasarguard_node(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_others(tmp_path: Path) -> None:
-    """The third line writes a new key, for root's eyes only."""
+    """The third line writes a new key that only root can read."""
     machine = Machine(tmp_path)
     machine.run(BLOCKS[2].splitlines()[2])
     assert uuid.UUID(machine.settings()["API_KEY"]).int
@@ -119,7 +119,7 @@ def test_the_settings_of_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", [0, 2])
 def test_settings_that_are_there_stay(tmp_path: Path, block: int) -> None:
-    """A second run does not replace the key that a panel knows, nor what an operator has added."""
+    """A second run keeps the key that a panel knows, and lines that an operator has added."""
     machine, line = Machine(tmp_path), BLOCKS[block].splitlines()[2]
     machine.run(line)
     file = tmp_path / "etc/txnode/node.env"
@@ -131,7 +131,7 @@ def test_settings_that_are_there_stay(tmp_path: Path, block: int) -> None:
 
 
 def test_without_the_settings_of_the_other_node(tmp_path: Path) -> None:
-    """Nothing is written then that would be in the way later."""
+    """It writes nothing that would prevent a later run."""
     machine = Machine(tmp_path)
     (tmp_path / "opt/pg-node/.env").unlink()
     with pytest.raises(subprocess.CalledProcessError):

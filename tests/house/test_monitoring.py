@@ -1,4 +1,4 @@
-"""What is deployed for monitoring: rules and the dashboard name nothing that a node does not tell."""
+"""deploy/ for monitoring: rules and the dashboard name only metrics that a node has."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from node.metrics.families import FAMILIES, Kind
 from tests.harness.monitoring import DASHBOARD, RULES, expressions, named
 
 ROOT = Path(__file__).parents[2]
-# What a family of this kind is told as.
+# The suffixes of a family's series, by kind.
 _SUFFIXES = {Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
 TOLD = {family.name + suffix for family in FAMILIES for suffix in _SUFFIXES.get(family.kind, ("",))}
 
 
 @pytest.mark.parametrize("file", [RULES, DASHBOARD], ids=lambda file: file.name)
-def test_names_are_told(file: Path) -> None:
-    """Each name in an expression is one of the table; both files have many."""
+def test_metrics_exist(file: Path) -> None:
+    """Each name in an expression is a metric of the node; both files have many."""
     names = {name for expression in expressions(file) for name in named(expression)}
     assert len(names) > 15
     assert names <= TOLD, names - TOLD
 
 
-def test_a_name_that_is_not_told_would_be_found() -> None:
+def test_an_unknown_metric_would_be_found() -> None:
     assert named("sum by (instance) (rate(txnode_no_such_total[5m])) > 3 * txnode_max_fds") == {
         "txnode_no_such_total",
         "txnode_max_fds",
@@ -35,7 +35,7 @@ def test_a_name_that_is_not_told_would_be_found() -> None:
 
 
 def test_rules_say_what_to_do() -> None:
-    """Each alert has a severity, a summary, and a sentence that says what to do."""
+    """Each alert has a severity, a summary, and a runbook."""
     [group] = yaml.safe_load(RULES.read_text())["groups"]
     for rule in (rule for rule in group["rules"] if "alert" in rule):
         notes: dict[str, Any] = rule["annotations"]
@@ -45,14 +45,14 @@ def test_rules_say_what_to_do() -> None:
 
 
 def test_every_alert_is_tried() -> None:
-    """The tests for promtool have each of them fire."""
+    """Each alert fires in the tests for promtool."""
     alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
     tried = set(re.findall(r'alertname="(\w+)"', (RULES.parent / "rules_test.yml").read_text()))
     assert alerts == tried
 
 
 def test_the_dashboard_is_whole() -> None:
-    """Panels have numbers of their own, lie within the page, and take the data source that is chosen."""
+    """Panels have unique numbers, lie within the page, and use the chosen data source."""
     dashboard = json.loads(DASHBOARD.read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

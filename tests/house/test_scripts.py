@@ -1,4 +1,4 @@
-"""The scripts from outside: what `scripts/run` shows and says, that nothing of it is left, what `scripts/test` runs.
+"""The scripts from outside: what `scripts/run` prints and cleans up, and what `scripts/test` runs.
 
 `scripts/run` runs in this checkout, with this environment's packages, and with a state and ports of its own.
 """
@@ -45,7 +45,7 @@ class Run(Child):
         super().__init__(command, environment, directory=Path(environment["STATE_DIR"]).parent)
 
     def until_line(self, beginning: str) -> str:
-        """The line that begins so, when it is there."""
+        """Wait for the line that begins with this, and return it."""
         pattern = re.compile(rf"^  {beginning} +(.*)$", re.MULTILINE)
         self.ready(lambda: pattern.search(self.output), 30, f"a line {beginning!r}")
         found = pattern.search(self.output)
@@ -53,7 +53,7 @@ class Run(Child):
         return found[1]
 
     def ends(self, number: signal.Signals, group: bool = False) -> int:
-        """Send the signal to the script alone, or to its group as a terminal does. The status, when all is gone."""
+        """Send a signal to the script, or to its group as a terminal does. Returns the status when all have ended."""
         family = psutil.Process(self.pid).children(recursive=True)
         assert family, self.output
         os.killpg(self.pid, number) if group else os.kill(self.pid, number)
@@ -65,7 +65,7 @@ class Run(Child):
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Mapping[str, str]:
-    """CI's, with OpenSSL's own meaning of SSL_CERT_FILE, and with a program on PATH that is called xray and is none."""
+    """That of CI, with SSL_CERT_FILE in OpenSSL's meaning, and a program on PATH named xray that is not Xray."""
     programs = tmp_path / "bin"
     _program(programs / "xray", "#!/bin/sh\necho something else\n")
     programs_with_curl(programs)
@@ -92,9 +92,10 @@ def _program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.core
-def test_first_call_shows_the_main_job_and_the_second_only_serves(environment: Mapping[str, str]) -> None:
-    """The first changes the configuration under a download and counts 8 MiB from 127.0.0.2; its curl line works.
+def test_the_first_call_shows_the_demonstration_and_the_second_only_serves(environment: Mapping[str, str]) -> None:
+    """The first changes the configuration during a download and counts 8 MiB from 127.0.0.2; its curl line works.
 
     Both end whole, by Ctrl-C and by TERM.
     """
@@ -121,9 +122,10 @@ def _number(text: str) -> int:
     return int(re.findall(r"\d[\d,]*", text)[0].replace(",", ""))
 
 
+@pytest.mark.slow
 @pytest.mark.core
 def test_ctrl_c_inside_the_demonstration_leaves_nothing(environment: Mapping[str, str]) -> None:
-    """While two cores run, the node's and the client's, Ctrl-C ends both, and the backend is stopped in good order."""
+    """While two cores run, the node's and the client's, Ctrl-C ends both, and the backend is stopped first."""
     with Run(environment) as run:
         run.until_line("backend")
         assert run.ends(signal.SIGINT, group=True) == 130
@@ -131,15 +133,15 @@ def test_ctrl_c_inside_the_demonstration_leaves_nothing(environment: Mapping[str
 
 
 @pytest.mark.core
-def test_a_taken_port_ends_the_script_with_the_nodes_words(environment: Mapping[str, str]) -> None:
-    """Whoever has the port is not taken for the node."""
+def test_a_used_port_ends_the_script_with_the_nodes_error(environment: Mapping[str, str]) -> None:
+    """Another process on the port is not mistaken for the node."""
     with socket.create_server(("", int(environment["REST_PORT"]))), Run(environment) as run:
         assert run.wait(30) == 1
     assert re.search(rf"^txnode cannot start: .*{environment['REST_PORT']}", run.output, re.MULTILINE)
 
 
 def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is run with the executable that the node's settings name, wherever they stand: in `.env`, too."""
+    """The client runs the executable in the node's settings, also if they are in `.env`."""
     (tmp_path / ".env").write_text(
         "API_KEY=a key of some length\nXRAY_EXECUTABLE_PATH=/opt/xray\nSING_BOX_EXECUTABLE_PATH=/opt/box\n"
     )
@@ -154,7 +156,7 @@ def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeyp
 
 
 def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
-    """What `scripts/test` has a Python do that does nothing, command by command, and on which other Xray."""
+    """The commands that `scripts/test` runs with a fake Python, and the other Xray of each."""
     record = directory / "record"
     named = "${TXNODE_TEST_XRAY_NEW:+ on $TXNODE_TEST_XRAY_NEW}"
     _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*{named}" >>{record}\n')
@@ -163,49 +165,78 @@ def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
     return [line.removeprefix("-m ") for line in record.read_text().splitlines()]
 
 
-def test_what_the_fast_tests_are(tmp_path: Path) -> None:
-    """With `--fast` no core is looked for or installed, and what has a mark is left out; linters and types are not."""
-    *checks, tests = _tested(tmp_path, "--fast", "tests/node", "-x")
-    assert [check.split()[0] for check in checks] == ["ruff", "ruff", "mypy"]
-    assert tests.startswith("pytest ")
-    assert "-m not core and not slow and not machine" in tests
-    assert tests.endswith(" tests/node -x")
+_CHECKS = ["ruff", "ruff", "codespell_lib", "mypy"]
+_CORES = ["drivers.install"] * 3
 
 
-def test_what_all_tests_are(tmp_path: Path) -> None:
-    """Without it there are both cores first, and nothing is left out but what the machine must have tools for."""
+def _begins(commands: list[str]) -> list[str]:
+    return [command.split()[0] for command in commands]
+
+
+def test_the_fast_run(tmp_path: Path) -> None:
+    """`--fast` neither looks for nor installs cores, and skips marked tests; it runs the linters."""
+    *checks, tests = _tested(tmp_path, "--fast", "-x")
+    assert _begins(checks) == _CHECKS
+    assert tests.startswith("pytest -n auto ")
+    assert tests.endswith(" -m not core and not slow and not machine and not nightly -x")
+
+
+def test_the_default_run(tmp_path: Path) -> None:
+    """It finds the cores, then runs each test on one of them, but those that need the machine's tools, or a night."""
+    *checks, tests = _tested(tmp_path, "-x")
+    assert _begins(checks) == [*_CORES, *_CHECKS]
+    assert tests.startswith("pytest -n 4 ") and " --in-turn " in tests
+    assert tests.partition(" -m ")[2] == "not machine and not nightly -x"
+
+
+def test_a_run_of_some_files(tmp_path: Path) -> None:
+    """With a path it runs those tests on every core, in one process, without the linters."""
     *checks, tests = _tested(tmp_path, "tests/node", "-x")
-    assert [check.split()[0] for check in checks] == [*["drivers.install"] * 3, "ruff", "ruff", "mypy"]
-    assert tests.startswith("pytest ")
-    assert tests.partition(" -m ")[2] == "not machine tests/node -x"
+    assert _begins(checks) == _CORES
+    assert tests == "pytest -n 0 -m not machine and not nightly tests/node -x"
+    (tmp_path / "fast").mkdir()
+    [tests] = _tested(tmp_path / "fast", "--fast", "tests/node/test_keys.py::test_nothing")
+    assert tests.startswith("pytest -n 0 --ignore tests/live")
+
+
+def test_the_nightly_run(tmp_path: Path) -> None:
+    """`--nightly` runs every test on every core, then lists packages that the tests of the machine need."""
+    path = _debian(tmp_path, "not-installed")
+    *checks, tests = _tested(tmp_path, "--nightly", "-x", PATH=path)
+    assert _begins(checks) == [*_CORES, *_CHECKS]
+    assert tests.endswith(" --hypothesis-profile nightly --timeout 1800 -m not machine -x")
+    assert "--in-turn" not in tests
+    (tmp_path / "again").mkdir()
+    *_, again = _tested(tmp_path / "again", "--nightly", PATH=path, TXNODE_TEST_XRAY_NEW="/opt/xray")
+    assert " -m core and not machine --ignore" in again
 
 
 def test_the_tests_of_xray_on_another_one(tmp_path: Path) -> None:
-    """All tests are run as ever, then those that run an Xray, on the one that is named."""
+    """All tests run as usual, then those that use Xray run on the given one."""
     *_, tests, again = _tested(tmp_path, "tests/live", TXNODE_TEST_XRAY_NEW="/opt/xray")
-    assert tests.partition(" -m ")[2] == "not machine tests/live"
+    assert tests.partition(" -m ")[2] == "not machine and not nightly tests/live"
     assert again.startswith("pytest ")
     left_out = "--ignore tests/drivers -k not sing_box and not sing-box"
-    assert f" -m core and not machine {left_out} tests/live" in again
+    assert f" -m core and not machine and not nightly {left_out} tests/live" in again
     assert again.endswith(" on /opt/xray")
     assert not tests.endswith(" on /opt/xray")
 
 
 def _debian(directory: Path, status: str) -> str:
-    """A PATH on which dpkg-query says this of each package."""
+    """A PATH with a dpkg-query that reports this state for each package."""
     _program(directory / "debian" / "dpkg-query", f"#!/bin/sh\necho -n {status}\n")
     return f"{directory / 'debian'}:{os.environ['PATH']}"
 
 
 def test_what_the_tests_of_the_machine_are(tmp_path: Path) -> None:
-    """With `--machine` there are both cores first, then the tests with the mark, one after another."""
+    """`--machine` finds both cores first, then runs the marked tests one after another."""
     *cores, tests = _tested(tmp_path, "--machine", PATH=_debian(tmp_path, "installed"))
     assert [core.split()[0] for core in cores] == ["drivers.install"] * 3
     assert tests == "pytest --timeout 600 -m machine -o testpaths=tests/machine"
 
 
 def test_packages_that_the_tests_of_the_machine_lack(tmp_path: Path) -> None:
-    """All that are missing are named before anything runs; without `--install` apt-get is not called."""
+    """All missing packages are named before anything runs; without `--install` apt-get is not called."""
     with pytest.raises(subprocess.CalledProcessError) as failed:
         _tested(tmp_path, "--machine", PATH=_debian(tmp_path, "not-installed"))
     named = [
@@ -219,7 +250,7 @@ def test_packages_that_the_tests_of_the_machine_lack(tmp_path: Path) -> None:
 
 @pytest.mark.core
 def test_an_xray_that_is_named_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the pinned one nor another one takes its place."""
+    """Neither the pinned Xray nor another one is used instead."""
     monkeypatch.setenv("TXNODE_TEST_XRAY_NEW", "/nowhere/xray")
     with pytest.raises(InstallError, match="there is no file /nowhere/xray"):
         find_xray.__wrapped__()
@@ -227,7 +258,7 @@ def test_an_xray_that_is_named_and_missing(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("find", [find_xray, find_sing_box])
 def test_no_core_without_the_mark(find: Callable[[], Path]) -> None:
-    """A test that asks for a core fails unless it says so, by what `--fast` leaves out: it is not skipped."""
+    """A test that uses a core without the mark that `--fast` skips fails; it is not skipped."""
     with pytest.raises(InstallError, match="/this/test/lacks/the/mark/core"):
         find()
 
@@ -235,5 +266,5 @@ def test_no_core_without_the_mark(find: Callable[[], Path]) -> None:
 @pytest.mark.core
 @pytest.mark.parametrize("find", [find_xray, find_sing_box])
 def test_a_core_with_the_mark(find: Callable[[], Path]) -> None:
-    """With it there is one, whatever ran before."""
+    """With the mark there is one, whichever test ran before."""
     assert find().is_file()

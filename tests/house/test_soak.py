@@ -1,4 +1,4 @@
-"""The verdict of a soak and its picture, of looks that are made up. The soak itself takes an hour."""
+"""The verdict and the chart of a soak, from invented samples. The soak itself takes an hour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAT = Sample(0, 80, 30, 1, 30, 12, 1)
 
 
 def hour(**growing: float) -> list[Sample]:
-    """A look every ten seconds; these figures grow by so much in the whole hour, from the tenth minute on."""
+    """A sample every ten seconds; the given figures grow by this much in the hour, from the tenth minute on."""
     looks = [FLAT._replace(seconds=float(at)) for at in range(10, 60 * MINUTES + 1, 10)]
     late = [max(0.0, look.seconds / 60 - 10) / 50 for look in looks]
     return [
@@ -24,7 +24,7 @@ def hour(**growing: float) -> list[Sample]:
 
 
 @pytest.mark.parametrize(
-    ("growing", "told"),
+    ("growing", "reported"),
     [
         ({}, ""),
         ({"memory": 1.0}, ""),
@@ -32,19 +32,19 @@ def hour(**growing: float) -> list[Sample]:
         ({"memory": -10.0}, ""),
         ({"core_memory": 30.0, "state": 5.0}, ""),
         ({"descriptors": 1.0, "threads": 1.0}, ""),
-        ({"descriptors": 10.0}, "descriptors: 30"),
-        ({"threads": 5.0}, "threads: 12"),
+        ({"descriptors": 10.0}, "descriptors grew from 30"),
+        ({"threads": 5.0}, "threads grew from 12"),
     ],
 )
-def test_what_grows(growing: dict[str, float], told: str) -> None:
-    """The node's memory may grow by two in a hundred, its descriptors and threads by two; the rest is shown."""
+def test_what_grows(growing: dict[str, float], reported: str) -> None:
+    """The node's memory may grow by 2 %, its descriptors and threads by two; more is reported."""
     found = faults(changes(hour(**growing), MINUTES))
-    assert len(found) == bool(told)
-    assert all(told in text for text in found)
+    assert len(found) == bool(reported)
+    assert all(reported in text for text in found)
 
 
-def test_what_is_before_it_is_warm() -> None:
-    """The first ten minutes do not count, of a shorter run as large a part."""
+def test_the_warm_up_does_not_count() -> None:
+    """The first ten minutes do not count; in a shorter run, the same share."""
     looks = [look._replace(memory=40.0 if look.seconds < 600 else 80.0) for look in hour()]
     assert not faults(changes(looks, MINUTES))
     short = [look._replace(seconds=look.seconds / 10) for look in looks]
@@ -52,7 +52,7 @@ def test_what_is_before_it_is_warm() -> None:
 
 
 def test_the_picture() -> None:
-    """It is XML, holds each curve with its name, and nothing of it lies outside."""
+    """It is XML, has each curve with its name, and nothing lies outside."""
     root = ElementTree.fromstring(picture("a < b", "MiB", {"node": [(0, 80), (60, 83)], "cores": [(0, 30), (60, 9)]}))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     lines = [element.attrib["points"] for element in root if element.tag.endswith("polyline")]

@@ -12,7 +12,7 @@ SPECIFIERS = {"%S": "/var/lib", "%C": "/var/cache"}  # systemd.unit(5), for syst
 
 
 def parse(text: str) -> dict[str, dict[str, list[str]]]:
-    """Sections, directives and all the values of each. Raises ValueError for a line that is none of these."""
+    """Sections, directives and all values of each. Raises ValueError for any other line."""
     sections: dict[str, dict[str, list[str]]] = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -50,6 +50,7 @@ def environment(service: dict[str, list[str]]) -> dict[str, str]:
         ("TimeoutStopSec", "20"),
         ("KillMode", "mixed"),
         ("SuccessExitStatus", "143"),
+        ("RestartForceExitStatus", "SIGHUP SIGUSR2"),
         ("OOMPolicy", "continue"),
         ("LimitNOFILE", "1048576"),
         ("LimitCORE", "0"),
@@ -69,20 +70,20 @@ def environment(service: dict[str, list[str]]) -> dict[str, str]:
     ],
 )
 def test_a_directive_says_this_and_only_this(service: dict[str, list[str]], name: str, value: str) -> None:
-    """The directive is there once, with this value."""
+    """The directive occurs once, with this value."""
     assert service[name] == [value]
 
 
 @pytest.mark.parametrize(
     "name", ["MemoryDenyWriteExecute", "ProcSubset", "PrivateUsers", "PrivateNetwork", "NoExecPaths", "RootDirectory"]
 )
-def test_what_the_node_or_a_core_could_not_bear_is_absent(service: dict[str, list[str]], name: str) -> None:
-    """Each of these would stop a core, its ports below 1024, or the statistics."""
+def test_directives_that_break_the_node_or_a_core_are_absent(service: dict[str, list[str]], name: str) -> None:
+    """Each of these would break a core, its ports below 1024, or the statistics."""
     assert name not in service
 
 
 def test_connections_of_one_user_can_be_cut(service: dict[str, list[str]]) -> None:
-    """The filter lets pass what @system-service lacks, takes away what nobody needs, refuses by an error."""
+    """The filter adds calls that @system-service lacks, removes unneeded ones, and refuses with an error."""
     landlock = {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
     given, taken = service["SystemCallFilter"]
     assert set(given.split()) == {"@system-service", "pidfd_getfd", *landlock}
@@ -91,19 +92,19 @@ def test_connections_of_one_user_can_be_cut(service: dict[str, list[str]]) -> No
 
 
 def test_the_address_families_are_those_in_use(service: dict[str, list[str]]) -> None:
-    """IPv4, IPv6, the core's socket and systemd's, and the kernel's own."""
+    """IPv4, IPv6, unix sockets of the core and systemd, and netlink."""
     [families] = service["RestrictAddressFamilies"]
     assert set(families.split()) == {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"}
 
 
 def test_the_state_is_where_the_node_may_write(service: dict[str, list[str]]) -> None:
-    """STATE_DIR is the directory that StateDirectory makes, for the service's user alone."""
+    """STATE_DIR is the directory made by StateDirectory, only for the service's user."""
     assert environment(service)["STATE_DIR"] == f"/var/lib/{service['StateDirectory'][0]}"
     assert service["StateDirectoryMode"] == ["0700"]
 
 
 def test_executables_are_where_the_node_cannot_write(service: dict[str, list[str]]) -> None:
-    """The cores lie beside the virtual environment, outside what the service may write or cannot see."""
+    """The cores are beside the virtual environment, where the service can read but not write."""
     cores = PurePosixPath(environment(service)["TXNODE_CORES"])
     prefix = PurePosixPath(service["ExecStart"][0].split()[0]).parents[2]
     assert cores.is_relative_to(prefix)
@@ -113,12 +114,12 @@ def test_executables_are_where_the_node_cannot_write(service: dict[str, list[str
 
 
 def test_what_an_operator_sets_wins(service: dict[str, list[str]]) -> None:
-    """systemd lets a file's variables win over the unit's; the file may be missing."""
+    """Variables in the file override the unit's; the file may be missing."""
     assert all(value.startswith("-/etc/txnode/") for value in service["EnvironmentFile"])
 
 
 def test_the_comments_name_the_same_places(service: dict[str, list[str]]) -> None:
-    """The commands in the head install into the paths that the directives use."""
+    """The commands in the unit's head use the same paths as its directives."""
     head = UNIT.read_text().partition("[Unit]")[0]
     assert f"TXNODE_CORES={environment(service)['TXNODE_CORES']} " in head
     assert service["EnvironmentFile"][0].removeprefix("-") in head

@@ -1,1 +1,1 @@
-"""Real cores with real traffic, and the node as a process."""
+"""Tests with real cores, real traffic, and the node as a process."""

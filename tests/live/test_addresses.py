@@ -1,4 +1,4 @@
-"""The limit of addresses, with real traffic: the silent or the newcomer gives way, and nobody else notices."""
+"""The limit of addresses with real traffic: the silent address or the newcomer is cut, other users are not affected."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from scripts.staging.wait import until
 from tests.conftest import Place, control, member, run, settled, talking, way
 from tests.harness.grounds import Ground
 
-# Seconds of silence after which an address gives way here.
+# Seconds of silence after which an address gives way, in these tests.
 GRACE = 2.0
-# Seconds in which who is to be cut is cut, on a machine that is busy; and after which who is not has stayed.
+# Seconds until a connection must be cut, on a busy machine; and after which one counts as not cut.
 SOON, STAYS = 10.0, 1.5
 HOME, OFFICE, MOBILE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 MIB = 1024**2
@@ -35,7 +35,7 @@ MIB = 1024**2
 
 @pytest.fixture(scope="module")
 def brisk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node with a short grace: no machine stalls for as long as the usual one."""
+    """A node with a short grace: the default one is longer than any stall of a busy machine."""
     with NodeProcess(tmp_path_factory.mktemp("node"), LIMIT_GRACE=f"{GRACE:g}") as node:
         yield node
 
@@ -49,7 +49,7 @@ def place(ground: Ground, all_kinds: dict[str, Kind]) -> Place:
 def backend(
     node: NodeProcess, place: Place, cover: CoverServer, limits: Limits, *people: TestUser
 ) -> Iterator[Controller]:
-    """A backend whose users all have these limits."""
+    """A Start whose users all have these limits."""
     users = [member(person, place) for person in people]
     for user in users:
         user.limits.CopyFrom(limits)
@@ -60,7 +60,7 @@ def backend(
 
 
 def somebody() -> TestUser:
-    """Whom no other test has: for some seconds it is remembered who was connected from where, and who came first."""
+    """A user of this test only: the node remembers for seconds who was connected, from where and in which order."""
     return TestUser.new(f"{uuid.uuid4()}@test")
 
 
@@ -75,7 +75,7 @@ def linked(place: Place, person: TestUser, source: str, echo: EchoServer) -> Ite
 
 
 def is_cut(port: int, echo: EchoServer) -> bool:
-    """Whether a new connection ends by itself."""
+    """Whether the node ends a new connection."""
     until_ = time.monotonic() + SOON
     try:
         with transfer.connect(port, echo) as link:
@@ -100,7 +100,7 @@ def stays(link: socket.socket) -> bool:
 
 
 def gets_in_soon(port: int, echo: EchoServer) -> bool:
-    """Whether who comes again and again stays at last."""
+    """Whether a user who retries gets a lasting connection at last."""
     until_ = time.monotonic() + SOON
     while time.monotonic() < until_:
         try:
@@ -117,8 +117,9 @@ def where(controller: Controller, person: TestUser) -> list[str]:
     return list(row.addresses)
 
 
+@pytest.mark.slow
 def test_the_third_address_of_two_is_cut(node: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer) -> None:
-    """However often it comes; the two go on, and so does another user at the third. When one leaves it is in."""
+    """However often it connects; the two stay, and another user at the third does, too. When one leaves, it may."""
     anna, bert = somebody(), somebody()
     with backend(node, place, cover, Limits(addresses=2), anna, bert) as controller, ExitStack() as stack:
         other = stack.enter_context(linked(place, bert, MOBILE, echo))
@@ -139,10 +140,11 @@ def test_the_third_address_of_two_is_cut(node: NodeProcess, place: Place, cover:
         assert ended(controller) == before
 
 
+@pytest.mark.slow
 def test_a_phone_that_flips_is_in_after_the_grace(
     brisk: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Its old connection is open, and silent; and back it comes the same way."""
+    """Its old connection is open but silent; switching back works the same way."""
     anna = somebody()
     with backend(brisk, place, cover, Limits(addresses=1), anna) as controller:
         with way(place, anna, HOME) as wifi, way(place, anna, MOBILE) as mobile:
@@ -155,10 +157,11 @@ def test_a_phone_that_flips_is_in_after_the_grace(
         assert ended(controller)
 
 
+@pytest.mark.slow
 def test_who_only_downloads_is_not_silent(
     brisk: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer
 ) -> None:
-    """For longer than the grace, without a byte from the client."""
+    """A download without a byte from the client, longer than the grace, is activity."""
     anna = somebody()
     with backend(brisk, place, cover, Limits(addresses=1), anna), linked(place, anna, HOME, echo) as link:
         link.sendall(b"give %d\n" % (64 * MIB))
@@ -171,7 +174,7 @@ def test_who_only_downloads_is_not_silent(
 
 
 def _slowly(link: socket.socket, size: int, seconds: float) -> int:
-    """Read that much, in this time."""
+    """Read so many bytes over so many seconds."""
     came, began = 0, time.monotonic()
     while came < size and (block := link.recv(MIB)):
         came += len(block)
@@ -193,11 +196,12 @@ def test_many_users_behind_one_address(node: NodeProcess, place: Place, cover: C
         assert ended(controller) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["SetLimits", "SyncUser"])
 def test_a_limit_that_is_lowered(
     by: str, node: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Holds for who is connected; the first one stays. With none at all everybody comes in."""
+    """It applies to connected users; the first address stays. Without a limit all are admitted."""
     anna = somebody()
     with backend(node, place, cover, Limits(addresses=2), anna) as controller:
 

@@ -1,4 +1,4 @@
-"""The node is killed: with ADOPT its core lives on, and the next node goes on with it. Nobody is dropped."""
+"""With ADOPT the core outlives a killed node, and the next node adopts it: no connection is dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.process import Child
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, gets_in, member, run, stays_out, talking, way
+from tests.conftest import Place, connection, daily, gets_in, member, run, stays_out, talking, way
 from tests.harness.grounds import Ground
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
@@ -31,26 +31,26 @@ MIB = 1024 * 1024
 
 
 class RealNode(NodeProcess):
-    """Not a copy of an interpreter: what it was run as it can be run as again."""
+    """A node that is executed, not forked, so that it can execute itself again."""
 
     child = Child
 
 
 class Adopting:
-    """A node that may be killed, and what there is of its cores without it."""
+    """A node that a test may kill, and access to its cores without it."""
 
     def __init__(self, node: NodeProcess, controller: Controller) -> None:
         self.node, self.controller = node, controller
 
     def killed(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """It is killed, and another one comes up and serves."""
+        """Kill the node and start another one that serves."""
         self.node.kill()
         meanwhile()
         self.node.start()
         until(lambda: self.controller.info().running, 20, "the backend runs")
 
     def upgraded(self) -> None:
-        """It becomes itself again, in place."""
+        """Upgrade the node in place to the same version."""
         before = self._ready
         os.kill(self.node.pid, signal.SIGUSR2)
         until(lambda: self._ready > before, 40, "it is ready again")
@@ -73,7 +73,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 
 def guards(node: NodeProcess) -> list[int]:
-    """The processes that would end its cores."""
+    """The guard processes, which would end its cores."""
     there = str(node.state / "adopt")
     return [process.pid for process in psutil.process_iter() if there in " ".join(_command(process))]
 
@@ -94,25 +94,26 @@ def is_closed(link: socket.socket) -> bool:
 
 
 def on_disk(node: NodeProcess) -> int:
-    """Bytes of users that nobody has been told."""
+    """Bytes of users on disk that no controller has read."""
     with closing(sqlite3.connect(f"file:{node.state}/state.db?mode=ro", uri=True)) as connection:
         rows = connection.execute("SELECT downlink FROM traffic WHERE scope = 'user'").fetchall()
     return sum(bytes for (bytes,) in rows if bytes > 10_000)
 
 
 def booked(node: NodeProcess) -> list[tuple[str, str, int]]:
-    """What is known on disk of the counters of the core that may be gone on with."""
+    """The counters on disk of the core that may be adopted."""
     with closing(sqlite3.connect(f"file:{node.state}/state.db?mode=ro", uri=True)) as connection:
         return connection.execute("SELECT run, counter, value FROM booked").fetchall()
 
 
 def handed(node: NodeProcess) -> None:
-    """What the next node needs is on disk."""
+    """Whether the files for the next node are on disk."""
     until(lambda: (node.state / "adopt" / "core").exists(), 10, "what the next node needs is on disk")
 
 
+@pytest.mark.slow
 def test_nobody_is_dropped(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """By a kill, nor by the next: users who came, went or changed last are as they should be, the core is the same."""
+    """Repeated kills drop no connection; the last user changes are in force, and the core is the same."""
     controller, node = adopting.controller, adopting.node
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     controller.sync_user(member(BERT))
@@ -130,8 +131,9 @@ def test_nobody_is_dropped(adopting: Adopting, home: Place, echo: EchoServer) ->
     assert core in node.core_pids()
 
 
+@pytest.mark.slow
 def test_a_removed_users_connection_ends(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """Also one of which the next node has never heard."""
+    """Also a connection that the next node has not seen before."""
     controller = adopting.controller
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     handed(adopting.node)
@@ -148,8 +150,9 @@ def test_a_removed_users_connection_ends(adopting: Adopting, home: Place, echo: 
         until(lambda: is_closed(link), 20, "the connection of who was removed ends")
 
 
+@pytest.mark.slow
 def test_no_byte_is_lost_or_counted_twice(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """What was carried before, in between and after, by connections that live on and by those that came meanwhile."""
+    """Bytes before, during and after the kill, on surviving connections and on those opened meanwhile."""
     controller = adopting.controller
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     handed(adopting.node)
@@ -180,10 +183,11 @@ def test_no_byte_is_lost_or_counted_twice(adopting: Adopting, home: Place, echo:
     assert all(row["downlink"] < 10_000 for row in rows.values()), (rows, seen)
 
 
+@pytest.mark.slow
 def test_what_the_core_says_meanwhile_is_heard(
     adopting: Adopting, ground: Ground, home: Place, echo: EchoServer
 ) -> None:
-    """Each line once."""
+    """Each line of the core arrives exactly once."""
     level = {} if ground.name == "xray" else {"log": {"level": "info"}}
     run(adopting.controller, [home], [member(ANNA, home)], **level)
     handed(adopting.node)
@@ -194,8 +198,9 @@ def test_what_the_core_says_meanwhile_is_heard(
         assert sum(words in line for line in reader.lines) == 5
 
 
+@pytest.mark.slow
 def test_a_door_that_was_closed_is_opened(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """By the node that was killed: whether it is to be closed is for the next one to say."""
+    """The next node decides for itself whether an inbound that the killed node had closed stays closed."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     core, ports = adopting.node.newest_core(), [range(home.port, home.port + 1)]
@@ -204,6 +209,7 @@ def test_a_door_that_was_closed_is_opened(adopting: Adopting, home: Place, echo:
     assert adopting.node.core_pids() == [core]
 
 
+@pytest.mark.slow
 def test_a_core_that_died_meanwhile_is_started_anew(adopting: Adopting, home: Place, echo: EchoServer) -> None:
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
@@ -213,8 +219,9 @@ def test_a_core_that_died_meanwhile_is_started_anew(adopting: Adopting, home: Pl
     assert core not in adopting.node.core_pids()
 
 
+@pytest.mark.slow
 def test_its_end_is_noticed(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """Of a core that is nobody's child, too; it comes again, and a Stop ends it."""
+    """The node notices the end of a core that is not its child, and restarts it; a Stop ends it."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     adopting.killed()
@@ -228,8 +235,9 @@ def test_its_end_is_noticed(adopting: Adopting, home: Place, echo: EchoServer) -
     assert not (adopting.node.state / "adopt" / "core").exists()
 
 
+@pytest.mark.slow
 def test_nobody_comes_back(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """Then the core ends, after a time that is set."""
+    """Without a next node the core ends after the configured time."""
     adopting.node.stop()
     until(lambda: not guards(adopting.node), 10, "nobody guards what is not there")
     adopting.node.environment["ADOPT_SECONDS"] = "8"
@@ -244,8 +252,9 @@ def test_nobody_comes_back(adopting: Adopting, home: Place, echo: EchoServer) ->
     until(lambda: adopting.controller.info().running, 20, "the backend runs")
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_without_it_starts_anew(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """There is one core, and no guard ends it."""
+    """Without ADOPT the next node starts a new core; there is only one, and no guard ends it."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     core = adopting.node.newest_core()
@@ -257,9 +266,10 @@ def test_a_node_that_comes_without_it_starts_anew(adopting: Adopting, home: Plac
     assert gets_in(home, ANNA, echo)
 
 
-@pytest.mark.parametrize("content", [b"", b"no message at all", b"\x08\x07"])
+@pytest.mark.slow
+@pytest.mark.parametrize("content", daily([b"no message at all"], [b"", b"no message at all", b"\x08\x07"]))
 def test_what_is_left_cannot_be_read(content: bytes, adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """Then the core is started anew, and the one before is gone."""
+    """With unreadable hand-over files the node starts a new core, and the old one ends."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     core = adopting.node.newest_core()
@@ -268,10 +278,11 @@ def test_what_is_left_cannot_be_read(content: bytes, adopting: Adopting, home: P
     assert core not in adopting.node.core_pids() and len(adopting.node.core_pids()) == 1
 
 
+@pytest.mark.slow
 def test_another_configuration_was_accepted_last(
     adopting: Adopting, ground: Ground, home: Place, echo: EchoServer
 ) -> None:
-    """What is left of the core is of an earlier one: nobody goes on with that."""
+    """The node does not adopt a core with an earlier configuration."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     file = adopting.node.state / "adopt" / "core"
@@ -283,8 +294,9 @@ def test_another_configuration_was_accepted_last(
     assert gets_in(other, BERT, echo) and stays_out(home, ANNA, echo)
 
 
+@pytest.mark.slow
 def test_it_upgrades_itself_all_the_same(adopting: Adopting, home: Place, echo: EchoServer) -> None:
-    """Before a kill, and after it, with a core that is not its child."""
+    """The node can be upgraded before a kill, and after it with an adopted core."""
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     core = adopting.node.newest_core()

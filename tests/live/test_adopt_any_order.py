@@ -1,4 +1,4 @@
-"""The node is killed among Starts, users, limits and crashes, in any order: at the end core, memory and disk agree."""
+"""Kills of the node among Starts, users, limits and crashes in random order: at the end core, memory and disk agree."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.harness.grounds import Ground
 from tests.live.test_adopt import RealNode, handed
 from tests.live.test_limits_any_order import PEOPLE, Chaos, agree
 
-# How often a kill waits until the core could be adopted; and seconds for which it waits at most then.
+# The share of kills that wait until the core can be adopted; and the longest wait, in seconds.
 ADOPTABLE, PAUSE = 0.7, 1.0
 
 
 class Killed(Chaos):
-    """Everything, and nodes that are killed."""
+    """All random operations, and kills of the node."""
 
     def kill_node(self) -> None:
         if self._chance.random() < ADOPTABLE:
@@ -45,6 +45,7 @@ def real(tmp_path: Path) -> Iterator[NodeProcess]:
         yield node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crashes", [False, True], ids=["", "with crashes"])
 @pytest.mark.parametrize("seed", [1])
 def test_all_agree_at_the_end(
@@ -56,7 +57,7 @@ def test_all_agree_at_the_end(
     cover: CoverServer,
     echo: EchoServer,
 ) -> None:
-    """There is one core, whoever is in should be, and what is carried afterwards is counted to the byte."""
+    """There is one core with exactly the allowed users, and bytes moved afterwards are counted exactly."""
     place = Place(all_kinds["vless-raw"], "in", ground=ground)
     with closing(RpcController(real)) as controller, control(real, "rest") as other:
         chaos, rest = Killed(real, controller, place, echo, seed), Killed(real, other, place, echo, seed + 100)
@@ -72,7 +73,7 @@ def test_all_agree_at_the_end(
             for each in done:
                 each.result()
         until(lambda: controller.info().running, 60, "the core is there")
-        # Of one who was just removed to be added again the second word may not have been heard.
+        # A user who was just removed may still lack the addition that followed.
         controller.sync_users(chaos.everybody())
         until(lambda: agree(real, controller, place), 30, "core and memory agree")
         until(lambda: len(real.core_pids()) == 1, 20, "there is one core")
@@ -85,7 +86,7 @@ def test_all_agree_at_the_end(
 
 
 def counted(node: NodeProcess, controller: RpcController, place: Place, echo: EchoServer) -> None:
-    """Bytes through two more kills, of a user whom nothing limits."""
+    """Bytes over two more kills, of a user without limits."""
     size = 300_000
     (person,) = PEOPLE[:1]
     before = traffic(controller.stats(UsersStat)).get(person.email, {}).get("downlink", 0)

@@ -1,4 +1,4 @@
-"""The node is killed while cores drain: with ADOPT all of them live on, and end as they would have."""
+"""The node is killed while cores drain: with ADOPT the next node adopts all of them, and each drains to its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import connection, gets_in, member, stays_out, talking, way
+from tests.conftest import connection, daily, gets_in, member, stays_out, talking, way
 from tests.harness.grounds import Ground
 from tests.harness.upgraded import RealNode
 from tests.live.test_adopt import is_closed
@@ -55,7 +55,7 @@ def house(real: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kin
 
 
 def on_disk(node: NodeProcess, drains: Collection[int]) -> bool:
-    """Whether all is that the next node needs of the newest core and of those that drain."""
+    """Whether the hand-over files of the newest and of all draining cores are on disk."""
     there = node.state / "adopt"
     current = Standing.FromString((there / "core").read_bytes()).run.pid
     names = {path.name for path in there.glob("drains-*")}
@@ -65,7 +65,7 @@ def on_disk(node: NodeProcess, drains: Collection[int]) -> bool:
 def killed(
     node: NodeProcess, controller: Controller, *drains: int, meanwhile: Callable[[], object] = lambda: None
 ) -> None:
-    """The node is, while these drain; and the next one serves."""
+    """Kill the node while these cores drain, and start the next one."""
     until(lambda: on_disk(node, drains), 10, "what the next node needs is on disk")
     node.kill()
     meanwhile()
@@ -73,11 +73,12 @@ def killed(
     until(lambda: controller.info().running, 20, "the backend runs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("udp", [False, True], ids=["", "with UDP"])
 def test_all_of_them_go_on(
     udp: bool, real: NodeProcess, house: House, controller: Controller, echo: EchoServer
 ) -> None:
-    """Nobody is dropped, new ones come where they came, and each core ends with its last connection."""
+    """No connection is dropped, new ones go to the newest core, and each core ends with its last connection."""
     with ExitStack() as stack:
         cores, links = [], []
         for person in (ANNA, BERT):
@@ -105,8 +106,9 @@ def test_all_of_them_go_on(
     only(real, cores[-1])
 
 
+@pytest.mark.slow
 def test_bytes_are_exact(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
-    """Of a connection that lives on in a core that drains, and of others."""
+    """Bytes of a connection on a draining core, and of others, are counted exactly."""
 
     def told() -> int:
         return traffic(controller.stats(UsersStat)).get(ANNA.email, {}).get("downlink", 0)
@@ -130,10 +132,11 @@ def test_bytes_are_exact(real: NodeProcess, house: House, controller: Controller
     assert told() < 10_000
 
 
+@pytest.mark.slow
 def test_who_is_removed_is_off_everywhere(
     real: NodeProcess, house: House, controller: Controller, echo: EchoServer
 ) -> None:
-    """Whoever's connections a core has that drains; the others' go on."""
+    """A removed user's connections on any draining core are cut; those of others stay."""
     old = house.start(ANNA, BERT)
     elsewhere = way(house.home, BERT, "127.0.0.9")
     with (
@@ -149,9 +152,10 @@ def test_who_is_removed_is_off_everywhere(
         assert stays_out(house.home, ANNA, echo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"DRAIN_TIMEOUT": f"{DRAIN:g}"}])
 def test_the_time_to_drain_goes_on(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
-    """It is not anew with each node."""
+    """The next node does not restart the drain's time limit."""
     old = house.start(ANNA)
     with connection(house.home, ANNA, echo) as link:
         new, began = house.start(ANNA), time.monotonic()
@@ -163,11 +167,12 @@ def test_the_time_to_drain_goes_on(real: NodeProcess, house: House, controller: 
     only(real, new)
 
 
-@pytest.mark.parametrize("which", ["oldest", "newest", "current"])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", daily(["newest"], ["oldest", "newest", "current"]))
 def test_one_dies_meanwhile(
     which: str, real: NodeProcess, house: House, controller: Controller, echo: EchoServer
 ) -> None:
-    """The others go on; but without the one that served new connections all is begun anew."""
+    """The other cores stay; but if the one for new connections is gone, all are replaced by a new core."""
     with ExitStack() as stack:
         cores, links = [], {}
         for person in (ANNA, BERT):
@@ -184,7 +189,7 @@ def test_one_dies_meanwhile(
             assert runs(real) == left
             for core in left & links.keys():
                 transfer.echo(links[core], b"still there")
-            # Another one joins them.
+            # Another core joins them.
             cores.append(house.start(ANNA, BERT, CARL, DORA))
             assert all(gets_in(house.home, DORA, echo) for _ in range(10))
     only(real, max(runs(real), key=lambda pid: [*cores, pid].index(pid)))

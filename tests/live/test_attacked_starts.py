@@ -1,4 +1,4 @@
-"""Spoiled configurations given to a node's Start: each is answered in time, and none does the node any harm."""
+"""Fuzzed configurations in Starts: the node replies to each in time, and takes no harm."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from scripts.staging.ports import free_port
 from tests.conftest import control
 
 TIMES = 15 * int(os.environ.get("TXNODE_ATTACKS", "1"))
-# What a Start may be answered that is the caller's fault.
+# The errors of a Start that are the caller's fault.
 THEIRS = ("400", "413", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
-# Seconds that one may take with its checks, on a busy machine; bytes that the node may keep of all.
+# Seconds that a Start may take with its checks, on a busy machine; bytes that the node may keep after all.
 START, KEPT = 15.0, 64 * 1024**2
 
 
@@ -34,12 +34,13 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def spoiled(sample: Callable[..., Json], random: Random) -> str:
-    """One that a message of protobuf can carry: its texts have whole characters."""
+    """A fuzzed configuration that fits into protobuf: its strings are valid Unicode."""
     made = json.dumps(sample(*(free_port() for _ in range(8))))
     text = text_of(mutate(made.replace("geoip:private", "10.0.0.0/8"), random), random)
     return text.encode(errors="replace").decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sample"), [(service_pb2.XRAY, samples.xray), (service_pb2.SING_BOX, samples.sing_box)]
 )
@@ -47,7 +48,7 @@ def spoiled(sample: Callable[..., Json], random: Random) -> str:
 def test_spoiled_starts(
     attacked: NodeProcess, transport: str, kind: service_pb2.BackendType, sample: Callable[..., Json]
 ) -> None:
-    """Taken, or refused as the caller's fault; the node goes on."""
+    """Each is accepted or refused as the caller's fault; the node serves on."""
     with control(attacked, transport) as controller:
         before = psutil.Process(attacked.pid).memory_info().rss
         for seed in range(TIMES):
@@ -61,7 +62,7 @@ def test_spoiled_starts(
 
 
 def test_what_breaks_the_cores_converter(attacked: NodeProcess) -> None:
-    """Xray's panics at an empty address. That is the caller's fault, too."""
+    """Xray's converter panics at an empty address. That is the caller's fault, too."""
     with control(attacked, "rest") as controller:
         text = '{"inbounds": [{"listen": "", "port": 1, "protocol": "socks"}]}'
         with pytest.raises(ControllerError, match="panic: runtime error: index out of range") as refused:

@@ -1,6 +1,6 @@
-"""Strangers, broken clients and strange controllers, made at random: the node serves on and finds no fault with itself.
+"""Fuzzing by strangers, broken clients and odd controllers: the node serves on and logs no internal error.
 
-`python -m scripts.attack` does the same for as long as one likes.
+`python -m scripts.attack` does the same for any duration.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from scripts.staging.rpc import Rpc
 from scripts.staging.target import credentials
 
 SECONDS = 2.0
-# Seconds that a controller may wait, over each protocol on a machine that runs other tests, too. It is less than one
-# where nothing else is done.
+# Seconds that a controller may wait, over each protocol, while the machine runs other tests. On an idle machine it is
+# less than one.
 PATIENCE = 5.0
-# As many cases as there must have been: each takes some hundredths of a second.
+# The minimum number of cases: each takes some hundredths of a second.
 FEWEST = 10
 
 
@@ -32,6 +32,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attack(node: NodeProcess, kind: str) -> None:
     serve(node)
@@ -43,7 +44,7 @@ def test_an_attack(node: NodeProcess, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_stream"])
 def test_what_is_no_message_of_an_official_service(node: NodeProcess, kind: str) -> None:
-    """Health and reflection take messages, too: what is none is an error of the caller's, as everywhere."""
+    """Invalid messages to health and reflection are errors of the caller, as everywhere."""
     paths = {
         "unary_unary": f"/{health.SERVICE_NAME}/Check",
         "unary_stream": f"/{health.SERVICE_NAME}/Watch",

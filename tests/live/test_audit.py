@@ -1,4 +1,4 @@
-"""The real core's own list of users: drift behind the node's back is seen and repaired on every kind of inbound."""
+"""Audits of the real core's users: the node finds and repairs changes made without it, on every kind of inbound."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRANGER = TestUser.new("stranger@test")
 
 
 class AuditTests(TestCase):
-    """Every kind of inbound but REALITY, which needs a website."""
+    """Every kind of inbound except REALITY, which needs a website."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         temporary = tempfile.TemporaryDirectory()
@@ -67,11 +67,11 @@ class AuditTests(TestCase):
         return {user.email for user in await self.behind.list_users(tag)}
 
     async def test_as_confirmed(self) -> None:
-        """A core that nobody touched has the users that it confirmed."""
+        """An unchanged core has the users that it confirmed."""
         self.assertEqual(await self.core.audit(), 0)
 
     async def test_drift(self) -> None:
-        """Who is there or missing on any kind of inbound is told, and afterwards the right ones are in it."""
+        """Additional and missing users on any kind of inbound are reported and corrected."""
         for place in self.places:
             account = self.plan.account(place.tag, member(STRANGER, place))
             assert account
@@ -88,12 +88,12 @@ class AuditTests(TestCase):
         self.assertEqual(await self.core.audit(), 0)
 
     async def test_after_a_call_that_failed(self) -> None:
-        """What ran out of time may have been done, also if as many came as went: the core's whole list tells."""
+        """A call that timed out may have been carried out, even with equal numbers; the core's full list decides."""
         place = self.places[0]
         account = self.plan.account(place.tag, member(STRANGER, place))
         assert account
 
-        async def no_answer(_: Api, operations: Sequence[Operation]) -> list[str | None]:
+        async def no_answer(_: Api, operations: Sequence[Operation], in_flight: int) -> list[str | None]:
             return ["Deadline Exceeded"] * len(operations)
 
         alter = Api.alter
@@ -109,7 +109,7 @@ class AuditTests(TestCase):
         self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE})
 
     async def test_a_core_that_is_gone(self) -> None:
-        """A core that does not answer cannot be compared, and does not answer."""
+        """A core that does not reply cannot be audited, and counts as not alive."""
         self.core.kill()
         await self.core.when_exited()
         self.assertFalse(await self.core.answers(1))

@@ -1,4 +1,4 @@
-"""An executable or a geo file that changes on disk is a warning until a core starts from it."""
+"""An executable or geo file that changes on disk causes a warning until a core starts with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANNA = TestUser.new("anna@test")
 
 
 def replace(path: Path, content: bytes) -> None:
-    """As an installer does it: a new file takes the old one's name."""
+    """Replace a file like an installer does: a new file is renamed over the old one."""
     fresh = path.with_name("fresh")
     fresh.write_bytes(content)
     fresh.chmod(0o755)
@@ -34,7 +34,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def test_what_counts_as_changed(tmp_path: Path) -> None:
-    """A file that was written, replaced by an equal one or removed; not one that was merely read or is new."""
+    """A file that was written, replaced by an equal one or removed; not one that was only read, nor a new one."""
     paths = {name: tmp_path / name for name in ("read", "written", "replaced", "removed", "linked")}
     for path in paths.values():
         path.write_bytes(b"old")
@@ -52,7 +52,7 @@ def test_what_counts_as_changed(tmp_path: Path) -> None:
 
 
 def test_what_a_confined_core_reads_again(tmp_path: Path) -> None:
-    """It may be written; one that takes its name is not known to the kernel as what the core may read."""
+    """A confined core can reread a file that was rewritten, but not one that was replaced by a rename."""
     written, replaced = tmp_path / "hosts", tmp_path / "resolv.conf"
     for path in (written, replaced):
         path.write_bytes(b"old")
@@ -61,11 +61,11 @@ def test_what_a_confined_core_reads_again(tmp_path: Path) -> None:
     assert not files.warnings
     replace(replaced, b"old")
     [warning] = files.warnings
-    assert str(replaced) in warning and "no host's name" in warning
+    assert str(replaced) in warning and "resolve host names" in warning
 
 
 class Machine:
-    """A node with an executable and a geo file of its own."""
+    """A node with its own executable and geo file."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         self.executable, self.geoip = directory / "bin" / "xray", directory / "lists" / "geoip.dat"
@@ -93,12 +93,12 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def told(controller: Controller) -> set[str]:
-    """The files that the node warns of."""
+    """The files that the node's warnings name."""
     return {warning.partition(" ")[0] for warning in controller.info().warnings if "changed on disk" in warning}
 
 
 def test_a_file_that_changed_is_a_warning(machine: Machine, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """It is told in info while the core of before goes on, and not any more once one was started from it."""
+    """`info` warns while the old core runs, and no longer once a core was started with the new file."""
     home = Place(all_kinds["vless-raw"], "home")
     with closing(RpcController(machine.node)) as controller:
         run(controller, [home], [member(ANNA, home)])
@@ -118,7 +118,7 @@ def test_a_file_that_changed_is_a_warning(machine: Machine, all_kinds: Mapping[s
 
 
 def test_a_start_brings_it_in(tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Where an operator wishes that, an equal Start does, and nobody is dropped."""
+    """If the operator has set so, an equal Start starts a new core, and no connection is dropped."""
     home = Place(all_kinds["vless-raw"], "home")
     machine = Machine(tmp_path, UPGRADE_ON_START="on")
     with machine.node, closing(RpcController(machine.node)) as controller:

@@ -1,4 +1,4 @@
-"""The client against a real node, over both transports: every operation, every error it can be given, every break."""
+"""The client against a real node, over both transports: all operations, all errors, all kinds of broken connections."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ each_transport = pytest.mark.parametrize("aim", [rest, rpc])
 
 
 def ask(target: Target, work: Work[T], deadline: float = 30.0) -> T:
-    """What a client of its own brings."""
+    """Call with a new client."""
 
     async def whole() -> T:
         async with connect(background.reactor, target, deadline=deadline) as client:
@@ -89,7 +89,7 @@ def some_backend(*users: pb.User) -> pb.Backend:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node with a backend, which no test ends."""
+    """A node with a backend, which the tests keep."""
     with NodeProcess(tmp_path_factory.mktemp("running")) as node:
         ask(rpc(node), lambda client: client.start(some_backend()))
         yield node
@@ -218,7 +218,7 @@ async def balancers(client: Client) -> None:
 
 
 async def limited(client: Client) -> None:
-    """A limit is said, read, and taken back."""
+    """Limits are set, read and removed."""
     assert not (await client.set_limits({"alice": pb.Limits(addresses=3)})).notes
     (row,) = (await client.get_limits(names=["alice"])).users
     assert (row.name, row.limits.addresses) == ("alice", 3)
@@ -227,7 +227,7 @@ async def limited(client: Client) -> None:
 
 
 async def updates(client: Client) -> None:
-    """Programs are nobody's to replace here; a job tells what became of it."""
+    """The node refuses to replace programs here; a job reports its result."""
     for refused in (client.update_core(pb.XRAY, "26.9.30"), client.update_node()):
         with pytest.raises(errors.Forbidden, match="UPDATES=on"):
             await refused
@@ -270,29 +270,30 @@ WORK: dict[str, Work[None]] = {
 
 
 def test_every_method_is_an_operation() -> None:
-    """The client has a coroutine of each row of METHODS, but for the streams, and each is tried here."""
+    """The client has a coroutine for each row of METHODS except streams, and each is tested here."""
     assert list(WORK) == [method.call for method in METHODS]
     for method in METHODS:
         made = getattr(Client, method.call)
         assert inspect.iscoroutinefunction(made) is (method.kind not in (Kind.LOGS, Kind.EVENTS))
 
 
+@pytest.mark.slow
 @each_way
 @pytest.mark.parametrize("name", [name for name, work in WORK.items() if work is not lifecycle])
 def test_operations(running: NodeProcess, aim: Aim, name: str) -> None:
-    """Every operation does over each transport, and in each dialect, what it does for any controller."""
+    """Every operation works over each transport and in each dialect."""
     ask(aim(running), WORK[name])
 
 
 @each_transport
 def test_lifecycle(node: NodeProcess, aim: Aim) -> None:
-    """A backend is started, told of and stopped."""
+    """A backend is started, reported and stopped."""
     ask(aim(node), lifecycle)
 
 
 @each_transport
 def test_many_users_in_chunks(running: NodeProcess, aim: Aim) -> None:
-    """A large set goes in chunks, none of which is over the size, and everybody is there."""
+    """A large list is sent in chunks, none of them over the limit, and all users are applied."""
     people = [somebody(f"{number}.{aim.__name__}") for number in range(MANY)]
     parts = list(chunks(people, CHUNK // 10))
     assert len(parts) > 5
@@ -309,7 +310,7 @@ def test_many_users_in_chunks(running: NodeProcess, aim: Aim) -> None:
 
 @each_way
 def test_refused_users(running: NodeProcess, aim: Aim) -> None:
-    """Those who cannot be applied are named, all of them at once; the others are in force."""
+    """All unusable users are named at once; the others are in force."""
     worse, good = pb.User(email="worse", inbounds=["in"], proxies=BAD.proxies), somebody()
 
     async def whole(client: Client) -> None:
@@ -343,7 +344,7 @@ async def chunk_is_missing(client: Client) -> None:
 
 
 async def no_message(client: Client) -> None:
-    """Bytes of another message; where a Backend has its configuration is something that is not UTF-8."""
+    """Bytes of another message; as a Backend, its configuration is not UTF-8."""
     await client.call("Start", pb.BaseInfoResponse, pb.Proxy(vless=pb.Vless(id="x" * 300)))
 
 
@@ -363,7 +364,7 @@ REFUSALS: dict[str, tuple[type[NodeError], Work[Any]]] = {
 @each_way
 @pytest.mark.parametrize("name", REFUSALS)
 def test_refusals(node: NodeProcess, aim: Aim, name: str) -> None:
-    """What the node refuses is the same class of error over each transport, with a word and a text."""
+    """A refusal is the same class of error over each transport, with code and text."""
     kind, work = REFUSALS[name]
     with pytest.raises(NodeError) as told:
         ask(aim(node), work)
@@ -373,7 +374,7 @@ def test_refusals(node: NodeProcess, aim: Aim, name: str) -> None:
 
 
 def test_a_core_that_does_not_come_up(tmp_path: Path) -> None:
-    """A core that fails is no broken connection, though the status is the same."""
+    """A failed core is not reported as a broken connection, though the status is the same."""
     with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH="/bin/false") as node:
         for aim in (rest, deployed, rpc):
             with pytest.raises(errors.CoreFailed, match="/bin/false"):
@@ -381,7 +382,7 @@ def test_a_core_that_does_not_come_up(tmp_path: Path) -> None:
 
 
 def test_a_start_that_is_stopped(tmp_path: Path) -> None:
-    """Calls of one client run beside each other: a Stop ends the Start that is under way."""
+    """Calls of one client are concurrent: a Stop ends the Start in progress."""
 
     async def whole(client: Client) -> None:
         start = Deferred.fromCoroutine(client.start(some_backend()))
@@ -398,7 +399,7 @@ def test_a_start_that_is_stopped(tmp_path: Path) -> None:
 
 @each_way
 def test_a_wrong_key(node: NodeProcess, aim: Aim) -> None:
-    """A stranger is told so, in a call and in a stream."""
+    """A wrong key is reported, in a call and in a stream."""
     for work in (lambda client: client.info(), lambda client: client.logs().open()):
         with pytest.raises(errors.Unauthenticated):
             ask(replace(aim(node), key="another-key-of-a-node"), work)
@@ -415,7 +416,7 @@ def test_a_wrong_key(node: NodeProcess, aim: Aim) -> None:
     ],
 )
 def test_operations_that_are_none(node: NodeProcess, aim: Aim, row: Method, kind: type[NodeError]) -> None:
-    """A client that is newer than its node is told that there is no such operation."""
+    """A client that is newer than its node learns that the operation is missing."""
 
     async def whole() -> None:
         target = aim(node)
@@ -440,7 +441,7 @@ def test_operations_that_are_none(node: NodeProcess, aim: Aim, row: Method, kind
 
 @each_transport
 def test_nobody_listens(node: NodeProcess, aim: Aim) -> None:
-    """Where nobody listens calls and streams say so, and where a name is none."""
+    """Calls and streams report a port without a listener, and an unknown host name."""
 
     async def whole(client: Client) -> None:
         for work in (client.info(), client.logs().open()):
@@ -453,7 +454,7 @@ def test_nobody_listens(node: NodeProcess, aim: Aim) -> None:
 
 @contextmanager
 def silent() -> Iterator[int]:
-    """The port of somebody who takes connections and never says a word."""
+    """The port of a server that accepts connections and never replies."""
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         yield port
@@ -461,7 +462,7 @@ def silent() -> Iterator[int]:
 
 @each_transport
 def test_deadline_of_a_connection(node: NodeProcess, aim: Aim) -> None:
-    """A call is over at its deadline though not even the connection is there, and says so."""
+    """A call ends at its deadline while it still connects, and reports it."""
     with silent() as port:
         for work in (lambda client: client.info(), lambda client: client.logs().open()):
             began = time.monotonic()
@@ -472,7 +473,7 @@ def test_deadline_of_a_connection(node: NodeProcess, aim: Aim) -> None:
 
 @each_transport
 def test_deadline_of_a_call(node: NodeProcess, aim: Aim) -> None:
-    """A node that is there and does not answer is not waited for; the client goes on when it is back."""
+    """A call to a node that does not reply ends at its deadline; the client works again once the node does."""
 
     async def whole(client: Client) -> None:
         hasty = client.within(0.3)
@@ -491,14 +492,14 @@ def test_deadline_of_a_call(node: NodeProcess, aim: Aim) -> None:
 
 @each_transport
 def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
-    """A connection that breaks while a call waits ends the call at once, and the next one has another."""
+    """A connection that breaks during a call ends the call at once; the next call opens another."""
     with Relay(aim(node).port) as relay:
 
         async def whole(client: Client) -> None:
             assert (await client.info()).version
             os.kill(node.pid, signal.SIGSTOP)
             try:
-                # Not a GET: REST's is asked again by another connection.
+                # Not a GET, which REST repeats on another connection.
                 call = Deferred.fromCoroutine(client.sync_users([ALICE]))
                 await deferLater(background.reactor, 0.2)
                 assert not call.called
@@ -514,7 +515,7 @@ def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
 
 @each_transport
 def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
-    """A caller may think better of it: nothing is left open, and the client goes on."""
+    """A cancelled call leaves nothing open, and the client works on."""
 
     async def whole(client: Client) -> None:
         os.kill(node.pid, signal.SIGSTOP)
@@ -532,7 +533,7 @@ def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
 
 
 def test_node_that_is_started_again(own_node: NodeProcess) -> None:
-    """A client outlives its node: it says that there is none, and finds the next one."""
+    """A client outlives its node: it reports its absence, and finds the next one."""
 
     async def whole() -> None:
         clients = [connect(background.reactor, aim(own_node)) for aim in (rest, rpc)]
@@ -552,7 +553,7 @@ def test_node_that_is_started_again(own_node: NodeProcess) -> None:
 
 
 async def back(client: Client) -> None:
-    """Returns when the node answers; gRPC tries a connection again after some 100 ms."""
+    """Wait until the node replies; gRPC reconnects after some 100 ms."""
     for _ in range(100):
         try:
             await client.info()
@@ -577,7 +578,7 @@ def test_files(node: NodeProcess, tmp_path: Path, aim: Aim) -> None:
 
 @each_transport
 def test_another_certificate(node: NodeProcess, tmp_path: Path, aim: Aim) -> None:
-    """A node that has not the certificate that is pinned gets no key, nor does one for which nobody vouches."""
+    """The client sends no key to a node with another certificate than the pinned one, nor to an untrusted one."""
     other = certs.make(tmp_path, ["localhost", node.host])
     for trust in (other.certificate, None):
         with pytest.raises(Unreachable, match=r"(?i)verif"):
@@ -585,7 +586,7 @@ def test_another_certificate(node: NodeProcess, tmp_path: Path, aim: Aim) -> Non
 
 
 def test_another_host(tmp_path: Path) -> None:
-    """The certificate has to be the host's, though it is the one that is pinned."""
+    """A pinned certificate must be valid for the host, too."""
     pair = certs.make(tmp_path, ["elsewhere.example"])
     with NodeProcess(tmp_path, SSL_CERT_FILE=str(pair.certificate), SSL_KEY_FILE=str(pair.key)) as node:
         for aim in (rest, rpc):
@@ -594,7 +595,7 @@ def test_another_host(tmp_path: Path) -> None:
 
 
 def test_authorities(tmp_path: Path) -> None:
-    """A node is believed for a certificate above its own, and for its own where that alone is pinned."""
+    """The client trusts a node by an authority's certificate, or by the node's own if only that is pinned."""
     root, middle, own, key = chain_of_three()
     files = tmp_path / "chain.pem", tmp_path / "chain.key"
     for file, content in zip(files, (own + middle, key), strict=True):
@@ -610,7 +611,7 @@ def test_authorities(tmp_path: Path) -> None:
 
 
 def test_many_clients_at_once(node: NodeProcess) -> None:
-    """Clients run beside each other, over one thread of gRPC's, and each ends by itself."""
+    """Clients run concurrently on one gRPC thread, and each can be closed separately."""
 
     async def whole() -> None:
         bridge = background.aio()

@@ -1,4 +1,4 @@
-"""The client's log streams, from real nodes."""
+"""The client's log streams, with real nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
@@ -26,7 +27,7 @@ from tests.live.test_client import (
 from tests.live.test_log_streams import NUMBERED, node_with
 
 SAID = 150
-# Fewer lines than a new reader is given, so that no break is too long.
+# Fewer lines than the node replays to a new reader, so that no gap is too long.
 TALK = f"""\
 import time
 for number in range({SAID}):
@@ -36,7 +37,7 @@ for number in range({SAID}):
 
 
 async def followed(target: Target, relay: Relay) -> list[str]:
-    """All lines until the backend runs, by a connection that is cut with every tenth of them."""
+    """All lines until the backend runs, over a connection that is cut at every tenth of them."""
     lines: list[str] = []
     async with connect(background.reactor, replace(target, port=relay.port)) as client, client.logs() as stream:
         async for line in stream:
@@ -48,8 +49,9 @@ async def followed(target: Target, relay: Relay) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_lines_over_broken_connections(tmp_path: Path) -> None:
-    """A stream whose connection is cut again and again, while lines come, has each of them once, in order."""
+    """A stream with a repeatedly broken connection has each line once, in order."""
     with node_with(tmp_path, TALK) as node, ExitStack() as stack:
         targets = [aim(node) for aim in (rest, deployed, rpc)]
         relays = [stack.enter_context(Relay(target.port)) for target in targets]
@@ -131,7 +133,7 @@ def test_lines_of_the_next_node(own_node: NodeProcess) -> None:
 
 @each_transport
 def test_stream_ends_with_its_client(node: NodeProcess, aim: Aim) -> None:
-    """A client that is closed ends its streams: whoever reads is told by the end, not by an error."""
+    """Closing a client ends its streams: a reader gets the end, not an error."""
 
     async def whole(client: Client) -> list[str]:
         stream = await client.logs().open()
@@ -145,7 +147,7 @@ def test_stream_ends_with_its_client(node: NodeProcess, aim: Aim) -> None:
 
 @each_transport
 def test_lines_for_a_while(node: NodeProcess, aim: Aim) -> None:
-    """The lines that are there can be had without waiting for more."""
+    """The available lines can be read without waiting for more."""
 
     async def whole(client: Client) -> list[str]:
         async with client.logs() as stream:

@@ -1,4 +1,4 @@
-"""A machine whose clock is set, by an operator or NTP: no timer of the node notices."""
+"""The machine's clock is set, by an operator or NTP: no timer of the node is affected."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.conftest import Place, connection, control, member, run
 ANNA = TestUser.new("anna@test")
 DAY = 86400.0
 ROOT = Path(__file__).parents[2]
-# Python imports a module of this name before anything else: `time.time` is ahead by what the file says. But not for
-# gRPC, which at once compares what it gets with the kernel's own clock; that is not ours to set.
+# Python imports a module of this name first: it sets `time.time` ahead by the seconds in a file. But not for gRPC,
+# which compares it with the kernel's clock, which the tests cannot set.
 SITE = """
 import os, sys, time
 _time, _file = time.time, os.environ["AHEAD"]
@@ -39,7 +39,7 @@ time.time = ahead
 
 
 class Machine:
-    """A node on a machine whose clock can be set, with a systemd that wants to hear of it five times a second."""
+    """A node on a machine whose clock can be set, with a systemd watchdog of five notifications a second."""
 
     def __init__(self, directory: Path) -> None:
         self._ahead = directory / "ahead"
@@ -57,13 +57,13 @@ class Machine:
         )
 
     def set(self, seconds: float) -> None:
-        """Set the clock so far ahead of the right time."""
+        """Set the clock ahead by so many seconds."""
         new = self._ahead.with_suffix(".new")
         new.write_text(str(seconds))
         new.replace(self._ahead)
 
     def alive(self) -> None:
-        """Waits until systemd has heard of the node some times from now on."""
+        """Wait until systemd has received some more watchdog notifications."""
         while self._heard():
             pass
         for _ in range(3):
@@ -85,7 +85,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.mark.parametrize("ahead", [-DAY, DAY], ids=["back", "forward"])
 def test_the_clock_is_set(machine: Machine, all_kinds: Mapping[str, Kind], echo: EchoServer, ahead: float) -> None:
-    """The watchdog is told, keep-alive does not end, counters are read by themselves and when somebody asks."""
+    """The watchdog is notified, keep-alive does not expire, and counters are read periodically and on request."""
     home = Place(all_kinds["vless-raw"], "home")
     with control(machine.node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)], keep_alive=600)

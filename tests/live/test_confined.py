@@ -1,4 +1,4 @@
-"""A node that may do little, as under systemd or in a container, with what it needs to drop nobody and without it."""
+"""A node with few privileges, as under systemd or in a container, with and without those for dropping no connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.warned import warned
 from tests.live.test_overlap import ended, runs
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
-# What a core says of itself at each start.
+# The line that a core logs at each start.
 STARTED = re.compile(r"(Xray [\d.]+|sing-box) started")
 
 
@@ -35,7 +35,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 @contextmanager
 def changing(directory: Path, home: Place, *refused: str) -> Iterator[tuple[NodeProcess, RpcController]]:
-    """A confined node, with users at home."""
+    """A confined node with connected users."""
     with NodeProcess(directory, through=confined.argv(refused)) as node, closing(RpcController(node)) as controller:
         run(controller, [home], users(home), log=home.ground.brief)
         yield node, controller
@@ -46,7 +46,7 @@ def users(home: Place) -> list[User]:
 
 
 def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """None is needed: nobody is dropped, and who is removed is."""
+    """No capability is needed to keep connections at a change, and to cut a removed user's."""
     with changing(tmp_path, home) as (node, controller):
         assert "CapEff:\t0000000000000000" in Path(f"/proc/{node.pid}/status").read_text()
         with connection(home, ANNA, echo) as anna, connection(home, BERT, echo) as bert:
@@ -59,10 +59,10 @@ def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> 
         assert not warned(controller.info())
 
 
-# The kernel refuses it for each core in the same way.
+# The kernel refuses it in the same way for each core.
 @on(lambda ground: ground.live)
 def test_no_duplicates(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """As in a container: it is known before another core is started, told in one line, and the core is restarted."""
+    """As in a container: the node finds out before it starts another core, logs one line, and restarts the core."""
     with changing(tmp_path, home, "pidfd_getfd") as (node, controller):
         assert not warned(controller.info())
         with connection(home, ANNA, echo) as link:
@@ -70,7 +70,7 @@ def test_no_duplicates(tmp_path: Path, home: Place, echo: EchoServer) -> None:
             until(lambda: ended(link), what="her connection ends")
         assert gets_in(home, ANNA, echo)
         [warning] = warned(controller.info())
-        [line] = [line for line in node.lines if "connections end with the core" in line]
+        [line] = [line for line in node.lines if "which ends all connections" in line]
         for told in (warning, line):
             assert "may not call pidfd_open and pidfd_getfd" in told
             assert "SYS_PTRACE" in told

@@ -1,4 +1,4 @@
-"""The conformance suite against ourselves, over both protocols; and that it finds what is broken, and that alone."""
+"""The conformance suite against this node, over both protocols; and that it finds faults, and only those."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ def stage(node: NodeProcess, one_stage: Stage) -> Stage:
     return one_stage
 
 
-@pytest.mark.parametrize(("check", "protocol"), EACH, ids=lambda value: getattr(value, "id", value))
-def test_we_conform(check: Check, protocol: str, stage: Stage) -> None:
-    """Each check of each level holds, the optional ones too."""
-    result = run_one(check, protocol, stage)
+@pytest.mark.slow
+@pytest.mark.parametrize(("check", "transport"), EACH, ids=lambda value: getattr(value, "id", value))
+def test_we_conform(check: Check, transport: str, stage: Stage) -> None:
+    """Each check of each level holds, optional ones too."""
+    result = run_one(check, transport, stage)
     assert result.outcome is Outcome.PASSED, result.detail
 
 
 def test_sing_box(node: NodeProcess) -> None:
-    """On the other core, what differs most: users, and their bytes."""
+    """What differs most on sing-box: users, and their bytes."""
     names = ("start.info", "stats.users", "users.sync-users")
     with Stage(Options(address(node), core="sing-box")) as stage:
         results = list(run_all((CHECKS[name] for name in names), ["grpc"], stage))
@@ -66,7 +67,7 @@ def test_sing_box(node: NodeProcess) -> None:
 
 
 def test_the_command(node: NodeProcess, tmp_path: Path) -> None:
-    """The command tells both reports, and by its status whether the level holds."""
+    """The command prints both reports, and its exit status is whether the level holds."""
     where = ["--address", f"{node.host}:{node.rest_port}", "--grpc-port", str(node.grpc_port)]
     trust = ["--key", node.key, "--certificate", str(node.certificate.certificate)]
     command = [sys.executable, "-m", "tests.conformance", *where, *trust, "--only", "info.*", "--only", "key.*"]
@@ -81,7 +82,7 @@ def test_the_command(node: NodeProcess, tmp_path: Path) -> None:
 
 
 def without_version(verb: str, path: str, response: Response) -> Response:
-    """The node's version is missing in its replies."""
+    """Remove the node's version from replies."""
     if path not in ("/start", "/info") or response.status != 200:
         return response
     info = BaseInfoResponse.FromString(response.body)
@@ -90,7 +91,7 @@ def without_version(verb: str, path: str, response: Response) -> Response:
 
 
 def lossy(verb: str, path: str, response: Response) -> Response:
-    """A byte of each row of the statistics is lost."""
+    """Remove a byte from each row of the statistics."""
     if path != "/stats" or response.status != 200:
         return response
     stats = StatResponse.FromString(response.body)
@@ -100,12 +101,12 @@ def lossy(verb: str, path: str, response: Response) -> Response:
 
 
 def quiet(verb: str, path: str, response: Response) -> Response:
-    """Refusals of chunks are answered as success."""
+    """Turn refusals of chunks into success."""
     return Response(200, {}, b"") if path == "/users/sync/chunked" else response
 
 
 def hung_up(verb: str, path: str, response: Response) -> Response:
-    """The log stream ends."""
+    """End the log stream."""
     return response._replace(headers={"Connection": "close"}) if path == "/logs" else response
 
 
@@ -114,12 +115,12 @@ def untouched(verb: str, path: str, response: Response) -> Response:
 
 
 def anybody(node: NodeProcess) -> Callable[[dict[str, str]], dict[str, str]]:
-    """Whoever comes has the key."""
+    """Accept any key."""
     return lambda headers: {**headers, "x-api-key": node.key}
 
 
 TRIED = ("key.wrong", "start.info", "stats.users", "logs.without-backend", "users.chunked-broken")
-# By the fault, what breaks a node, and the checks that have to find it.
+# By fault: the function that breaks the node, and the checks that must fail.
 FAULTS: dict[str, tuple[Callable[[str, str, Response], Response], set[str]]] = {
     "nothing": (untouched, set()),
     "no version": (without_version, {"start.info"}),
@@ -132,7 +133,7 @@ FAULTS: dict[str, tuple[Callable[[str, str, Response], Response], set[str]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_broken_is_found(node: NodeProcess, stage: Stage, fault: str) -> None:
-    """Exactly the checks fail that a fault is the business of, each with words; the level does not hold then."""
+    """Exactly the checks of a fault fail, each with a text; the level does not hold then."""
     spoil, found = FAULTS[fault]
     with broken(node, spoil, anybody(node) if fault == "any key" else dict) as where:
         stage.options = Options(where, patience=3)
@@ -145,7 +146,7 @@ def test_what_is_broken_is_found(node: NodeProcess, stage: Stage, fault: str) ->
 
 
 def test_levels_and_patterns() -> None:
-    """A level has those before it; a pattern takes some; what is unsupported fails no level."""
+    """A level includes those before it; a pattern selects checks; an unsupported operation fails no level."""
     assert {check.level for check in chosen(Level.BEYOND, None)} == set(Level)
     assert {check.level for check in chosen(Level.CONTROLLERS, None)} == {Level.CONTROLLERS}
     assert [check.id for check in chosen(Level.CONTROLLERS, ["lat*"])] == ["latency"]
@@ -174,7 +175,7 @@ WRONG = (
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: " ".join(wrong))
 def test_what_cannot_be_run(node: NodeProcess, wrong: tuple[str, str]) -> None:
-    """It is told by the status 2: neither that the level holds nor that it does not."""
+    """The exit status is 2 if the checks cannot run."""
     trust = ["--key", node.key, "--certificate", str(node.certificate.certificate)]
     with pytest.raises(SystemExit) as ended:
         main(["--address", f"{node.host}:{node.rest_port}", *trust, *wrong])
@@ -182,10 +183,10 @@ def test_what_cannot_be_run(node: NodeProcess, wrong: tuple[str, str]) -> None:
 
 
 def test_a_node_that_is_not_there(tmp_path: Path) -> None:
-    """Every check says that it could not begin, also one that is optional."""
+    """Every check fails because its initial state cannot be reached, optional ones too."""
     pem = certs.make(tmp_path, ["127.0.0.1"]).certificate.read_text()
     nowhere = Address("127.0.0.1", free_port(), free_port(), "key", pem)
     with Stage(Options(nowhere)) as stage:
         results = list(run_all([CHECKS["info.running"], CHECKS["routing.rules"]], ["rest", "grpc"], stage))
     assert {result.outcome for result in results} == {Outcome.FAILED}
-    assert all(result.detail.startswith("it could not begin: ") for result in results)
+    assert all(result.detail.startswith("its initial state could not be reached: ") for result in results)

@@ -1,6 +1,6 @@
-"""What deployed controllers rely on, fact by fact, by their bytes: over both transports, on the real node and core.
+"""What deployed controllers rely on, fact by fact, byte for byte: over both transports, on the real node and core.
 
-Messages are written and read by `tests.harness.deployed`, which knows none of the product's.
+`tests.harness.deployed` writes and reads the messages, without any code of the product.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from tests.live.test_nobody_dropped import Fickle
 
 WIRES: Mapping[str, Callable[[Fickle], RestWire | GrpcWire]] = {"rest": RestWire, "grpc": GrpcWire}
 USERS_STAT, OUTBOUNDS = 4, 0
-# What a panel has in every configuration: no traffic into the server's own networks. There is no geo file.
+# A rule of every panel's configuration: no traffic to private networks. There is no geo file.
 PRIVATE = {"rules": [{"type": "field", "ip": ["geoip:private"], "outboundTag": "block", "inboundTag": ["elsewhere"]}]}
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fickle]:
-    """A node with the certificate that it makes for itself, whose core fails or hangs when a test says so."""
+    """A node with its self-made certificate, whose core can fail or hang on a test's request."""
     directory = tmp_path_factory.mktemp("controllers")
     made = ensure(directory / "pair", ["node.test"])
     with Fickle(directory, XRAY, SSL_CERT_FILE=str(made.certificate), SSL_KEY_FILE=str(made.key), **ROOMY) as running:
@@ -75,7 +75,7 @@ def wire(node: Fickle, request: pytest.FixtureRequest) -> Iterator[RestWire | Gr
 
 @pytest.fixture(scope="module")
 def home(all_kinds: Mapping[str, Kind]) -> Place:
-    """A tag with a space, as panels have them."""
+    """A tag with a space, as panels use them."""
     return Place(all_kinds["vless-raw"], "at home")
 
 
@@ -101,7 +101,7 @@ def anna() -> TestUser:
 
 @pytest.fixture
 def running(wire: Wire, places: list[Place], anna: TestUser) -> Wire:
-    """A backend with one user, started as a panel that connects does it: Stop, then Start."""
+    """A backend with one user, started as a connecting panel does: Stop, then Start."""
     assert wire.call("Stop").fine
     answer = wire.call("Start", start(places, member(anna, "at home")))
     assert answer.fine, answer
@@ -109,7 +109,7 @@ def running(wire: Wire, places: list[Place], anna: TestUser) -> Wire:
 
 
 def member(person: TestUser, *tags: str, password: str = "", masque: str = "") -> bytes:
-    """A user as the newer library packs them: all seven credentials are there, most of them empty."""
+    """A user as the newer library sends them: with all seven credentials, most of them empty."""
     flow = {1: person.uuid, 2: ""}
     secrets = {1: b"", 2: pack(flow) if person.uuid else b"", 3: pack({1: password}), 4: pack({1: password, 2: ""})}
     more = {5: b"", 6: b"", 7: pack({1: masque}) if masque else b""}
@@ -117,7 +117,7 @@ def member(person: TestUser, *tags: str, password: str = "", masque: str = "") -
 
 
 def start(places: list[Place], *users: bytes, kind: int = 0, config: str = "", more: Mapping[int, bytes] = {}) -> bytes:
-    """A Start as panels send it, with a keep-alive, because their form asks for one."""
+    """A Start as panels send it, with a keep-alive, which their form requires."""
     text = config or backend_config([place.inbound for place in places], routing=PRIVATE)
     return pack({1: kind, 2: text, 3: users, 4: 60, **more})
 
@@ -133,7 +133,7 @@ def is_known(wire: Wire, name: str) -> bool:
 
 
 def rows(wire: Wire, kind: int, name: str = "") -> dict[tuple[str, str, str], int]:
-    """What a reset takes: bytes by name, link and type."""
+    """The rows of a reading with reset: bytes by name, link and type."""
     answer = wire.call("GetStats", pack({1: name, 2: True, 3: kind}))
     assert answer.fine, answer
     found = [unpack(row) for row in unpack(answer.body)[1]]
@@ -146,7 +146,7 @@ def health(wire: Wire) -> Answer:
 
 @contextmanager
 def out_of_order(node: Fickle, what: Callable[[], None]) -> Iterator[None]:
-    """Inside, the core is as `what` has it; then it works again, whatever became of the test."""
+    """Break the core in the way `what` inside the block; repair it at the end."""
     what()
     try:
         yield
@@ -158,7 +158,7 @@ def out_of_order(node: Fickle, what: Callable[[], None]) -> Iterator[None]:
 
 
 def test_1_log_streams_are_not_refused_and_not_ended(node: Fickle, wire: Wire, places: list[Place]) -> None:
-    """A stream opens without a backend, and stays open over a Start, the core's death and a Stop; lines go on."""
+    """A stream opens without a backend, and survives a Start, the core's death and a Stop."""
     wire.call("Stop")
     tail = wire.logs()
     assert wire.call("Start", start(places)).fine
@@ -173,7 +173,7 @@ def test_1_log_streams_are_not_refused_and_not_ended(node: Fickle, wire: Wire, p
 
 
 def test_1_log_streams_have_no_end_when_the_node_ends(node: Fickle) -> None:
-    """At shutdown the connection goes, and no status comes before: a client would call again without a pause."""
+    """At shutdown the connection closes without a status: else clients would retry without a pause."""
     with closing(GrpcWire(node)) as wire:
         tail, silent = wire.logs(), RestWire(node).logs()
         node.stop()
@@ -192,7 +192,7 @@ def awaits(tail: Tail, text: bytes) -> None:
 
 
 def test_2_a_bad_user_ends_no_stream(node: Fickle, running: Wire, anna: TestUser) -> None:
-    """The bad one is skipped and named at the end, those behind them are applied while the stream is open."""
+    """The bad user is skipped and named at the end; later users are applied while the stream is open."""
     bad, good = replace(TestUser.new("43"), uuid="no id, and too long to be hashed to one"), TestUser.new("44")
     if isinstance(running, GrpcWire):
         stream = running.open("SyncUser")
@@ -216,7 +216,7 @@ def test_2_a_bad_user_ends_no_stream(node: Fickle, running: Wire, anna: TestUser
 
 
 def test_3_a_full_sync_of_either_library(running: Wire, anna: TestUser) -> None:
-    """The set is replaced; over REST the older library sends it by POST, the newer by PUT."""
+    """A full sync replaces all users; over REST the older library sends POST, the newer PUT."""
     verbs = ("PUT", "POST") if isinstance(running, RestWire) else ("",)
     for verb in verbs:
         other = TestUser.new(f"5{len(verb)}")
@@ -231,7 +231,7 @@ def test_3_a_full_sync_of_either_library(running: Wire, anna: TestUser) -> None:
 
 
 def test_4_versions_are_there_and_new_enough(running: Wire, places: list[Place]) -> None:
-    """Start and info say running, the core's version, and the node's, which is at least 0.2.0 once it is cut."""
+    """Start and info return running, the core's version, and the node's, which is at least 0.2.0 when truncated."""
     for answer in (running.call("Start", start(places)), running.call("GetBaseInfo")):
         fields = unpack(answer.body)
         assert number_of(fields, 1) == 1
@@ -244,7 +244,7 @@ def test_4_versions_are_there_and_new_enough(running: Wire, places: list[Place])
 
 
 def test_5_the_certificate_fits_a_panel(node: Fickle, wire: Wire) -> None:
-    """The one that the node makes for itself has at most 2,048 characters, and is served on both ports by name."""
+    """The self-made certificate has at most 2,048 characters, and is valid on both ports by name."""
     assert len(node.pem) <= 2048
     assert wire.call("GetBaseInfo").fine
 
@@ -253,7 +253,7 @@ def test_5_the_certificate_fits_a_panel(node: Fickle, wire: Wire) -> None:
 
 
 def test_6_private_networks_without_a_geo_file(node: Fickle, running: Wire) -> None:
-    """The rule on geoip:private, which every panel has, is no obstacle: the core runs."""
+    """The core runs with every panel's rule on geoip:private."""
     assert not list(node.directory.glob("*.dat"))
     assert health(running).fine
 
@@ -262,7 +262,7 @@ def test_6_private_networks_without_a_geo_file(node: Fickle, running: Wire) -> N
 
 
 def test_7_an_empty_credential_opens_nothing(running: Wire, anna: TestUser, work: Place, echo: EchoServer) -> None:
-    """All credentials are there, and an empty one is none: not even the empty password gets in."""
+    """With all credentials present, an empty one is no credential: not even the empty password works."""
     assert running.call("SyncUser", member(anna, "at home", "work", password="open sesame")).fine
     until(lambda: opens_trojan(work, "open sesame", echo), what="the password opens it")
     assert running.call("SyncUser", member(anna, "at home", "work")).fine
@@ -277,7 +277,7 @@ def test_7_an_empty_credential_opens_nothing(running: Wire, anna: TestUser, work
 def test_8_stop_and_start_lose_nothing(
     node: Fickle, running: Wire, places: list[Place], home: Place, anna: TestUser, echo: EchoServer
 ) -> None:
-    """Whoever is connected stays so, the core is the same one, and what it counted before is there to be billed."""
+    """Connections stay, the core is the same, and its earlier counts can still be billed."""
     rows(running, USERS_STAT)
     core = node.newest_core()
     with connection(home, anna, echo) as link:
@@ -296,7 +296,7 @@ def test_8_stop_and_start_lose_nothing(
 def test_9_tags_in_any_order_and_of_others(
     running: Wire, home: Place, keyed: Place, anna: TestUser, echo: EchoServer
 ) -> None:
-    """Tags are a set: their order, those of other cores, and spaces mean nothing; none of this node's is a removal."""
+    """Tags are a set: order, other cores' tags and spaces do not matter; none of this node's tags is a removal."""
     tags = ("nowhere", keyed.tag, "of another core", home.tag)
     assert running.call("SyncUser", member(anna, *tags, password="secret")).fine
     with connection(home, anna, echo) as link, talking(link):
@@ -311,7 +311,7 @@ def test_9_tags_in_any_order_and_of_others(
 
 
 def test_10_health_without_a_backend(wire: Wire) -> None:
-    """The words by which a panel knows that it has to start one."""
+    """The text by which a panel knows that it must start a backend."""
     wire.call("Stop")
     answer = health(wire)
     assert answer.is_error(500, UNAVAILABLE)
@@ -319,7 +319,7 @@ def test_10_health_without_a_backend(wire: Wire) -> None:
 
 
 def test_10_health_while_the_core_comes_back(node: Fickle, running: Wire) -> None:
-    """The words by which a panel leaves the node alone, as long as it takes; the calls of the time do not wait."""
+    """The text that makes a panel wait for a restart; calls during it do not block."""
     with out_of_order(node, node.fails):
         os.kill(node.newest_core(), signal.SIGKILL)
         until(lambda: not health(running).fine, what="the core is gone")
@@ -335,7 +335,7 @@ def test_10_health_while_the_core_comes_back(node: Fickle, running: Wire) -> Non
 
 
 def test_11_polls_are_billed(running: Wire, home: Place, anna: TestUser, echo: EchoServer) -> None:
-    """Rows of users and of outbounds have their name, link and type; a reset takes each byte once."""
+    """Rows of users and of outbounds have their name, link and type; a reset returns each byte once."""
     rows(running, USERS_STAT), rows(running, OUTBOUNDS)
     with connection(home, anna, echo) as link:
         transfer.download(link, 300_000)
@@ -346,7 +346,7 @@ def test_11_polls_are_billed(running: Wire, home: Place, anna: TestUser, echo: E
 
 
 def polled(wire: Wire, kind: int, row: tuple[str, str, str]) -> Counter[tuple[str, str, str]]:
-    """What polls take together, until this row is there and nothing more comes."""
+    """The sum of polls until this row is present and nothing more arrives."""
     taken = Counter[tuple[str, str, str]]()
 
     def rests() -> bool:
@@ -362,7 +362,7 @@ def polled(wire: Wire, kind: int, row: tuple[str, str, str]) -> Counter[tuple[st
 
 
 def test_12_batches_of_users(running: Wire, anna: TestUser) -> None:
-    """One user is one chunk, and many are hundreds in order; whoever is in none of them stays."""
+    """One user is one chunk, many are hundreds in order; users in no chunk stay."""
     one, many = TestUser.new("60"), [TestUser.new(str(number)) for number in range(100, 350)]
     assert running.call("SyncUsersChunked", chunk(0, True, member(one, "at home"))).fine
     batches = [[member(person, "at home") for person in many[first : first + 100]] for first in (0, 100, 200)]
@@ -371,7 +371,7 @@ def test_12_batches_of_users(running: Wire, anna: TestUser) -> None:
 
 
 def test_12_a_refused_batch_is_known_as_such(running: Wire) -> None:
-    """It is INTERNAL or 500 with the words that have a batch halved, and names the bad one; the others are there."""
+    """INTERNAL or 500, with the text on which controllers halve a batch, names the bad user; others are applied."""
     bad = replace(TestUser.new("71"), uuid="no id, and too long to be hashed to one")
     answer = running.call(
         "SyncUsersChunked", chunk(0, True, *(member(x, "at home") for x in (bad, TestUser.new("72"))))
@@ -384,7 +384,7 @@ def test_12_a_refused_batch_is_known_as_such(running: Wire) -> None:
 
 
 def test_12_chunks_that_do_not_follow(running: Wire) -> None:
-    """A chunk that is missing is invalid data, not a bad user."""
+    """A missing chunk is invalid data, not a bad user."""
     answer = running.call("SyncUsersChunked", chunk(1, True, member(TestUser.new("73"), "at home")))
     assert answer.is_error(400, INVALID_ARGUMENT)
     assert not is_known(running, "73")
@@ -394,7 +394,7 @@ def test_12_chunks_that_do_not_follow(running: Wire) -> None:
 
 
 def test_13_the_key_in_a_link(running: Wire, keyed: Place, anna: TestUser, echo: EchoServer) -> None:
-    """The client has the key that the panel derives from the password, or the password where that is a key."""
+    """The client uses the key that the panel derives from the password, or the password if it is a key."""
     for password in (anna.password, base64.b64encode(os.urandom(16)).decode()):
         person = replace(anna, password=password)
         assert running.call("SyncUser", member(person, "keyed", password=password)).fine
@@ -405,7 +405,7 @@ def test_13_the_key_in_a_link(running: Wire, keyed: Place, anna: TestUser, echo:
 
 
 def test_14_a_refused_start_says_why_at_its_head(running: Wire, places: list[Place]) -> None:
-    """What the operator reads, 1,020 characters, has the core's reason, however long the configuration is."""
+    """The first 1,020 characters, which operators see, contain the core's reason for any length of configuration."""
     config: Json = json.loads(backend_config([place.inbound for place in places]))
     config["inbounds"][0]["protocol"] = "nonsense"
     config["remarks"] = "x" * 10_000
@@ -416,7 +416,7 @@ def test_14_a_refused_start_says_why_at_its_head(running: Wire, places: list[Pla
 
 
 def test_14_strangers_are_refused(wire: Wire) -> None:
-    """A wrong key is told as such, in plain text, also where a stream is asked for."""
+    """A wrong key is reported as such, in plain text, also for a stream."""
     for name in ("GetBaseInfo", "GetLogs"):
         answer = wire.call(name, key=str(uuid.uuid4()))
         assert answer.is_error(401, UNAUTHENTICATED)
@@ -427,7 +427,7 @@ def test_14_strangers_are_refused(wire: Wire) -> None:
 
 
 def test_15_streams_that_are_abandoned(node: Fickle, running: Wire) -> None:
-    """They end without a status, as clients leave them; the connection goes on, and nothing of it is an error."""
+    """They end without a status, as clients leave them; the connection stays, and nothing is logged as an error."""
     seen = len(node.lines)
     for _ in range(3):
         running.logs().abandon()
@@ -441,7 +441,7 @@ def test_15_streams_that_are_abandoned(node: Fickle, running: Wire) -> None:
 
 
 def test_15_open_streams_at_a_stop_and_a_start(running: Wire, places: list[Place]) -> None:
-    """The older library has both streams open while it says Stop and Start; they serve on."""
+    """The older library keeps both streams open during Stop and Start; they work on."""
     with ExitStack() as stack:
         tail = running.logs()
         stack.callback(tail.abandon)
@@ -467,9 +467,9 @@ def test_15_open_streams_at_a_stop_and_a_start(running: Wire, places: list[Place
     ("offered", "rest", "grpc"), [(("h2", "http/1.1"), "http/1.1", "h2"), (("x",), None, None)], ids=["both", "neither"]
 )
 def test_16_protocols(node: Fickle, offered: tuple[str, ...], rest: str | None, grpc: str | None) -> None:
-    """REST never picks h2 where there is a choice; with nothing in common the handshake is done all the same.
+    """REST never chooses h2 if it has a choice; the handshake succeeds also without a common protocol.
 
-    That h2 alone may be offered and HTTP/1.1 spoken is what every other test here does.
+    All other tests here offer only h2 and send HTTP/1.1.
     """
     for port, picked in ((node.rest_port, rest), (node.grpc_port, grpc)):
         with dial(node, port, *offered) as link:
@@ -483,19 +483,19 @@ def test_16_protocols(node: Fickle, offered: tuple[str, ...], rest: str | None, 
 
 
 def test_17_no_body_asks_for_all_outbounds(running: Wire) -> None:
-    """With a length of zero, or without one, the answer has the outbounds, both ways, and nothing is reset."""
+    """With a length of zero, or without one, the reply has all outbounds, and nothing is reset."""
     answers = [running.send("GET", "/stats", body) for body in (b"", None)] if isinstance(running, RestWire) else []
     for answer in [*answers, running.call("GetStats", b"")]:
         found = [unpack(row) for row in unpack(answer.body)[1]]
         assert {(text_of(row, 1), text_of(row, 2)) for row in found} >= {("direct", "uplink"), ("direct", "downlink")}
 
 
-# What comes next, and what others mean by the same numbers
+# Future contracts, and other meanings of the same numbers
 
 
 @pytest.mark.parametrize(("kind", "named"), [(1, "WIREGUARD (1)"), (2, "2"), (4, "4"), (5, "5"), (99, "99")])
 def test_a_type_of_another_numbering(running: Wire, places: list[Place], kind: int, named: str) -> None:
-    """It is refused by its number, with what there is instead; what runs goes on."""
+    """An unknown type is refused by number, with the known ones; the running backend stays."""
     answer = running.call("Start", start(places, kind=kind))
     assert answer.is_error(501, UNIMPLEMENTED)
     assert f"no core of type {named};" in answer.text
@@ -504,7 +504,7 @@ def test_a_type_of_another_numbering(running: Wire, places: list[Place], kind: i
 
 
 def test_masque_is_named(running: Wire, places: list[Place], anna: TestUser) -> None:
-    """A user of masque alone, and an inbound for it, are refused by that name; beside others it is nothing."""
+    """A user with only masque, and an inbound for it, are refused by that name; masque beside others is ignored."""
     nobody = replace(anna, email="90", uuid="")
     answer = running.call("SyncUsersChunked", chunk(0, True, member(nobody, "at home", masque="secret")))
     assert answer.is_error(500, INTERNAL)
@@ -520,7 +520,7 @@ def test_masque_is_named(running: Wire, places: list[Place], anna: TestUser) -> 
 
 
 def test_a_coming_contract_is_passed_over(node: Fickle, running: Wire, places: list[Place], anna: TestUser) -> None:
-    """Fields that are not known here change nothing: the same Start with them is the same one."""
+    """Unknown fields change nothing: the same Start with them is still the same."""
     core = node.newest_core()
     person = member(anna, "at home") + pack({4: b"new"})
     assert running.call("Start", start(places, person, more={6: b"new"})).fine
@@ -531,8 +531,8 @@ def test_a_coming_contract_is_passed_over(node: Fickle, running: Wire, places: l
 
 
 def test_a_slow_start_is_found(node: Fickle, wire: Wire, places: list[Place], anna: TestUser) -> None:
-    """A panel that gave up at its time-out finds by GetBaseInfo what its Start brought, and again is at once."""
-    # Not by the wire's own key: after that the core waits for the next Start.
+    """A panel that timed out finds the result of its Start by GetBaseInfo; repeating it is quick."""
+    # Not in the wire's dialect: its Stop would keep the core for the next Start.
     RestController(node).stop()
     until(lambda: not node.core_pids(), what="no core is left")
     message = start(places, member(anna, "at home"))
@@ -554,7 +554,7 @@ def test_a_slow_start_is_found(node: Fickle, wire: Wire, places: list[Place], an
 
 
 def give_up(node: Fickle, wire: Wire, message: bytes) -> None:
-    """Send a Start and leave while it is being done, as this transport's clients do at their time-out."""
+    """Send a Start and disconnect before its reply, as this transport's clients do at their timeout."""
     if isinstance(wire, GrpcWire):
         stream = wire.open("Start")
         wire.send(stream, message)

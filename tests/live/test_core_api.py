@@ -1,4 +1,4 @@
-"""The core as the node runs it: its API is the node's alone, and what a controller configures cannot change that."""
+"""The core's API belongs to the node only, and no controller's configuration can change that."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.conftest import Place, connection, control, gets_in, member, over, ru
 
 ANNA = TestUser.new("anna@test")
 NOBODY = 65534
-# An HTTP/2 client's first words, with an empty SETTINGS frame (RFC 9113, 3.4); a server's first frame is one, too.
+# An HTTP/2 client's preface with an empty SETTINGS frame (RFC 9113, 3.4); a server's first frame is SETTINGS, too.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SETTINGS = 4
 LOOPBACK = ("127.0.0.1", "::1", "0.0.0.0", "localhost", "::ffff:127.0.0.1")
 
 FREEDOM = {"tag": "direct", "protocol": "freedom", "settings": {"finalRules": [{"action": "allow"}]}}
 BLOCK = {"tag": "block", "protocol": "blackhole"}
-# Configurations in which the API's outbound could be reached if it were one like any other.
+# Configurations that would reach the API's outbound if it were an ordinary one.
 OPEN_DOORS: Mapping[str, Json] = {
     "no outbounds": {"outbounds": []},
     "a balancer over everything": {
@@ -63,25 +63,25 @@ def home(all_kinds: Mapping[str, Kind]) -> Place:
 
 
 def core(node: NodeProcess) -> psutil.Process:
-    """The core that the node runs; those of earlier tests may drain."""
+    """The node's current core; those of earlier tests may drain."""
     return psutil.Process(node.newest_core())
 
 
 def listening(node: NodeProcess) -> set[tuple[str, int]]:
-    """Where the core can be reached over IP: ("tcp" or "udp", port)."""
+    """The IP sockets on which the core listens: ("tcp" or "udp", port)."""
     sockets = core(node).net_connections("inet")
     tcp = {("tcp", s.laddr.port) for s in sockets if s.status == psutil.CONN_LISTEN}
     return tcp | {("udp", s.laddr.port) for s in sockets if s.type == socket.SOCK_DGRAM}
 
 
 def api_socket(node: NodeProcess) -> Path:
-    """The only unix socket that the core listens on."""
+    """The only unix socket on which the core listens."""
     (path,) = {str(s.laddr) for s in core(node).net_connections("unix") if s.laddr and not s.raddr}
     return Path(path)
 
 
 def speaks_http2(link: socket.socket, patience: float = 0.5) -> bool:
-    """Whether an HTTP/2 server, as a core's API is one, is at the other end."""
+    """Whether the other end is an HTTP/2 server, such as a core's API."""
     link.settimeout(patience)
     try:
         link.sendall(PREFACE)
@@ -101,13 +101,13 @@ def leads_to_an_api(socks_port: int, host: str, port: int) -> bool:
 
 
 def environment(process: psutil.Process) -> dict[str, str]:
-    """What it was started with, from the kernel."""
+    """The core's initial environment, from the kernel."""
     entries = Path(f"/proc/{process.pid}/environ").read_bytes().decode().rstrip("\0").split("\0")
     return dict(entry.split("=", 1) for entry in entries)
 
 
 def test_only_the_inbounds_listen(all_kinds: Mapping[str, Kind], node: NodeProcess, controller: Controller) -> None:
-    """The core listens where the controller configured inbounds and nowhere else: no API, no metrics."""
+    """The core listens only where the controller configured inbounds: no API, no metrics."""
     names = ("vless-raw", "shadowsocks-2022-aes-128", "hysteria2")
     vless, shadowsocks, hysteria = (Place(all_kinds[name], name) for name in names)
     api, metrics = free_port(), free_port()
@@ -130,7 +130,7 @@ def test_only_the_inbounds_listen(all_kinds: Mapping[str, Kind], node: NodeProce
 
 @over("grpc")
 def test_api_is_private(node: NodeProcess, home: Place, controller: Controller) -> None:
-    """The core's API is there for the node's own user and for nobody else on the machine."""
+    """Only the node's user on the machine can reach the core's API."""
     run(controller, [home])
     path = api_socket(node)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -142,7 +142,7 @@ def test_api_is_private(node: NodeProcess, home: Place, controller: Controller) 
 
 
 def knock(path: Path, uid: int) -> str:
-    """What becomes of a connection to the socket by a process of that user, who is one only after Python is loaded."""
+    """The result of connecting to the socket from a process that drops to that user after its imports."""
     program = (
         "import os, socket, sys\n"
         "os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))\n"
@@ -156,7 +156,7 @@ def knock(path: Path, uid: int) -> str:
 @pytest.mark.parametrize("door", OPEN_DOORS)
 @over("grpc")
 def test_users_cannot_reach_the_api(door: str, node: NodeProcess, home: Place, controller: Controller) -> None:
-    """Whatever a proxied user asks for, in whatever configuration, the core's API does not answer him."""
+    """No destination of a proxied user leads to the core's API, in any configuration."""
     run(controller, [home], [member(ANNA, home)], **OPEN_DOORS[door])
     path = api_socket(node)
     targets = [(host, port) for host in (*LOOPBACK, str(path), f"unix:{path}", f"@{path}") for port in (1, 80)]
@@ -166,7 +166,7 @@ def test_users_cannot_reach_the_api(door: str, node: NodeProcess, home: Place, c
 
 
 def gets_answers(path: Path) -> bool:
-    """The API is up, for the node: else its silence would say nothing."""
+    """Check that the API works for the node: else its silence would prove nothing."""
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(str(path))
         return speaks_http2(link)
@@ -174,7 +174,7 @@ def gets_answers(path: Path) -> bool:
 
 @over("rest")
 def test_an_api_would_be_found(home: Place, controller: Controller) -> None:
-    """The test above would notice: an API that is open on TCP answers a proxied user."""
+    """The test above would find an API that is open on TCP."""
     run(controller, [home], [member(ANNA, home)])
     port = free_port()
     with Xray({**server_config([]), "api": {"tag": "api", "listen": f"127.0.0.1:{port}", "services": []}}):
@@ -184,7 +184,7 @@ def test_an_api_would_be_found(home: Place, controller: Controller) -> None:
 
 
 def test_inbound_of_an_api_leads_nowhere(node: NodeProcess, home: Place, controller: Controller) -> None:
-    """A controller's own API inbound is an inbound like others, and leads to no API."""
+    """A controller's own API inbound is an ordinary inbound, and leads to no API."""
     port = free_port()
     door = {
         "tag": "api-in",
@@ -203,7 +203,7 @@ def test_inbound_of_an_api_leads_nowhere(node: NodeProcess, home: Place, control
 
 @pytest.fixture
 def bare_node(tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node whose Xray has no geo files beside it."""
+    """A node whose Xray has no geo files."""
     directory, core = tmp_path / "node", tmp_path / "bin"
     directory.mkdir()
     core.mkdir()
@@ -213,7 +213,7 @@ def bare_node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def test_private_addresses_without_geo_files(bare_node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A configuration that blocks `geoip:private` starts where there is no geoip.dat, and blocks."""
+    """A configuration that blocks `geoip:private` starts without a geoip.dat, and blocks."""
     assert not list((bare_node.directory.parent / "bin").glob("*.dat"))
     rule = {"type": "field", "ip": ["geoip:private"], "outboundTag": "block"}
     with control(bare_node, "rest") as controller:
@@ -224,13 +224,13 @@ def test_private_addresses_without_geo_files(bare_node: NodeProcess, home: Place
 
 
 def test_clean_environment(node: NodeProcess, home: Place, controller: Controller) -> None:
-    """The core knows nothing of the node's secrets and settings, counts Vision live and uses plain TCP sockets."""
+    """The core's environment has no secrets or settings of the node; it counts Vision live and uses plain TCP."""
     run(controller, [home], [member(ANNA, home)])
     process = core(node)
     told = environment(process)
     assert told["GODEBUG"] == "multipathtcp=0"
     assert told["XRAY_BUF_SPLICE"] == "disable"
-    # LC_CTYPE is Python's own doing (PEP 538), in the leash.
+    # Python sets LC_CTYPE (PEP 538), in the leash.
     ours = {"PATH", "TZ", "XRAY_LOCATION_ASSET", "GODEBUG", "XRAY_BUF_SPLICE", "TXNODE_OWNER", "LC_CTYPE"}
     assert told.keys() <= ours
     command = Path(f"/proc/{process.pid}/cmdline").read_text()
@@ -240,7 +240,7 @@ def test_clean_environment(node: NodeProcess, home: Place, controller: Controlle
 
 
 def test_splice_is_a_choice(tmp_path: Path, home: Place) -> None:
-    """An operator who wants the kernel to splice can have it; nothing else of the node's environment comes through."""
+    """An operator can allow the kernel's splice; nothing else of the node's environment is passed on."""
     with NodeProcess(tmp_path, XRAY_SPLICE="on", CANARY="coal") as node, control(node, "grpc") as controller:
         run(controller, [home])
         told = environment(core(node))
@@ -251,7 +251,7 @@ def test_splice_is_a_choice(tmp_path: Path, home: Place) -> None:
 def test_files_are_not_written(
     tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
 ) -> None:
-    """A controller's paths for logs and TLS secrets are not written: the lines come to the log stream instead."""
+    """The core does not write to a controller's paths for logs and TLS secrets; lines go to the log stream."""
     place = Place(all_kinds["trojan-tls"], "tls")
     stream = place.inbound["streamSettings"]
     keys = {**stream["tlsSettings"], "masterKeyLog": str(tmp_path / "keys.log")}
@@ -265,7 +265,7 @@ def test_files_are_not_written(
 
 
 def test_comments_and_odd_case(home: Place, node: NodeProcess, echo: EchoServer, controller: Controller) -> None:
-    """A configuration with comments and keys in any case runs, is counted, and nothing in it gets past the node."""
+    """A configuration with comments and keys in any case works, is counted, and bypasses no check of the node."""
     api, metrics = free_port(), free_port()
     config = f"""
     // a comment
@@ -294,7 +294,7 @@ def test_comments_and_odd_case(home: Place, node: NodeProcess, echo: EchoServer,
 def test_configured_clients_are_not_users(
     home: Place, node: NodeProcess, echo: EchoServer, controller: Controller
 ) -> None:
-    """Clients that the configuration gives a managed inbound do not get in, in whatever case the key is written."""
+    """Clients in the configuration of a managed inbound cannot connect, in any case of the key."""
     foreign = TestUser.new("foreign@test")
     inbound = {**home.inbound, "settings": {"decryption": "none", "CLIENTS": [home.kind.account(foreign)]}}
     controller.start(backend([inbound], [member(ANNA, home)]))

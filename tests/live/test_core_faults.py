@@ -1,4 +1,4 @@
-"""What goes wrong with cores and nodes: it is told, nothing is left behind, and the next Start works."""
+"""Faults of cores and nodes are reported, leave nothing behind, and the next Start works."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.harness.grounds import FAULTS, Ground
 from tests.harness.rest import Rest
 
 ANNA = TestUser.new("anna@test")
-# Where controllers take "it comes back by itself" from; a core that does not must not say it.
+# By this text controllers know that the core will restart; other failures must not use it.
 WAITING = "core is not started yet"
 
 
@@ -46,7 +46,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 
 def refused(call: Callable[[], object], *statuses: str) -> str:
-    """What the node says when it refuses the call with one of these statuses."""
+    """The text with which the node refuses the call, with one of these statuses."""
     with pytest.raises(ControllerError) as error:
         call()
     assert error.value.status in statuses, error.value
@@ -68,13 +68,13 @@ def in_state(controller: Controller, state: str) -> BaseInfoResponse:
 
 
 def as_is(ground: Ground, config: str) -> Backend:
-    """A start with exactly this configuration."""
+    """A Start with exactly this configuration."""
     return Backend(type=ground.type, config=config)  # type: ignore[arg-type]
 
 
 @contextmanager
 def squatter(place: Place) -> Iterator[None]:
-    """Another program has the port of the inbound, and does not share it."""
+    """Another program listens on the inbound's port without sharing it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if place.kind.quic else socket.SOCK_STREAM) as holder:
         holder.bind(("127.0.0.1", place.port))
         if not place.kind.quic:
@@ -83,7 +83,7 @@ def squatter(place: Place) -> Iterator[None]:
 
 
 def test_killed_core(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """A core that dies comes back by itself, with its users; the logs tell how it ended."""
+    """The node restarts a core that dies, with its users; the log has its exit."""
     controller.stop()
     run(controller, [home], [member(ANNA, home)])
     with connection(home, ANNA, echo) as link:
@@ -100,6 +100,7 @@ def test_killed_core(node: NodeProcess, home: Place, echo: EchoServer, controlle
     assert gets_in(home, ANNA, echo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vless-raw", "hysteria2"])
 @over("grpc")
 def test_taken_port(
@@ -110,7 +111,7 @@ def test_taken_port(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """A port that another program has fails the Start in time, with the core's words; when it is free, Start works."""
+    """A taken port fails the Start in time, with the core's message; once it is free, Start works."""
     place = Place(all_kinds[name], "taken", ground=ground)
     controller.stop()
     with squatter(place):
@@ -129,7 +130,7 @@ def test_taken_port(
 @pytest.mark.parametrize("fault", FAULTS)
 @over("rest")
 def test_refused_config(fault: str, node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """A configuration that the core refuses is a bad request with its reason, and what runs is not touched by it."""
+    """A configuration that the core refuses is a bad request with its reason; the running backend is unaffected."""
     config, reason = home.ground.refusals[fault]
     run(controller, [home], [member(ANNA, home)])
     core = node.newest_core()
@@ -146,7 +147,7 @@ def test_refused_config(fault: str, node: NodeProcess, home: Place, echo: EchoSe
 def test_refused_config_without_a_backend(
     fault: str, ground: Ground, node: NodeProcess, controller: Controller
 ) -> None:
-    """It is a bad request with the core's reason when nothing runs, too, and nothing runs after it."""
+    """The same without a backend: a bad request with the core's reason, and nothing runs afterwards."""
     config, reason = ground.refusals[fault]
     controller.stop()
     assert reason in refused(lambda: controller.start(as_is(ground, config)), "400", "INVALID_ARGUMENT")
@@ -156,7 +157,7 @@ def test_refused_config_without_a_backend(
 
 @pytest.mark.parametrize(("transport", "drain"), [("rest", "0"), ("grpc", "")], ids=["restart", "beside"])
 def test_start_replaces(tmp_path: Path, home: Place, echo: EchoServer, transport: str, drain: str) -> None:
-    """A second Start with another configuration has another core serve, and nobody from before; none drains with 0."""
+    """A second Start with another configuration starts another core without the earlier users; none drains with 0."""
     elsewhere, bert = Place(home.kind, "elsewhere", ground=home.ground), TestUser.new("bert@test")
     with NodeProcess(tmp_path, DRAIN_GENERATIONS=drain) as node, control(node, transport) as controller:
         run(controller, [home], [member(ANNA, home)])
@@ -182,23 +183,23 @@ def test_stop_ends_the_core(node: NodeProcess, home: Place, controller: Controll
 
 @over("rest")
 def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> None:
-    """A backend with keep-alive goes on while its controller calls, and ends by itself when nobody does."""
-    run(controller, [home], keep_alive=1)
-    over_time = time.monotonic() + 2
+    """A backend with keep-alive runs while its controller calls, and ends after calls stop."""
+    run(controller, [home], keep_alive=2)
+    core, over_time = node.newest_core(), time.monotonic() + 4
     until(lambda: controller.system_stats().mem_total and time.monotonic() > over_time, what="twice the time is over")
-    core = node.newest_core()
+    assert psutil.Process(core).is_running()
     ends(core)
     info = controller.info()
     assert not info.running
     assert info.state == "stopped"
-    assert "1 s" in info.reason
+    assert "2 s" in info.reason
 
 
 @pytest.mark.parametrize("request_", ["REST", "gRPC", "health"])
 @live
 @over("rest")
 def test_any_request_keeps_alive(node: NodeProcess, home: Place, controller: Controller, request_: str) -> None:
-    """So it does while somebody with the key asks for what does not exist, or asks gRPC's own services."""
+    """Requests with the key for unknown paths, or to gRPC's standard services, keep it alive, too."""
     run(controller, [home], keep_alive=1)
     core = node.newest_core()
     over_time = time.monotonic() + 2
@@ -230,7 +231,7 @@ def test_strangers_do_not_keep_alive(node: NodeProcess, home: Place, controller:
 
 
 def test_node_that_is_killed(own_node: NodeProcess, home: Place) -> None:
-    """A core does not outlive a node that is killed, and the next node starts one on the same ports."""
+    """A core does not outlive a killed node, and the next node starts one on the same ports."""
     with control(own_node, "rest") as controller:
         run(controller, [home])
     (core,) = own_node.core_pids()
@@ -243,7 +244,7 @@ def test_node_that_is_killed(own_node: NodeProcess, home: Place) -> None:
 
 
 def test_node_that_is_terminated(own_node: NodeProcess, home: Place) -> None:
-    """A node that is told to end ends its core first."""
+    """A node that is terminated ends its core first."""
     with control(own_node, "grpc") as controller:
         run(controller, [home])
     (core,) = own_node.core_pids()
@@ -254,13 +255,13 @@ def test_node_that_is_terminated(own_node: NodeProcess, home: Place) -> None:
 
 
 def test_orphans_are_swept(own_node: NodeProcess) -> None:
-    """What an earlier node left behind is ended by the next one of that directory, and nothing else is."""
+    """The next node of a directory ends what an earlier one left, and nothing else."""
     own_node.stop()
     owners = (StateDirectory(own_node.state).run_dir, own_node.directory)
     orphan, other = (Child(["/bin/sleep", "60"], {MARK: mark(owner)}) for owner in owners)
     try:
         with ThreadPoolExecutor(1) as pool:
-            # Reaped at once, as init would do it.
+            # Reaped at once, as init does.
             status = pool.submit(orphan.wait, 10)
             own_node.start()
             assert status.result() == -signal.SIGKILL
@@ -273,7 +274,7 @@ def test_orphans_are_swept(own_node: NodeProcess) -> None:
 
 @over("rest")
 def test_long_configuration(node: NodeProcess, home: Place, controller: Controller) -> None:
-    """A long one is run as any other, and the same one is known again; one without measure is refused."""
+    """A long configuration works, and is recognized again; one over the limit is refused."""
     request = home.ground.backend([home.inbound], [member(ANNA, home)])
     request.config += " " * 200_000
     assert controller.start(request).running
@@ -287,18 +288,18 @@ def test_long_configuration(node: NodeProcess, home: Place, controller: Controll
 
 @over("rest")
 def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, controller: Controller) -> None:
-    """A second node on the same STATE_DIR does not start and says why; the first and its core do not notice."""
+    """A second node with the same STATE_DIR refuses to start and reports why; the first and its core are unaffected."""
     run(controller, [home])
     core = node.newest_core()
     second = NodeProcess(tmp_path, STATE_DIR=str(node.state))
-    with pytest.raises(AssertionError, match="another node has STATE_DIR"), second:
+    with pytest.raises(AssertionError, match="another node uses STATE_DIR"), second:
         pass
     assert node.newest_core() == core
     assert controller.info().running
 
 
 def test_unusable_executable(tmp_path: Path, home: Place) -> None:
-    """A node without a usable core says at Start what to do, and starts as soon as it has been done."""
+    """Without a usable core, Start reports what to do, and works as soon as that is done."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "node").mkdir()
     ground = home.ground
@@ -323,7 +324,7 @@ def test_unusable_executable(tmp_path: Path, home: Place) -> None:
 
 @over("grpc")
 def test_caller_that_hangs_up(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """A Start whose caller has gone takes effect all the same."""
+    """A Start takes effect although its caller has disconnected."""
     controller.stop()
     rest = Rest(node)
     impatient = rest.connection()

@@ -1,4 +1,4 @@
-"""nodectl doctor against a real node: on its machine, and from elsewhere; faults are made on purpose."""
+"""nodectl doctor against a real node, on its machine and remotely, with deliberate faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def home() -> Place:
 
 @pytest.fixture
 def nodectl(tmp_path: Path, own_node: NodeProcess) -> Iterator[Nodectl]:
-    """In a directory whose settings are the node's."""
+    """nodectl in a directory with the node's settings."""
     ctl = Nodectl(tmp_path / "ctl")
     names = ("API_KEY", "STATE_DIR", "NODE_HOST", "REST_PORT", "GRPC_PORT", "SSL_CERT_FILE", "SSL_KEY_FILE")
     settings = own_node._settings()
@@ -52,8 +52,9 @@ def found(ctl: Nodectl, *arguments: str) -> dict[str, list[tuple[str, str]]]:
     return told
 
 
+@pytest.mark.slow
 def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) -> None:
-    """What is well, and faults that are made: an inbound without its port, an open key, another certificate's key."""
+    """A healthy node, and faults: an inbound without its port, a readable key, a key of another certificate."""
     with control(own_node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)])
     told = found(nodectl)
@@ -72,7 +73,7 @@ def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
         told = found(nodectl, "--timeout", "1")
     finally:
         os.kill(own_node.pid, signal.SIGCONT)
-    assert told["inbounds"] == [("fail", f"home: nobody listens on port {home.port}")]
+    assert told["inbounds"] == [("fail", f"home: no program listens on port {home.port}")]
     assert "does not answer" in told["node"][1][1]
     own_node.stop()
     told = found(nodectl)
@@ -81,7 +82,7 @@ def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
 
 
 def test_from_elsewhere(nodectl: Nodectl, own_node: NodeProcess, home: Place) -> None:
-    """What a node says of itself: its state, its warnings, and that its core has crashed."""
+    """The node's own report: state, warnings, and that its core has crashed."""
     told = found(nodectl, "--node", "there")
     assert (told["state"], told["crashes"][0][0]) == ([("ok", "stopped")], "ok")
     with control(own_node, "grpc") as controller, Listener(controller) as listener:
@@ -93,4 +94,4 @@ def test_from_elsewhere(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
     assert told["crashes"][0][0] == "warn"
     assert "signal 9" in told["crashes"][0][1]
     done = nodectl("doctor", "--node", "there")
-    assert "a newer core may do better" in done.out
+    assert "A newer core may help" in done.out

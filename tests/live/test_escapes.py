@@ -1,4 +1,4 @@
-"""A configuration cannot have a core read, write, run or serve what is not its own, on either core."""
+"""A configuration cannot make a core read, write, run or serve files that are not its own, on either core."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from scripts.staging.sing_box import find_sing_box
 from tests.harness import confined
 
 CORES = ["xray", "sing-box"]
-# What no configuration may name, whatever CORE_PATHS is in these tests.
+# Paths that no configuration may name with these tests' CORE_PATHS.
 SECRETS = ["/etc/shadow", "/proc/self/environ", "/dev/zero", "/etc/ssl/certs/../../shadow", "relative.pem"]
 
 
 def with_certificate(core: str, certificate: str, key: str) -> Json:
-    """An inbound whose TLS is from these files."""
+    """An inbound with TLS from these files."""
     if core == "xray":
         files = {"certificateFile": certificate, "keyFile": key}
         stream = {"security": "tls", "tlsSettings": {"certificates": [files]}}
@@ -51,7 +51,7 @@ def with_certificate(core: str, certificate: str, key: str) -> Json:
 
 
 def with_masquerade(core: str, directory: str, pair: Certificate) -> Json:
-    """A Hysteria inbound that shows strangers this directory."""
+    """A Hysteria inbound that serves this directory to strangers."""
     found = with_certificate(core, str(pair.certificate), str(pair.key))
     inbound = found["inbounds"][0]
     if core == "xray":
@@ -100,7 +100,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, pair: Certificate) -> Iterato
 
 @pytest.mark.parametrize("core", CORES)
 def test_files_in_an_allowed_directory(node: RpcController, pair: Certificate, core: str) -> None:
-    """A certificate from there is used, also by a link, and a directory of it is shown."""
+    """A certificate there is used, also through a link, and a directory of it is served."""
     info = node.start(backend(core, with_certificate(core, str(pair.certificate), str(pair.key))))
     assert not [warning for warning in info.warnings if "Landlock" in warning]
     node.start(backend(core, with_masquerade(core, str(pair.certificate.parent), pair)))
@@ -110,7 +110,7 @@ def test_files_in_an_allowed_directory(node: RpcController, pair: Certificate, c
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("secret", SECRETS)
 def test_a_file_beyond_is_refused_by_name(node: RpcController, pair: Certificate, core: str, secret: str) -> None:
-    """With where it stands, and the setting; nothing is read, whatever it is."""
+    """The error names the path, its place in the configuration, and the setting; the file is not read."""
     for made in (
         with_certificate(core, secret, str(pair.key)),
         with_certificate(core, str(pair.certificate), secret),
@@ -124,7 +124,7 @@ def test_a_file_beyond_is_refused_by_name(node: RpcController, pair: Certificate
 
 @pytest.mark.parametrize("core", CORES)
 def test_the_state_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, core: str) -> None:
-    """Even where the operator allows what is around it."""
+    """STATE_DIR is refused even if the operator allows the directory around it."""
     with node_of(tmp_path, CORE_PATHS="/") as controller:
         for secret in (tmp_path / "state" / "state.db", tmp_path / "state" / "run", tmp_path, Path("/")):
             with pytest.raises(ControllerError, match="CORE_PATHS"):
@@ -133,7 +133,7 @@ def test_the_state_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, co
 
 @pytest.mark.parametrize("core", CORES)
 def test_the_key_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, core: str) -> None:
-    """Also where it is beside what the operator allows."""
+    """The node's key is refused even if it is in an allowed directory."""
     key = tmp_path / "certs" / "key"
     key.parent.mkdir()
     made = NodeProcess(tmp_path, API_KEY="", API_KEY_FILE=str(key), CORE_PATHS=f"{key.parent}:{pair.key.parent}")
@@ -147,7 +147,7 @@ def test_the_key_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, core
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 50_000])
 def test_a_path_that_no_file_can_have(node: RpcController, core: str, name: str) -> None:
-    """As a certificate's it is refused, as that of a WebSocket it is none; neither takes long."""
+    """An impossible path is refused for a certificate, and is no file path for a WebSocket; neither takes long."""
     path = f"/etc/ssl/certs/{name}"
     with pytest.raises(ControllerError) as refused:
         node.start(backend(core, with_certificate(core, path, path)))
@@ -173,13 +173,13 @@ def test_certificates_that_plugins_name(node: RpcController, pair: Certificate) 
 
 
 def test_no_socket_among_the_certificates_of_the_system(node: RpcController) -> None:
-    """Xray would leave a file there."""
+    """Xray would create a file there."""
     with pytest.raises(ControllerError, match="CORE_PATHS"):
         node.start(backend("xray", config("xray", {**plain("xray"), "listen": "/etc/ssl/certs/in.sock"})))
 
 
 def test_lists_that_are_links(tmp_path: Path) -> None:
-    """As packages have them."""
+    """Geo files may be links, as packages install them."""
     real, lists = tmp_path / "real" / "geoip.dat", tmp_path / "lists"
     for directory in (real.parent, lists):
         directory.mkdir()
@@ -193,27 +193,27 @@ def test_lists_that_are_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("core", CORES)
 def test_without_landlock(tmp_path: Path, pair: Certificate, core: str) -> None:
-    """It is said; named files are looked at as ever, and a directory is not shown to strangers wherever it is."""
+    """The node warns; named files are checked as usual, and no directory is served to strangers."""
     through = confined.argv(["landlock_create_ruleset"], errno.ENOSYS)
     with node_of(tmp_path, *through, CORE_PATHS=str(pair.certificate.parent)) as controller:
         info = controller.start(backend(core, with_certificate(core, str(pair.certificate), str(pair.key))))
         assert NO_LANDLOCK in info.warnings
         with pytest.raises(ControllerError, match="CORE_PATHS"):
             controller.start(backend(core, with_certificate(core, "/etc/shadow", str(pair.key))))
-        with pytest.raises(ControllerError, match="not served to strangers"):
+        with pytest.raises(ControllerError, match="may not serve a directory"):
             controller.start(backend(core, with_masquerade(core, str(pair.certificate.parent), pair)))
 
 
 @pytest.mark.parametrize("core", CORES)
 def test_devices(tmp_path: Path, core: str) -> None:
-    """One that the operator allows is no file: it has no end, or nothing comes from it."""
-    with node_of(tmp_path, CORE_PATHS="/dev") as controller, pytest.raises(ControllerError, match="no file"):
+    """A device in an allowed directory is refused: it has no end, or yields nothing."""
+    with node_of(tmp_path, CORE_PATHS="/dev") as controller, pytest.raises(ControllerError, match="not a file"):
         controller.start(backend(core, with_certificate(core, "/dev/zero", "/dev/zero")))
 
 
 @pytest.mark.parametrize("core", CORES)
 def test_a_file_larger_than_memory(tmp_path: Path, core: str) -> None:
-    """What a look at a configuration, and a core, take of memory is bounded; the node tells, and goes on."""
+    """The memory of a check, and of a core, is bounded; the node reports it, and serves on."""
     endless = tmp_path / "certs" / "endless.pem"
     endless.parent.mkdir()
     with endless.open("wb") as file:
@@ -221,7 +221,7 @@ def test_a_file_larger_than_memory(tmp_path: Path, core: str) -> None:
     with node_of(tmp_path, CORE_PATHS=str(endless.parent), CORE_MEMORY="256M") as controller:
         with pytest.raises(
             ControllerError,
-            match=r"MiB that it may have|CORE_MEMORY allows a core 256 MiB|did not read the configuration within",
+            match=r"is out of memory: it may|CORE_MEMORY allows a core 256 MiB|did not read the configuration within",
         ):
             controller.start(backend(core, with_certificate(core, str(endless), str(endless))))
         controller.start(backend(core, config(core, plain(core))))
@@ -230,7 +230,7 @@ def test_a_file_larger_than_memory(tmp_path: Path, core: str) -> None:
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("secret", ["/etc/shadow", "/dev/zero", "{state}/state.db", "/proc/1/environ"])
 def test_what_the_node_does_not_see_the_kernel_refuses(tmp_path: Path, core: str, secret: str) -> None:
-    """A core that is handed such a configuration by mistake cannot read the file."""
+    """A core that gets such a configuration by mistake cannot read the file."""
     (tmp_path / "run").mkdir()
     secret = secret.format(state=tmp_path)
     Path(tmp_path / "state.db").write_text("secret")
@@ -248,7 +248,7 @@ def test_a_port_that_is_not_named(tmp_path: Path, pair: Certificate, core: str) 
 
 
 def bare(core: str, made: Json, own: Path, pair: Certificate | None = None) -> subprocess.CompletedProcess[str]:
-    """The core itself, run with this configuration and the rules of one that names nothing, or a certificate."""
+    """The core itself with this configuration and the rules of one that names no file, or a certificate."""
     allowed = (pair.certificate.parent.resolve(),) if pair else ()
     files = [str(pair.certificate)] if pair else []
     executable, source = (find_xray(), "stdin:") if core == "xray" else (find_sing_box(), "stdin")

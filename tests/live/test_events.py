@@ -1,4 +1,4 @@
-"""Events of the real node: over crashes of the core and of the node, each once, in order, over both protocols."""
+"""Events of the real node across crashes of the core and of the node: each once, in order, over both protocols."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -39,19 +39,19 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 @pytest.fixture
 def node(own_node: NodeProcess) -> NodeProcess:
-    """Each test harms its node."""
+    """A node for one test, as each test crashes it."""
     return own_node
 
 
 def past(node: NodeProcess) -> list[Event]:
-    """All that is kept, in one go."""
+    """All kept events."""
     with Rpc(node) as rpc:
         return list(rpc.StreamEvents(EventsRequest(), timeout=10))
 
 
 @each_way
 def test_over_a_crash_of_the_core_and_of_the_node(node: NodeProcess, home: Place, transport: str) -> None:
-    """The core is killed, and the node between: a reader resumes, has each event once, and the reason of the exit."""
+    """The core and then the node are killed: a resumed reader has each event once, and the reason of the exit."""
     with control(node, transport) as controller, Listener(controller) as listener:
         run(controller, [home], [member(ANNA, home)])
         started = listener.find("core.started")
@@ -77,12 +77,12 @@ def test_over_a_crash_of_the_core_and_of_the_node(node: NodeProcess, home: Place
     assert numbers == sorted(set(numbers))
     assert len({event.epoch for event in listener.events}) == 1
     assert listener.find("node.stopping").sequence in numbers
-    # Whoever comes now has the same.
+    # A new reader gets the same.
     assert [event for event in past(node) if event.sequence <= numbers[-1]] == listener.events
 
 
 def test_a_killed_node_uses_no_number_again(node: NodeProcess) -> None:
-    """Also what was read in the very moment before."""
+    """Not even that of an event read just before the kill."""
     seen: dict[int, Event] = {}
     for _ in range(3):
         for event in until(lambda: past(node), what="the first event"):
@@ -93,7 +93,7 @@ def test_a_killed_node_uses_no_number_again(node: NodeProcess) -> None:
 
 @live
 def test_users(node: NodeProcess, home: Place) -> None:
-    """Who is refused, with the reason, and who is cut: the first by name, all by number."""
+    """Events of refused users, with the reason, and of cut ones: the first by name, all by number."""
     with control(node, "rest") as controller, Listener(controller, kinds=["users"]) as listener:
         crowd = [TestUser.new(f"{number}@test") for number in range(30)]
         run(controller, [home], [member(person, home) for person in crowd])
@@ -111,7 +111,7 @@ def test_users(node: NodeProcess, home: Place) -> None:
 
 
 def test_configurations_and_states(node: NodeProcess, home: Place) -> None:
-    """What is refused is told with the core's words; the states are told, and why."""
+    """Refused configurations have an event with the core's message; states have one with their reason."""
     with control(node, "grpc") as controller, Listener(controller) as listener:
         with pytest.raises(ControllerError) as caught:
             controller.start(Backend(type=home.ground.backend([]).type, config="{"))
@@ -125,17 +125,21 @@ def test_configurations_and_states(node: NodeProcess, home: Place) -> None:
 
 
 def test_a_drain_that_is_cut(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """A change begins a drain; where there is no room for another one its early end is told, and what it cost."""
+    """A change begins a drain; if there is no room for another core, an event reports its early end and its cost."""
     with (
         NodeProcess(tmp_path, DRAIN_GENERATIONS="1") as node,
         control(node, "grpc") as controller,
         Listener(controller) as listener,
+        ExitStack() as stack,
     ):
         run(controller, [home], [member(ANNA, home)])
         first = listener.find("core.started").fields["pid"]
         with connection(home, ANNA, echo):
             run(controller, [home], [member(ANNA, home)], **home.ground.other)
             assert listener.find("drain.begun").fields["pid"] == first
+            # The next draining core has more connections.
+            for _ in range(2):
+                stack.enter_context(connection(home, ANNA, echo))
             run(controller, [home], [member(ANNA, home)])
             cut = listener.find("drain.cut")
             assert (cut.fields["pid"], cut.fields["connections"]) == (first, "1")
@@ -143,7 +147,7 @@ def test_a_drain_that_is_cut(tmp_path: Path, home: Place, echo: EchoServer) -> N
 
 
 def test_files(node: NodeProcess) -> None:
-    """A certificate and keys that are read anew, and those that cannot be."""
+    """Events of a reloaded certificate and keys, and of unusable ones."""
     with control(node, "grpc") as controller, Listener(controller) as listener:
         os.kill(node.pid, signal.SIGHUP)
         for kind in ("certificate.loaded", "keys.loaded"):
@@ -157,8 +161,9 @@ def test_files(node: NodeProcess) -> None:
         node.certificate.key.write_bytes(good)
 
 
+@pytest.mark.slow
 def test_a_disk_in_trouble(node: NodeProcess) -> None:
-    """What happens while the state cannot be written is told from memory, and on disk afterwards."""
+    """Events that cannot be written are served from memory, and written later."""
     process = psutil.Process(node.pid)
     with control(node, "rest") as controller, Listener(controller) as listener:
         listener.find("node.started")
@@ -193,7 +198,7 @@ class Sse:
         self._connection.close()
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, object]]]:
-        """The id and the JSON of each."""
+        """The id and the JSON of each event."""
         identity = ""
         while raw := self.response.readline():
             name, _, value = raw.decode().rstrip("\n").partition(": ")
@@ -204,7 +209,7 @@ class Sse:
 
 
 def test_server_sent_events(node: NodeProcess, home: Place) -> None:
-    """JSON behind ids; Last-Event-ID goes on behind one, with its epoch or without."""
+    """JSON with ids; Last-Event-ID resumes after a number, with its epoch or without."""
     with control(node, "rest") as controller:
         run(controller, [home])
     with closing(Sse(node)) as stream:
@@ -227,7 +232,7 @@ def test_server_sent_events(node: NodeProcess, home: Place) -> None:
 
 @pytest.mark.parametrize("dialect", ["bearer", "x-api-key"])
 def test_messages_over_rest(node: NodeProcess, dialect: str) -> None:
-    """Without `follow` the body ends: messages behind their lengths, in both dialects, as over gRPC."""
+    """Without `follow` the body ends: length-prefixed messages in both dialects, the same as over gRPC."""
     rest = Rest(node, dialect="bearer" if dialect == "bearer" else "x-api-key")
     until(lambda: past(node), what="the first event")
     response = rest.call("GET", "/events", EventsRequest())
@@ -239,7 +244,7 @@ def test_messages_over_rest(node: NodeProcess, dialect: str) -> None:
 
 
 def test_the_client_reads_what_there_is(node: NodeProcess) -> None:
-    """Without `follow` its stream ends, over both protocols."""
+    """Without `follow` the client's stream ends, over both protocols."""
     until(lambda: past(node), what="the first event")
     for transport in ("rest", "grpc"):
         with control(node, transport) as controller, Listener(controller, follow=False) as listener:

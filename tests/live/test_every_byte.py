@@ -1,4 +1,4 @@
-"""Every byte is counted once: whatever ends, fails or is lost on the way, bills agree with what was transferred."""
+"""Every byte is counted once: whatever ends, fails or is lost, bills match the bytes transferred."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 
 class Street:
-    """Five users of one inbound, each with a client of his own: what they transferred, and what the node said of it."""
+    """Five users of one inbound, each with their own client: the bytes that they moved, and the bills."""
 
     def __init__(self, node: NodeProcess, home: Place, echo: EchoServer, ports: Mapping[str, int]) -> None:
         self.node, self.home, self._echo, self._ports = node, home, echo, ports
@@ -61,12 +61,12 @@ class Street:
 
     @property
     def controller(self) -> Controller:
-        """One after the other, over both transports."""
+        """The controllers of both transports in turn."""
         self._controllers = [*self._controllers[1:], self._controllers[0]]
         return self._controllers[0]
 
     def transfer(self) -> Bill:
-        """Each user moves bytes, another number each time, and keeps his connection. Returns what they were."""
+        """Each user moves another number of bytes, and keeps the connection. Returns the bytes."""
         moved = Bill()
         self._notice_another_core()
         for person in PEOPLE:
@@ -82,11 +82,11 @@ class Street:
         return moved
 
     def bill(self) -> None:
-        """A controller takes what there is."""
+        """Read the counters with reset, as a controller does."""
         self.billed += rows(self.controller.stats(UsersStat, reset=True))
 
     def is_booked(self) -> bool:
-        """Whether the node has all there is, taken or not."""
+        """Whether the node has booked all bytes, billed or not."""
         return self.billed + rows(self.controller.stats(UsersStat)) == self.moved
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Street:
         self._links.clear()
 
     def _notice_another_core(self) -> None:
-        """Connections through the one before have ended, or one goes on there while it drains; a new one accepts."""
+        """Wait until connections through the previous core have ended or drain, and a new core accepts."""
         pid = core(self.node)
         if pid != self._core:
             if self._core in self.node.core_pids():
@@ -111,7 +111,7 @@ class Street:
         until(lambda: accepts(self.home.port), what="the core accepts")
 
     def _come_again(self, people: Iterable[TestUser]) -> None:
-        """The connections of these go on, but they close them: their next ones are with the new core."""
+        """Close connections that survived, so that the next ones use the new core."""
         for person in people:
             with self._links.pop(person.email) as link:
                 assert not has_ended(link)
@@ -135,7 +135,7 @@ def both(node: NodeProcess, stack: ExitStack) -> list[Controller]:
 
 
 def has_ended(link: socket.socket) -> bool:
-    """Whether the other side has closed: an echo connection has nothing else to say by itself."""
+    """Whether the other side has closed: an echo connection sends nothing unasked."""
     link.setblocking(False)
     try:
         return not link.recv(1, socket.MSG_PEEK)
@@ -156,7 +156,7 @@ def core(node: NodeProcess) -> int:
 
 
 def restart(street: Street) -> None:
-    """The node ends in good order and comes again, and its backend with it."""
+    """Restart the node cleanly, with its backend."""
     street.node.stop()
     street.node.start()
     until(lambda: street.controller.info().running, what="the backend is resumed")
@@ -177,8 +177,10 @@ PLANNED: Mapping[str, Callable[[Street], object]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.both
 def test_planned_ends(street: Street) -> None:
-    """Whatever is asked for while users transfer: what controllers took in the end is what went over the wire."""
+    """Whatever calls are made during transfers, the bills add up to the bytes on the wire."""
     run(street.controller, [street.home], street.members)
     for take in (False, True):
         for act in PLANNED.values():
@@ -191,7 +193,7 @@ def test_planned_ends(street: Street) -> None:
     assert street.is_booked()
     street.bill()
     assert street.billed == street.moved
-    # Of an inbound the protocol's own bytes are counted, too.
+    # An inbound's counter includes the protocol's overhead.
     inbound = rows(street.controller.stats(Inbounds))[street.home.tag, "uplink"]
     users = sum(value for (_, direction), value in street.moved.items() if direction == "uplink")
     assert users <= inbound <= 1.01 * users
@@ -199,7 +201,7 @@ def test_planned_ends(street: Street) -> None:
 
 
 def test_removed_users_are_billed(street: Street) -> None:
-    """Bytes of who is removed, and of everybody when another backend comes, stay until they are taken."""
+    """Bytes of removed users, and of all users at another backend, are kept until they are read."""
     run(street.controller, [street.home], street.members)
     street.transfer()
     street.controller.sync_users([])
@@ -230,14 +232,15 @@ def kill_both(street: Street) -> None:
 CRASHES: Mapping[str, Callable[[Street], None]] = {"core": kill_core, "node": kill_node, "both": kill_both}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", list(CRASHES))
 def test_crashes(street: Street, who: str) -> None:
-    """What was polled before a crash is there after it, once; what came after the poll is lost at most."""
+    """Bytes read before a crash are there after it, once; at most those after the last reading are lost."""
     run(street.controller, [street.home], street.members)
     for _ in range(3):
         street.transfer()
         until(street.is_booked, what="it is polled")
-        # A poll that has been written: its row is on disk.
+        # Wait until the reading is on disk.
         until(lambda: on_disk(street.node) == street.moved - street.billed, what="it is on disk")
         late = street.transfer() if who == "core" else Bill()
         CRASHES[who](street)
@@ -251,7 +254,7 @@ def test_crashes(street: Street, who: str) -> None:
 
 
 def on_disk(node: NodeProcess) -> Bill:
-    """What a node that is started now would know."""
+    """The bytes that a node started now would find on disk."""
     saved = Database(node.state / "state.db").peek()
     assert saved is not None
     users = [row for row in saved.rows if row.scope is Scope.USER]
@@ -264,7 +267,7 @@ CROWD = 30_000
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[tuple[NodeProcess, Bill]]:
-    """A node that has to tell of a crowd from before, and what: a reply of some megabytes."""
+    """A node with unread bytes of very many users, and those bytes: a reply of some megabytes."""
     node = NodeProcess(tmp_path)
     node.state.mkdir(mode=0o700)
     crowd = [Row(Scope.USER, f"{number}@crowd-of-the-past.test", number + 1, 2 * number + 1) for number in range(CROWD)]
@@ -285,7 +288,7 @@ def crowded(tmp_path: Path) -> Iterator[tuple[NodeProcess, Bill]]:
 
 
 def rest_wire(node: NodeProcess) -> Wire:
-    """A client that has asked for everything, with a reset, and whose kernel takes little of a reply."""
+    """A client that has requested all counters with reset, and whose kernel accepts little of the reply."""
     wire = Wire(node.rest_port, node.pem, "http/1.1", receive=4096)
     body = StatRequest(type=UsersStat, reset=True).SerializeToString()
     head = f"GET /stats HTTP/1.1\r\nHost: node\r\nx-api-key: {node.key}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -303,12 +306,13 @@ def grpc_wire(node: NodeProcess) -> Wire:
 WIRES: Mapping[str, Callable[[NodeProcess], Wire]] = {"rest": rest_wire, "grpc": grpc_wire}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", list(WIRES))
 @pytest.mark.parametrize("leave", [Wire.close, Wire.reset], ids=["close", "reset"])
 def test_gone_in_the_middle_of_a_reply(
     crowded: tuple[NodeProcess, Bill], transport: str, leave: Callable[[Wire], None]
 ) -> None:
-    """A controller that leaves while it is answered has taken nothing; the next one has everything, and once."""
+    """A controller that leaves during a reply has read nothing; the next one gets everything, once."""
     node, expected = crowded
     with control(node, transport) as controller:
         for _ in range(3):
@@ -323,7 +327,7 @@ def test_gone_in_the_middle_of_a_reply(
 
 @pytest.mark.parametrize("transport", list(WIRES))
 def test_node_ends_in_the_middle_of_a_reply(crowded: tuple[NodeProcess, Bill], transport: str) -> None:
-    """Rows that were set aside when the node ended, in good order or not, are there when it is back."""
+    """Rows that were set aside when the node ended, cleanly or not, are there after its restart."""
     node, expected = crowded
     for end in (node.stop, node.kill):
         with closing(WIRES[transport](node)) as wire:
@@ -336,7 +340,7 @@ def test_node_ends_in_the_middle_of_a_reply(crowded: tuple[NodeProcess, Bill], t
 
 @pytest.mark.parametrize("transport", list(WIRES))
 def test_gone_before_there_is_a_reply(street: Street, transport: str) -> None:
-    """A controller that asks and hangs up while the core is slow has taken nothing."""
+    """A controller that hangs up while the core is slow has read nothing."""
     run(street.controller, [street.home], street.members)
     street.transfer()
     os.kill(core(street.node), signal.SIGSTOP)
@@ -358,7 +362,7 @@ def test_download_that_is_cut(
     echo: EchoServer,
     name: str,
 ) -> None:
-    """Two gigabytes over Vision, cut in the middle by a Stop: what the user received was counted, and hardly more."""
+    """Two gigabytes over Vision, cut in the middle by a Stop: the received bytes are counted, and hardly more."""
     place, person, size = Place(all_kinds[name], "home", ground=ground), PEOPLE[0], 2_000_000_000
     with control(own_node, "grpc") as controller:
         with settled([place], cover):
@@ -369,12 +373,12 @@ def test_download_that_is_cut(
             received = drain.end()
         counted = rows(controller.stats(UsersStat))[person.email, "downlink"]
     assert received < size
-    # What the cores on both sides and the kernels between them held when it was cut.
+    # Up to the buffers of both cores and of the kernel between them at the cut.
     assert received <= counted <= received + 16_000_000
 
 
 class Drain:
-    """Asks for bytes and counts what comes, as fast as it comes."""
+    """Downloads and counts bytes as fast as they arrive."""
 
     def __init__(self, link: socket.socket, size: int) -> None:
         self.received = 0
@@ -391,7 +395,7 @@ class Drain:
         self._thread.join(10)
 
     def end(self) -> int:
-        """The bytes that came, when no more do."""
+        """The number of bytes received, once no more arrive."""
         self._thread.join(10)
         assert not self._thread.is_alive(), "the connection does not end"
         return self.received
@@ -402,4 +406,4 @@ class Drain:
             while count := self._link.recv_into(buffer):
                 self.received += count
         except OSError:
-            return  # it was cut
+            return  # The connection was cut.

@@ -1,4 +1,4 @@
-"""Floods at the node's ports: a controller with the key is answered throughout, and the node does not grow by them."""
+"""Floods of the node's ports: a controller with the key gets replies throughout, and the node's memory is bounded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from scripts.staging.controller import RestController, RpcController
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
 
-# Seconds for a call over gRPC, on a connection that is there, and for one over REST, on a new one. It is less than one
-# on a machine that has nothing else to do.
+# Seconds for a call over gRPC, on a kept connection, and for one over REST, on a new one. On an idle machine it is less
+# than one.
 PATIENCE = 5.0
-# MiB: of the whole node, and by which it may have grown.
+# MiB: the node's memory, and its growth, at most.
 MEMORY, GROWTH = 300, 20
 
 
@@ -33,7 +33,7 @@ def memory(node: NodeProcess) -> float:
 
 @pytest.mark.parametrize("kind", [*FLOODS, "idle"])
 def test_a_flood(node: NodeProcess, kind: str) -> None:
-    """The node hangs up on the flood each time, having taken little, and whoever has the key notices nothing."""
+    """The node closes each flooding connection after few bytes, and controllers are not affected."""
     with closing(RpcController(node)) as rpc, closing(RestController(node)) as rest, rpc.logs() as reader:
         assert rpc.info().version
         assert rest.info().version

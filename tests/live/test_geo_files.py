@@ -1,6 +1,6 @@
 """Geo files that are replaced while a core runs, with traffic that follows them.
 
-Only on a core that reads them again, which `TXNODE_TEST_XRAY_NEW` names.
+Only on a core that rereads them, which `TXNODE_TEST_XRAY_NEW` names.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def listing(network: str) -> bytes:
 
 @dataclass
 class Lists:
-    """A node whose core is in a directory of its own, and the list that its configuration names."""
+    """A node whose core has its own directory, and the list that its configuration uses."""
 
     node: NodeProcess
     list: Path
 
     def put(self, content: bytes) -> None:
-        """As an updater does it: another file takes the name."""
+        """Replace the list by a rename, as an updater does."""
         fresh = self.list.with_name("fresh.dat")
         fresh.write_bytes(content)
         fresh.replace(self.list)
@@ -62,7 +62,7 @@ class Lists:
 
 @pytest.fixture(params=["the operator's", "beside the executable"])
 def lists(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lists]:
-    """The second is read by way of a link: there is no geoip.dat."""
+    """The second case reads the list through a link, without a geoip.dat."""
     own, beside = tmp_path / "lists", tmp_path / "core"
     for directory in (own, beside, tmp_path / "node"):
         directory.mkdir()
@@ -81,7 +81,7 @@ def home(all_kinds: Mapping[str, Kind]) -> Place:
 
 
 def test_rules_follow_a_list(lists: Lists, home: Place, echo: EchoServer) -> None:
-    """By what is new in it; with one that is broken by what was there before. Connections go on."""
+    """Rules follow a new list; a broken one leaves the old in force. Connections stay."""
 
     def is_in() -> bool:
         return gets_in(home, ANNA, echo, timeout=1)
@@ -101,7 +101,7 @@ def test_rules_follow_a_list(lists: Lists, home: Place, echo: EchoServer) -> Non
 
 
 def test_the_node_has_it_done(lists: Lists, home: Place) -> None:
-    """By the hour; only with a configuration that names lists, and nobody is told to wait for the core's next start."""
+    """Reloading is scheduled hourly, only for configurations with lists, and no warning asks for a core's restart."""
     level = {"loglevel": "info"}
     with closing(RpcController(lists.node)) as controller, controller.logs() as log:
         run(controller, [home], [member(ANNA, home)], outbounds=OUTBOUNDS, log=level)

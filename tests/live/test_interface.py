@@ -54,7 +54,7 @@ from tests.live.test_core_faults import as_is
 MEBIBYTE = 1024 * 1024
 VLESS = Inbound("vless-raw", vless(), raw())
 ALICE = user(TestUser.new("42"), {"in": VLESS})
-# So that each method has something to tell of; an outbound that is not there is not measured.
+# Gives each method something to return; a missing outbound is not measured.
 EXTRA = {
     "xray": {
         "observatory": {"subjectSelector": ["nothing"]},
@@ -106,7 +106,7 @@ each_dialect = pytest.mark.parametrize("dialect", ["bearer", "x-api-key"])
 
 @dataclass(frozen=True)
 class Reply:
-    """How a call ended. `status` is HTTP's as digits or gRPC's name; `code` is REST's word where there is one."""
+    """The result of a call. `status` is HTTP's as digits or gRPC's name; `code` is REST's error code."""
 
     status: str
     text: str = ""
@@ -122,13 +122,13 @@ class Reply:
 
 
 class Wire(Protocol):
-    """One transport by its bytes. Credentials are as they are given, none by default of any kind."""
+    """One transport at the level of bytes. Credentials are those given, with no default."""
 
     def call(self, method: Method, body: bytes, credentials: Pairs) -> Reply: ...
 
 
 class RestWire:
-    """REST without help from the harness's client: any header, any number of times."""
+    """REST without the harness's client: any header, any number of times."""
 
     def __init__(self, node: NodeProcess) -> None:
         self._rest = Rest(node)
@@ -142,14 +142,14 @@ class RestWire:
     def exchange(
         self, verb: str, path: str, body: bytes | None, headers: Pairs
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """The response and its body; the body of a stream is left where it is. `None` sends no Content-Length."""
+        """The response and its body; the body of a stream is not read. `None` sends no Content-Length."""
         connection = self._rest.connection()
         try:
             connection.putrequest(verb, path)
             length = [] if body is None else [("Content-Length", str(len(body)))]
             for name, value in [*headers, *length]:
                 connection.putheader(name, value)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read all
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # It may reply before it has read all.
                 connection.endheaders(body)
             response = connection.getresponse()
             stream = response.getheader("Content-Type", "").startswith("text/event-stream")
@@ -159,12 +159,12 @@ class RestWire:
 
 
 def first(method: Method, wire: Wire, body: bytes) -> bytes:
-    """The message, or the first of a stream; over REST an empty one says that it has begun."""
+    """The message, or the first of a stream; over REST an empty one stands for the begin of a stream."""
     return arrived(body)[0][0] if method.kind is Kind.EVENTS and isinstance(wire, RestWire) else body
 
 
 class RpcWire:
-    """gRPC with bytes as messages and any metadata, and no limit of size on this side."""
+    """gRPC with raw bytes as messages, any metadata, and no size limit on this side."""
 
     def __init__(self, node: NodeProcess) -> None:
         trusted = grpc.ssl_channel_credentials(node.pem.encode())
@@ -197,7 +197,7 @@ class RpcWire:
 
 
 def reply_of(response: http.client.HTTPResponse, body: bytes) -> Reply:
-    """Check the form of an error on the way: JSON with exactly two words, of a known kind; or plain text."""
+    """Check the form of an error: JSON with exactly two keys, of a known kind; or plain text."""
     status, media_type = str(response.status), response.getheader("Content-Type", "")
     if status == "200":
         return Reply(status, body=body)
@@ -205,7 +205,7 @@ def reply_of(response: http.client.HTTPResponse, body: bytes) -> Reply:
         return Reply(status, body.decode())
     assert media_type == "application/json", (status, media_type, body)
     if not body:
-        return Reply(status)  # of a HEAD
+        return Reply(status)  # to a HEAD
     error = json.loads(body)
     assert set(error) == {"error", "code"}
     assert (error["code"], response.status) in {(kind.code, kind.http) for kind in KINDS}
@@ -264,14 +264,14 @@ def key(node: NodeProcess) -> Pairs:
 
 @pytest.fixture
 def idle(node: NodeProcess) -> NodeProcess:
-    """The node without a backend."""
+    """A node without a backend."""
     RestController(node).stop()
     return node
 
 
 @pytest.fixture
 def running(node: NodeProcess) -> NodeProcess:
-    """The node with one VLESS inbound and ALICE."""
+    """A node with one VLESS inbound and ALICE."""
     return running_on(XRAY, node)
 
 
@@ -322,14 +322,15 @@ def strangers(key: str) -> dict[str, Pairs]:
 @each_transport
 @each_method
 def test_strangers(node: NodeProcess, wire: Wire, method: Method) -> None:
-    """No method does anything, nor tells anything, for a caller without the key."""
+    """No method does or reveals anything without the key."""
     _refused(node, wire, method, [("authorization", "Bearer wrong")])
 
 
+@pytest.mark.slow
 @each_transport
 def test_every_kind_of_stranger(node: NodeProcess, wire: Wire) -> None:
-    """Of all the ways in which credentials are not right one is as good as the other."""
-    # All methods ask the same guard; and of one address many wrong keys are answered late.
+    """All kinds of wrong credentials are refused in the same way."""
+    # All methods share one check; and many wrong keys of an address are answered late.
     for name, given in strangers(node.key).items():
         _refused(node, wire, START, given, name)
 
@@ -342,7 +343,7 @@ def _refused(node: NodeProcess, wire: Wire, method: Method, given: Pairs, name: 
 
 @each_transport
 def test_spellings_of_the_key(node: NodeProcess, wire: Wire) -> None:
-    """A UUID is the same key in every spelling, the scheme in any case, and both headers together are fine."""
+    """A UUID is the same key in every spelling, the scheme in any case; both headers together are fine."""
     bare, upper = node.key.replace("-", ""), node.key.upper()
     (info,) = (method for method in METHODS if method.name == "GetBaseInfo")
     for given in (
@@ -360,7 +361,7 @@ def test_spellings_of_the_key(node: NodeProcess, wire: Wire) -> None:
 @each_transport
 @each_method
 def test_without_backend(idle: NodeProcess, wire: Wire, key: Pairs, method: Method) -> None:
-    """What needs a backend says that there is none, in the words that controllers know; the rest works."""
+    """Methods that need a backend are refused with the text that controllers know; the rest works."""
     if method.name == "Start":
         return
     reply = wire.call(method, sample(method), key)
@@ -375,7 +376,7 @@ def test_without_backend(idle: NodeProcess, wire: Wire, key: Pairs, method: Meth
 @each_transport
 @each_method
 def test_with_backend(running_each: NodeProcess, ground: Ground, wire: Wire, key: Pairs, method: Method) -> None:
-    """Every method succeeds on a running backend, with the message that the contract names; or says that it cannot."""
+    """Every method succeeds on a running backend with the contract's message, or is refused as unsupported."""
     reply = wire.call(method, sample(method, ground), key)
     if ground is not XRAY and method.name in OF_XRAY:
         assert reply.is_error(Unsupported)
@@ -387,7 +388,7 @@ def test_with_backend(running_each: NodeProcess, ground: Ground, wire: Wire, key
 @each_transport
 @each_method
 def test_nonsense(idle: NodeProcess, wire: Wire, key: Pairs, method: Method) -> None:
-    """Bytes that are no message are told from a missing backend; the log stream, which asks for nothing, opens."""
+    """Invalid messages are distinguished from a missing backend; the log stream, which takes no message, opens."""
     reply = wire.call(method, GARBAGE, key)
     if method.kind is Kind.LOGS:
         assert reply.fine
@@ -399,7 +400,7 @@ def test_nonsense(idle: NodeProcess, wire: Wire, key: Pairs, method: Method) -> 
 @each_transport
 @pytest.mark.parametrize("number", [service_pb2.WIREGUARD, 2, 99])
 def test_backends_without_a_driver(running: NodeProcess, wire: Wire, key: Pairs, number: int) -> None:
-    """A type of backend that is not built is unsupported, and what runs goes on."""
+    """A type of backend without a driver is unsupported, and the running one stays."""
     other = service_pb2.Backend(config="{}")
     other.type = number  # type: ignore[assignment]
     reply = wire.call(START, other.SerializeToString(), key)
@@ -408,7 +409,7 @@ def test_backends_without_a_driver(running: NodeProcess, wire: Wire, key: Pairs,
 
 
 def test_unknown_method(wires: dict[str, Wire], key: Pairs) -> None:
-    """A method that the contract does not have is UNIMPLEMENTED over gRPC."""
+    """An unknown method is UNIMPLEMENTED over gRPC."""
     stranger = dataclasses.replace(START, name="Reboot")
     assert wires["grpc"].call(stranger, b"", key).status == "UNIMPLEMENTED"
 
@@ -419,7 +420,7 @@ def test_unknown_method(wires: dict[str, Wire], key: Pairs) -> None:
 @each_dialect
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_verbs_and_slashes(running: NodeProcess, rest: RestWire, dialect: Dialect, method: Method) -> None:
-    """Every verb of a method is taken, in both dialects, with a slash at the end of the path too."""
+    """Every verb of a method works, in both dialects, also with a trailing slash."""
     for verb in method.verbs:
         for path in (method.path, f"{method.path}/"):
             reply = rest.send(verb, path, framed(method, sample(method)), [PROTOBUF, *bearer(running, dialect)])
@@ -429,7 +430,7 @@ def test_verbs_and_slashes(running: NodeProcess, rest: RestWire, dialect: Dialec
 @each_dialect
 @pytest.mark.parametrize("path", sorted({method.path for method in METHODS}))
 def test_wrong_verbs(node: NodeProcess, rest: RestWire, dialect: Dialect, path: str) -> None:
-    """Every other verb is refused with 405 and the list of those that are taken."""
+    """Every other verb is refused with 405 and the list of allowed ones."""
     taken = {verb for method in METHODS if method.path == path for verb in method.verbs}
     for verb in {"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"} - taken:
         response, body = rest.exchange(verb, path, None, bearer(node, dialect))
@@ -441,13 +442,13 @@ def test_wrong_verbs(node: NodeProcess, rest: RestWire, dialect: Dialect, path: 
 @each_dialect
 @pytest.mark.parametrize("path", ["/", "/nothing", "/start/now", "/STATS", "/%ff", "/..%2finfo", "/stats/"])
 def test_unknown_paths(node: NodeProcess, rest: RestWire, dialect: Dialect, path: str) -> None:
-    """A path that is not in the interface is 404 in the caller's dialect, never a redirect; `/stats/` is in it."""
+    """An unknown path is 404 in the caller's dialect, never a redirect; `/stats/` is known."""
     reply = rest.send("GET", path, None, bearer(node, dialect))
     assert reply.fine if path == "/stats/" else reply.is_error(UnknownPath), reply
 
 
 def triggers() -> dict[type[NodeError], tuple[str, str, bytes]]:
-    """For each kind of error that a request alone can cause, such a request."""
+    """A request for each kind of error that a request alone can cause."""
     return {
         InvalidRequest: ("PUT", "/users/sync", GARBAGE),
         InvalidConfig: ("POST", "/start", service_pb2.Backend(config="{").SerializeToString()),
@@ -461,7 +462,7 @@ def triggers() -> dict[type[NodeError], tuple[str, str, bytes]]:
 @each_dialect
 @pytest.mark.parametrize("kind", triggers(), ids=lambda kind: kind.code)
 def test_dialects(running: NodeProcess, rest: RestWire, dialect: Dialect, kind: type[NodeError]) -> None:
-    """A Bearer client is told in JSON, with the code; an `x-api-key` client in plain text."""
+    """A Bearer client gets errors as JSON with the code; an `x-api-key` client gets plain text."""
     response, body = rest.exchange(*triggers()[kind], [PROTOBUF, *bearer(running, dialect)])
     media_type = response.getheader("Content-Type", "")
     assert response.status == kind.http
@@ -476,14 +477,14 @@ def test_dialects(running: NodeProcess, rest: RestWire, dialect: Dialect, kind: 
 
 
 def test_dialects_say_the_same(running: NodeProcess, rest: RestWire) -> None:
-    """The words are the same in both dialects."""
+    """The texts are the same in both dialects."""
     for request in triggers().values():
         texts = {rest.send(*request, [PROTOBUF, *bearer(running, kind)]).text for kind in ("bearer", "x-api-key")}
         assert len(texts) == 1, texts
 
 
 def test_dialect_of_strangers(node: NodeProcess, rest: RestWire) -> None:
-    """Who sends an `x-api-key`, be it wrong, is told in plain text; who sends none, in JSON."""
+    """Callers with an `x-api-key`, even a wrong one, get plain text; callers without get JSON."""
     for given, media_type in (
         ([], "application/json"),
         ([("Authorization", "Bearer wrong")], "application/json"),
@@ -505,7 +506,7 @@ def test_dialect_of_strangers(node: NodeProcess, rest: RestWire) -> None:
     ],
 )
 def test_media_types(running: NodeProcess, rest: RestWire, media_type: str, fine: bool) -> None:
-    """A Bearer client must say that its body is protobuf, if it has one; one with `x-api-key` need not."""
+    """A Bearer client must declare a body as protobuf; one with `x-api-key` need not."""
     body = StatRequest(name=ALICE.email).SerializeToString()
     given = [("Content-Type", media_type)] if media_type else []
     reply = rest.send("GET", "/stats/user/online", body, [*bearer(running), *given])
@@ -516,7 +517,7 @@ def test_media_types(running: NodeProcess, rest: RestWire, media_type: str, fine
 
 @each_dialect
 def test_bodies_of_gets(running: NodeProcess, rest: RestWire, dialect: Dialect) -> None:
-    """A GET takes its request from the body; none at all, with or without a length, asks for all outbounds."""
+    """A GET takes its request from the body; without a body, with or without a length, it is for all outbounds."""
     headers = [PROTOBUF, *bearer(running, dialect)]
     one = rest.send("GET", "/stats", StatRequest(type=service_pb2.UserStat, name="42").SerializeToString(), headers)
     assert {row.name for row in StatResponse.FromString(one.body).stats} == {"42"}
@@ -527,7 +528,7 @@ def test_bodies_of_gets(running: NodeProcess, rest: RestWire, dialect: Dialect) 
 
 
 def test_connection_is_kept(node: NodeProcess) -> None:
-    """Requests follow each other on one connection, refused ones in between."""
+    """Requests follow each other on one connection, with refused ones in between."""
     connection, given = Rest(node).connection(), dict(bearer(node))
     try:
         for path, status in (("/info", 200), ("/nothing", 404), ("/info", 200), ("/start", 405)) * 5:
@@ -546,8 +547,9 @@ def test_connection_is_kept(node: NodeProcess) -> None:
 
 
 @each_transport
+@pytest.mark.both
 def test_start_and_info(idle: NodeProcess, ground: Ground, controller: Controller) -> None:
-    """Start answers as info does: running, with the versions that controllers look at. Stopped, it is as before."""
+    """Start returns the same as info: running, with the versions that controllers check; stopped, it is as before."""
     before = controller.info()
     assert (before.running, before.state, before.core_type) == (False, "stopped", "xray")
     started = controller.start(BACKENDS[ground.name])
@@ -564,8 +566,9 @@ def test_start_and_info(idle: NodeProcess, ground: Ground, controller: Controlle
 
 
 @each_transport
+@pytest.mark.both
 def test_refused_start(idle: NodeProcess, ground: Ground, controller: Controller) -> None:
-    """A configuration that the core refuses comes back with the core's own words, and changes nothing."""
+    """A configuration that the core refuses is refused with the core's message, and changes nothing."""
     for _ in range(2):
         for config, why in ground.refusals.values():
             with refused(400, "INVALID_ARGUMENT", why):
@@ -577,7 +580,7 @@ def test_refused_start(idle: NodeProcess, ground: Ground, controller: Controller
 
 @each_transport
 def test_system_stats(idle: NodeProcess, controller: Controller) -> None:
-    """The machine's figures are there before a Start and after it, and possible."""
+    """The machine's figures are available before a Start and after it, and plausible."""
     for _ in range(2):
         stats = controller.system_stats()
         assert 0 < stats.mem_used <= stats.mem_total <= psutil.virtual_memory().total
@@ -590,7 +593,7 @@ def test_system_stats(idle: NodeProcess, controller: Controller) -> None:
 
 @each_transport
 def test_backend_stats(running_each: NodeProcess, controller: Controller) -> None:
-    """The core's figures are there, possible, and go on."""
+    """The core's figures are available, plausible, and advance."""
     first = controller.backend_stats()
     assert first.num_goroutine > 0
     assert 0 < first.alloc <= first.total_alloc
@@ -602,7 +605,7 @@ def test_backend_stats(running_each: NodeProcess, controller: Controller) -> Non
 
 @each_transport
 def test_unknown_names(running_each: NodeProcess, controller: Controller) -> None:
-    """A name that is not known is told from one that has no traffic."""
+    """An unknown name is distinguished from one without traffic."""
     for ask in (
         lambda: controller.stats(service_pb2.UserStat, "nobody"),
         lambda: controller.stats(service_pb2.Inbound, "nothing"),
@@ -625,7 +628,7 @@ def somebody(name: str = "") -> service_pb2.User:
 
 
 def known(controller: Controller, *users: service_pb2.User) -> list[bool]:
-    """Which of them the node has."""
+    """The subset of users that the node has."""
 
     def has(email: str) -> bool:
         try:
@@ -654,7 +657,7 @@ def known(controller: Controller, *users: service_pb2.User) -> list[bool]:
     ids=["begins at 1", "gap", "twice", "no last", "nothing", "after the last", "more after the last", "backwards"],
 )
 def test_chunks_out_of_order(running: NodeProcess, controller: Controller, order: list[tuple[int, bool]]) -> None:
-    """Chunks that are not 0, 1, … last are refused, and nobody of them is applied."""
+    """Chunks other than 0, 1, … last are refused, and none of their users is applied."""
     people = [somebody() for _ in order]
     with refused(400, "INVALID_ARGUMENT", "chunk"):
         controller.sync_chunked(
@@ -665,7 +668,7 @@ def test_chunks_out_of_order(running: NodeProcess, controller: Controller, order
 
 @each_transport
 def test_chunks_in_order(running: NodeProcess, controller: Controller) -> None:
-    """All chunks together are one partial update: who is in none of them stays."""
+    """All chunks together are one partial update: users in none of them stay."""
     people = [somebody() for _ in range(5)]
     controller.sync_chunked(chunks(people, 2))
     assert all(known(controller, ALICE, *people))
@@ -675,7 +678,7 @@ def test_chunks_in_order(running: NodeProcess, controller: Controller) -> None:
 
 @each_transport
 def test_empty_last_chunk(running: NodeProcess, controller: Controller) -> None:
-    """An empty last chunk is a success, alone and at the end, and removes nobody."""
+    """An empty last chunk succeeds, alone and at the end, and removes no user."""
     controller.sync_chunked(chunks([]))
     last = somebody()
     controller.sync_chunked([UsersChunk(users=[last]), UsersChunk(index=1, last=True)])
@@ -684,7 +687,7 @@ def test_empty_last_chunk(running: NodeProcess, controller: Controller) -> None:
 
 @pytest.mark.parametrize("length", [2**31, 2**31 - 1, 2**35 - 1, 2**63, 5], ids=hex)
 def test_length_that_lies(running: NodeProcess, rest: RestWire, key: Pairs, length: int) -> None:
-    """A length that goes past the body is refused without making room for it, and nothing before it is applied."""
+    """A length beyond the body is refused without allocating it, and nothing before it is applied."""
     before, first = high_water(running), somebody()
     body = b"".join(delimited([UsersChunk(users=[first])])) + varint(length) + b"few"
     reply = rest.send("PUT", "/users/sync/chunked", body, [PROTOBUF, *key])
@@ -694,7 +697,7 @@ def test_length_that_lies(running: NodeProcess, rest: RestWire, key: Pairs, leng
 
 
 def test_chunked_encoding(running: NodeProcess) -> None:
-    """REST takes a body of unknown length, whose pieces are cut anywhere."""
+    """REST accepts a body of unknown length, whose chunks are cut anywhere."""
     people = [somebody() for _ in range(50)]
     body = b"".join(delimited(chunks(people, 7)))
     pieces = (body[start : start + 11] for start in range(0, len(body), 11))
@@ -706,7 +709,7 @@ def test_chunked_encoding(running: NodeProcess) -> None:
 
 
 class Outbox:
-    """Users for a stream, sent when the test says so; the stream is half-closed by `end`."""
+    """Users for a stream, sent on request; `end` half-closes the stream."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[service_pb2.User | None] = queue.Queue()
@@ -718,7 +721,7 @@ class Outbox:
 
 @contextlib.contextmanager
 def user_stream(node: NodeProcess, outbox: Outbox) -> Iterator[Any]:
-    """An open SyncUser call over gRPC, of which the test says when it ends."""
+    """An open SyncUser call over gRPC, which the test ends."""
     with Rpc(node) as rpc:
         method = rpc.channel.stream_unary(SYNC_USER, request_serializer=service_pb2.User.SerializeToString)
         yield method.future(iter(outbox), metadata=bearer(node))
@@ -726,7 +729,7 @@ def user_stream(node: NodeProcess, outbox: Outbox) -> Iterator[Any]:
 
 
 def test_user_stream_is_applied_as_it_comes(running: NodeProcess) -> None:
-    """A stream's users are in force while it stays open, bad ones notwithstanding; its cancellation is no error."""
+    """A stream's users take effect while it is open, despite bad ones; its cancellation is no error."""
     controller, outbox = RestController(running), Outbox()
     with user_stream(running, outbox) as call:
         for who in (somebody(), service_pb2.User(), user(TestUser("43", "no uuid", ""), {"in": VLESS}), somebody()):
@@ -741,7 +744,7 @@ def test_user_stream_is_applied_as_it_comes(running: NodeProcess) -> None:
 
 
 def test_user_stream_outlives_the_backend(idle: NodeProcess) -> None:
-    """A stream stays open where no backend runs, whoever is sent on it, and works when one does."""
+    """A stream stays open without a backend, whatever users it sends, and works once there is one."""
     controller, outbox = RestController(idle), Outbox()
     with user_stream(idle, outbox) as call:
         outbox.send(somebody())
@@ -757,7 +760,7 @@ def test_user_stream_outlives_the_backend(idle: NodeProcess) -> None:
 
 
 def test_many_short_user_streams(running: NodeProcess) -> None:
-    """Streams that are given up as soon as they are open leave nothing that a later call would notice."""
+    """Streams that are cancelled right after opening do not affect later calls."""
     for _ in range(20):
         outbox = Outbox()
         with user_stream(running, outbox) as call:
@@ -768,7 +771,7 @@ def test_many_short_user_streams(running: NodeProcess) -> None:
 
 
 def faults(node: NodeProcess) -> list[str]:
-    """What the node has logged that an operator would have to look at."""
+    """Lines of the node's log that an operator would have to look into."""
     return [line for line in node.lines if "#error" in line or "#critical" in line or "Traceback" in line]
 
 
@@ -776,7 +779,7 @@ def faults(node: NodeProcess) -> list[str]:
 
 
 def padded(size: int) -> bytes:
-    """A Start of this many bytes: most of them are in fields that the node does not know."""
+    """A Start of this many bytes: most of them are in unknown fields."""
     known = BACKEND.SerializeToString()
     # Field 1000, of bytes, whose length takes four bytes up to 256 MiB (protobuf's encoding).
     tag = b"\xc2\x3e"
@@ -787,7 +790,7 @@ def padded(size: int) -> bytes:
 
 @each_transport
 def test_large_messages(idle: NodeProcess, wire: Wire, key: Pairs) -> None:
-    """A message of 60 MiB is taken, and one of just 64 MiB; one byte more is refused with the limit in words."""
+    """Messages of 60 MiB and of exactly 64 MiB are accepted; one byte more is refused with the limit in the text."""
     for size in (60 * MEBIBYTE, MAX_BODY):
         reply = wire.call(START, padded(size), key)
         assert reply.fine, reply.text[:1000]
@@ -798,7 +801,7 @@ def test_large_messages(idle: NodeProcess, wire: Wire, key: Pairs) -> None:
 
 
 def test_large_body_of_unknown_length(running: NodeProcess) -> None:
-    """REST ends a body without a length at the limit, without keeping what comes after it."""
+    """REST ends a body without a length at the limit, and keeps nothing after it."""
     before = high_water(running)
     block = bytes(MEBIBYTE)
     response = Rest(running).call("POST", "/start", itertools.repeat(block, 200))
@@ -806,8 +809,9 @@ def test_large_body_of_unknown_length(running: NodeProcess) -> None:
     assert high_water(running) - before < 2 * MAX_BODY
 
 
+@pytest.mark.slow
 def test_strangers_cost_no_memory(tmp_path: Path) -> None:
-    """Callers without the key who send 60 MiB, many at once, cost the node less than 40 MiB on either transport."""
+    """Many concurrent callers without the key who send 60 MiB cost the node less than 40 MiB on either transport."""
     body = bytes(60 * MEBIBYTE)
     with NodeProcess(tmp_path) as node:
         rest, rpc = RestWire(node), RpcWire(node)
@@ -824,7 +828,7 @@ def test_strangers_cost_no_memory(tmp_path: Path) -> None:
 
 
 def high_water(node: NodeProcess) -> int:
-    """The most memory that the node ever had, in bytes (VmHWM of proc(5))."""
+    """The node's peak memory in bytes (VmHWM of proc(5))."""
     (line,) = (line for line in Path(f"/proc/{node.pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
@@ -833,7 +837,7 @@ def high_water(node: NodeProcess) -> int:
 
 
 def test_info_never_waits(idle: NodeProcess) -> None:
-    """A hundred callers ask for info while a Start runs, half of them over each transport, and all are answered."""
+    """A hundred concurrent GetBaseInfo during a Start, half over each transport, all succeed."""
     rest, rpc = RestController(idle), RpcController(idle)
     with ThreadPoolExecutor(100) as pool:
         start = pool.submit(rest.start, BACKEND)
@@ -846,7 +850,7 @@ def test_info_never_waits(idle: NodeProcess) -> None:
 
 @each_transport
 def test_parallel_starts(idle: NodeProcess, controller: Controller) -> None:
-    """Starts and Stops that come at once are all answered, a Start that a Stop overtook as such, and leave one core."""
+    """Concurrent Starts and Stops all get replies, a Start that a Stop overtook as such, and leave one core."""
     with ThreadPoolExecutor(8) as pool:
         starts = [pool.submit(controller.start, BACKEND) for _ in range(4)]
         stops = [pool.submit(controller.stop) for _ in range(2)]

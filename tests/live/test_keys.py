@@ -1,4 +1,4 @@
-"""Keys and certificates of controllers on the real node, by its own program and by clients of others."""
+"""Keys and certificates of controllers on the real node, made by its own program and used by other clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def program(node: NodeProcess, *words: str) -> str:
-    """What `python -m node.keys` prints."""
+    """The output of `python -m node.keys`."""
     argv = [sys.executable, "-m", "node.keys", *words]
     environment = {"PATH": os.defpath, "PYTHONPATH": str(ROOT), "STATE_DIR": str(node.state)}
     return subprocess.run(argv, env=environment, cwd=node.directory, check=True, capture_output=True, text=True).stdout
@@ -49,7 +49,7 @@ def reload(node: NodeProcess) -> None:
 
 
 def status(node: NodeProcess, transport: str, key: str) -> str:
-    """How an info with this key ends."""
+    """The status of an info call with this key."""
     controller = TRANSPORTS[transport](node, key=key)
     try:
         controller.info()
@@ -66,7 +66,7 @@ LESSER = {"rest": "403", "grpc": "PERMISSION_DENIED"}
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_rotation(node: NodeProcess, transport: str) -> None:
-    """A key is made, used and revoked while the node runs; its open streams end, and the other key always opens."""
+    """A key is made, used and revoked while the node runs; its open streams end, and the other key works throughout."""
     name = f"panel-{transport}"
     key = program(node, "new", name).strip()
     assert status(node, transport, key) == REFUSED[transport]
@@ -87,9 +87,10 @@ def test_rotation(node: NodeProcess, transport: str) -> None:
     assert not any(key in line for line in node.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_lesser_keys(node: NodeProcess, transport: str) -> None:
-    """A key to read reads, and one for metrics does not; without a word the node looks at the file by itself."""
+    """A key to read can read, one for metrics cannot; the node rereads the file without a signal."""
     reading = program(node, "new", f"read-{transport}", "--scope", "read").strip()
     metrics = program(node, "new", f"metrics-{transport}", "--scope", "metrics").strip()
     until(lambda: any(f"metrics-{transport} (metrics)" in line for line in node.lines), 20, "the file is read")
@@ -103,7 +104,7 @@ def test_lesser_keys(node: NodeProcess, transport: str) -> None:
 
 
 def test_a_broken_file(node: NodeProcess) -> None:
-    """The keys from before stay, and `info` says so, and who else may read them."""
+    """The previous keys stay valid; `info` reports that, and other users' access to the file."""
     key = program(node, "new", "broken").strip()
     reload(node)
     until(lambda: status(node, "rest", key) == "OK", 10, "the key opens")
@@ -146,7 +147,7 @@ class Holder:
 
 
 def holder(name: str, issuer: Holder | None = None) -> Holder:
-    """An authority, or a client of one."""
+    """An authority, or a client's certificate from one."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
@@ -161,7 +162,7 @@ def holder(name: str, issuer: Holder | None = None) -> Holder:
 
 
 def rest(node: NodeProcess, shown: Path | None, key: str | None) -> str:
-    """How an info over REST by Python's own client ends, with this certificate and this key."""
+    """The result of an info call over REST with Python's client, this certificate and this key."""
     context = ssl.create_default_context(cadata=node.pem)
     if shown is not None:
         context.load_cert_chain(shown)
@@ -192,9 +193,9 @@ def rpc(node: NodeProcess, shown: Holder | None, key: str | None) -> str:
 
 @pytest.mark.parametrize("mode", ["beside", "instead"])
 def test_certificates(tmp_path: Path, mode: str) -> None:
-    """Nobody is served without a certificate of the authority, over either protocol; with one the key counts beside it.
+    """No client without a certificate of the authority is served, over either protocol; with one it needs a key, too.
 
-    Another authority in the file counts from the next connection on.
+    Another authority in the file applies from the next connection on.
     """
     old, new = holder("old"), holder("new")
     known, other = holder("panel", old), holder("panel", new)
@@ -221,7 +222,7 @@ def test_certificates(tmp_path: Path, mode: str) -> None:
 
 
 def test_no_session_is_resumed(tmp_path: Path) -> None:
-    """Each handshake shows the certificate anew, in both versions of TLS."""
+    """Each handshake presents the certificate again, in both versions of TLS."""
     authority = holder("authority")
     authorities = tmp_path / "ca.pem"
     authorities.write_bytes(authority.pem)
@@ -244,7 +245,7 @@ def test_no_session_is_resumed(tmp_path: Path) -> None:
 
 
 def test_the_newest_tls_alone(tmp_path: Path) -> None:
-    """On both ports TLS 1.2 is refused, by the node, and 1.3 is served."""
+    """On both ports the node refuses TLS 1.2, and serves 1.3."""
     with NodeProcess(tmp_path, TLS_MIN="1.3") as node:
         for port in (node.rest_port, node.grpc_port):
             context = ssl.create_default_context(cadata=node.pem)

@@ -1,4 +1,4 @@
-"""Calls to a real core that are larger than what it takes at first."""
+"""Calls to a real core that exceed its default message size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scripts.staging.wait import accepts
 from tests.conftest import Place, member
 
 reactor: Any = installed
-# Bytes of a name: 3,000 of them are 3 MB.
+# Bytes of a name: 3,000 names are 3 MB.
 LONG = 1000
 
 
@@ -50,7 +50,7 @@ class LargeCallTests(TestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(self.api.close()))
 
     async def test_an_inbound_of_three_megabytes(self) -> None:
-        """All of its users are in, as they were sent, and the list of them comes back whole."""
+        """All of its users are added unchanged, and the core's list of them is complete."""
         handler = self.core.plan.handler(self.place.tag, self.accounts)
         self.assertTrue(3_000_000 < handler.ByteSize() < MAX_REQUEST)
         await self.api.replace_inbound(handler)
@@ -58,7 +58,7 @@ class LargeCallTests(TestCase):
         self.assertTrue(accepts(self.place.port))
 
     async def test_many_users_at_once(self) -> None:
-        """One by one, side by side; a refusal among them is that user's alone."""
+        """Many concurrent single additions; a refusal affects only its user."""
         operations = [Operation(self.place.tag, email, packed) for email, packed in self.accounts.items()]
         operations.insert(7, Operation(self.place.tag, "bad", pack("bad", "no.such.Account", b"")))
         results = await self.api.alter(operations)

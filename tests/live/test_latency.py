@@ -1,4 +1,4 @@
-"""How far away outbounds are, as the core measures it, over both transports."""
+"""Latency of outbounds as the core measures it, over both transports."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def url_test(page: str) -> Json:
     }
 
 
-# By the core, what measures, and what the answer calls it.
+# By core: its ground, the configuration that measures, and the reply's name of it.
 MEASURING: Mapping[str, tuple[Ground, Callable[[str], Json], str]] = {
     "observatory": (XRAY, observatory, "xray-observatory"),
     "burst": (XRAY, burst, "xray-observatory"),
     "urltest": (SING_BOX, url_test, "sing-box-urltest"),
 }
-# What to add where nothing is measured.
+# By core: what a configuration without measurements lacks.
 LACKING = {"xray": "observatory", "sing-box": "urltest"}
 
 
@@ -73,7 +73,7 @@ def measured(controller: Controller) -> dict[str, Latency]:
 
 @pytest.mark.parametrize("way", MEASURING)
 def test_what_is_measured(controller: Controller, all_kinds: Mapping[str, Kind], page: str, way: str) -> None:
-    """Each outbound that is tested: one answers, the other does not; one by name; those that are not are not there."""
+    """Each measured outbound is listed, one alive and one not, also by name; others are not."""
     ground, configuration, source = MEASURING[way]
     run(controller, [home(ground, all_kinds)], **configuration(page))
     until(lambda: measured(controller).keys() == {"near", "gone"}, what="both were tried")
@@ -90,7 +90,7 @@ def test_what_is_measured(controller: Controller, all_kinds: Mapping[str, Kind],
 
 @pytest.mark.parametrize("ground", GROUNDS, ids=lambda ground: ground.name)
 def test_nothing_is_measured(controller: Controller, all_kinds: Mapping[str, Kind], ground: grounds.Ground) -> None:
-    """The error says what to add."""
+    """The error names what to add."""
     run(controller, [home(ground, all_kinds)])
     with refused(501, "UNIMPLEMENTED", LACKING[ground.name]):
         controller.latency()

@@ -1,4 +1,4 @@
-"""Quotas and days of expiry, with real traffic: who is over is out, nobody else notices, and they come back."""
+"""Quotas and expiry with real traffic: users over a limit are cut, no other user is affected, and they can return."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.conftest import Place, connection, control, gets_in, member, over, ru
 from tests.harness.grounds import Ground
 
 MIB = 1024**2
-# What somebody may run over their quota.
+# The most that a user may exceed their quota by.
 OVER = 16 * MIB
-# Seconds in which a limit that is reached is enforced, on a machine that is busy with other tests.
+# Seconds until a reached limit is enforced, on a machine that runs other tests.
 SOON = 5.0
 
 
 def limited(person: TestUser, limits: Limits, *places: Place) -> User:
-    """The user with limits of their own."""
+    """The user with their own limits."""
     user = member(person, *places)
     user.limits.CopyFrom(limits)
     return user
@@ -59,9 +59,9 @@ def quota(size: int, **words: object) -> Limits:
 
 
 def greedy(link: socket.socket, speed: float = 20e6) -> int:
-    """Download at so many bytes a second until the connection ends; how many came.
+    """Download at so many bytes a second until the connection ends. Returns the bytes received.
 
-    A client of Xray's that splices may not tell that its own connection was reset, unless it is to send something.
+    Xray's client with splice may not report that its connection was reset until it sends something.
     """
     link.settimeout(1)
     link.sendall(b"give %d\n" % 2**40)
@@ -83,7 +83,7 @@ def greedy(link: socket.socket, speed: float = 20e6) -> int:
 def backend(
     node: NodeProcess, ground: Ground, kind: Kind, cover: CoverServer, transport: str, *users: Callable[[Place], User]
 ) -> Iterator[tuple[Controller, Place]]:
-    """A backend with one inbound and these users."""
+    """A Start with one inbound and these users."""
     place = Place(kind, "in", ground=ground)
     with control(node, transport) as controller:
         with settled([place], cover):
@@ -91,11 +91,13 @@ def backend(
         yield controller, place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["rest", "grpc"])
+@pytest.mark.both
 def test_over_the_quota_is_out(
     ground: Ground, transport: str, node: NodeProcess, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """In mid-download the connection ends, and no other comes in; nobody else notices; with more they are in again."""
+    """The download is cut and new connections are refused; no other user is affected; a larger quota readmits them."""
     anna, bert = TestUser.new("Anna@test"), TestUser.new("bert@test")
     kind = all_kinds["vless-raw"]
     people = [lambda place: member(anna, place), lambda place: member(bert, place)]
@@ -118,10 +120,11 @@ def test_over_the_quota_is_out(
         assert not controller.limits().users
 
 
+@pytest.mark.slow
 def test_an_expired_user_is_out(
     ground: Ground, node: NodeProcess, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """In mid-download as well; who was told only stays in, and who is expired at a Start never comes in."""
+    """A download is cut at the expiry; with TELL an expired user stays; one expired at a Start is never admitted."""
     anna, bert, cora = TestUser.new("anna@test"), TestUser.new("bert@test"), TestUser.new("cora@test")
     past, soon = int(time.time()) - 1, int(time.time()) + 4
     with backend(
@@ -137,17 +140,18 @@ def test_an_expired_user_is_out(
         assert -0.1 < late < SOON
         assert stays_out(place, anna, echo)
         assert controller.info().limits.off_expired == 2
-        # The same user with another day: their own message says so.
+        # The same user with another day, in their own message.
         controller.sync_user(limited(anna, Limits(expires_at=int(time.time()) + 3600), place))
         assert gets_in(place, anna, echo)
         controller.sync_user(member(cora, place))
         assert gets_in(place, cora, echo)
 
 
+@pytest.mark.slow
 def test_limits_outlive_the_node(
     ground: Ground, own_node: NodeProcess, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """After kill -9 who was off is off when the backend is back, and what was used is not forgotten."""
+    """After kill -9 barred users are barred once the backend is back, and their use is kept."""
     anna, bert = TestUser.new("anna@test"), TestUser.new("bert@test")
     with backend(
         *(own_node, ground, all_kinds["vless-raw"], cover, "grpc"),
@@ -161,7 +165,7 @@ def test_limits_outlive_the_node(
             transfer.download(link, 3 * MIB)
         until(lambda: told(controller, bert).used_down >= 3 * MIB, SOON, "it is counted")
         until(lambda: told(controller, anna).off_for == ["quota"], SOON, "the user is off")
-        # Its reply comes when all that was counted is on disk.
+        # The node replies after all counts are on disk.
         say(controller, bert, quota(1024 * MIB))
         own_node.kill()
         own_node.start()
@@ -174,18 +178,18 @@ def test_limits_outlive_the_node(
 
 @over("rest")
 def test_what_cannot_be_meant_is_refused(controller: Controller) -> None:
-    """By the name of the user, and nothing of it holds."""
+    """Invalid limits are refused by the user's name, and none is applied."""
     with pytest.raises(ControllerError, match=r"bob.*reset_day"):
         controller.set_limits({"ann": quota(1), "bob": quota(1, reset_day=99)})
     assert not controller.limits("ann", "bob").users
     (note,) = controller.set_limits({"ann": quota(1)}).notes
-    assert note.name == "ann" and "no user" in note.text
+    assert note.name == "ann" and "not a user" in note.text
 
 
 def test_defaults_are_the_settings(
     tmp_path: Path, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """For who says nothing: by the inbound, and for everybody; their own word goes before it."""
+    """Users without own limits get those of the inbound, or of all; their own take precedence."""
     anna, bert, cora = TestUser.new("anna@test"), TestUser.new("bert@test"), TestUser.new("cora@test")
     kind = all_kinds["vless-raw"]
     free, paid = Place(kind, "free"), Place(kind, "paid")

@@ -1,4 +1,4 @@
-"""Words about limits hold in the order in which they came, also while a Start is under way."""
+"""Calls about limits take effect in the order of their arrival, also during a Start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.harness.grounds import Ground
 
 
 def said(node: NodeProcess, method: str) -> int:
-    """How often the node was called so."""
+    """How often the node got such a call."""
     return sum(f"{method} by key" in line for line in node.lines)
 
 
 def test_set_limits_while_a_start_is_under_way(
     ground: Ground, own_node: NodeProcess, all_kinds: Mapping[str, Kind], cover: CoverServer
 ) -> None:
-    """It came after the Start, so it goes before what the Start says."""
+    """SetLimits that arrives after a Start takes precedence over the Start's limits."""
     place, person = Place(all_kinds["vless-raw"], "in", ground=ground), TestUser.new("ann@test")
     user = member(person, place)
     with closing(RpcController(own_node)) as controller, closing(RpcController(own_node)) as other:

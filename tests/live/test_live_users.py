@@ -1,4 +1,4 @@
-"""Users who come, change and go while the core runs: at once, and without anybody else noticing."""
+"""Adding, changing and removing users while the core runs: at once, and without effect on other users."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chunked(controller: Controller, users: list[User]) -> None:
 
 
 def the_set(controller: Controller, users: list[User]) -> None:
-    """The whole set: in these tests Anna stays in it. Who has no inbounds is left out instead."""
+    """The complete list: Anna is in it in these tests. Users without inbounds are left out."""
     controller.sync_users([user for user in users if user.inbounds])
 
 
@@ -76,7 +76,7 @@ def with_new_credentials(person: TestUser) -> TestUser:
 
 
 def refused(call: Callable[[], object]) -> str:
-    """What a sync says that could not apply everybody."""
+    """The error of a sync with unusable users."""
     with pytest.raises(ControllerError) as error:
         call()
     assert error.value.status in ("500", "INTERNAL")
@@ -87,7 +87,7 @@ def refused(call: Callable[[], object]) -> str:
 
 
 def opens_trojan(place: Place, password: str, echo: EchoServer) -> bool:
-    """Whether the password, an empty one too, which Xray's client refuses, opens a Trojan inbound: spoken by hand."""
+    """Whether the password opens a Trojan inbound, with raw bytes: Xray's client refuses an empty password."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     target = b"\1\1" + socket.inet_aton(echo.host) + echo.port.to_bytes(2)
@@ -105,10 +105,11 @@ def opens_trojan(place: Place, password: str, echo: EchoServer) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 @over("grpc")
+@pytest.mark.both
 def test_life_of_a_user(
     name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
 ) -> None:
-    """On every kind of inbound: added he gets in at once, with a new credential only with that, removed no more."""
+    """On every kind of inbound: an added user can connect at once, a changed one only with the new credential."""
     place, changed = Place(all_kinds[name], name), with_new_credentials(BERT)
     with settled([place], cover):
         run(controller, [place], [member(ANNA, place)])
@@ -125,7 +126,7 @@ def test_life_of_a_user(
 
 @pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
 def test_every_sync_adds_and_removes(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Over both transports each way of syncing lets a new user in and a removed one no more, while others stay in."""
+    """Over both transports each kind of sync adds a user and removes one, while others stay."""
     run(controller, [home], [member(ANNA, home)])
     sync(controller, [member(ANNA, home), member(BERT, home)])
     assert gets_in(home, BERT, echo)
@@ -135,8 +136,9 @@ def test_every_sync_adds_and_removes(sync: Sync, controller: Controller, home: P
 
 
 @live
+@pytest.mark.both
 def test_nobody_else_notices(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
-    """Somebody's open connection goes on without a break while others come, change and go, a thousand in one sync."""
+    """Another user's connection carries on while a thousand users of one sync are added, changed and removed."""
     people = [TestUser.new(f"{number}@test") for number in range(1000)]
     run(controller, [home, work], [member(ANNA, home), *(member(person, home, work) for person in people)])
     changed = [with_new_credentials(person) for person in people[:10]] + people[10:]
@@ -153,7 +155,7 @@ def test_nobody_else_notices(controller: Controller, home: Place, work: Place, e
 def test_shadowsocks_2022_changes(
     name: str, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
 ) -> None:
-    """Who is removed or changed there does not disturb the others: open connections live, new ones come at once."""
+    """A removal or change does not disturb others: open connections live, new ones connect at once."""
     place, changed = Place(all_kinds[name], name), with_new_credentials(BERT)
     run(controller, [place], [member(ANNA, place), member(BERT, place)])
     with connection(place, ANNA, echo) as link, talking(link):
@@ -165,9 +167,9 @@ def test_shadowsocks_2022_changes(
 
 @contextmanager
 def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event, threading.Event]]:
-    """A way to the inbound that holds a client's bytes back after the `first` ones.
+    """A relay to the inbound that delays a client's bytes after the `first` ones.
 
-    The first event says that these are through, the second lets the others follow.
+    The first event is set when these are through, the second lets the others follow.
     """
     through, go_on = threading.Event(), threading.Event()
 
@@ -186,6 +188,7 @@ def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event,
         yield replace(place, port=port), through, go_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gone", "other"), [(ANNA, BERT), (BERT, ANNA)], ids=["first", "last"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 @over("rest")
@@ -197,9 +200,9 @@ def test_removal_inside_a_handshake(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """A user of Shadowsocks-2022 who is removed while he shakes hands does not end the core, nor pass for another.
+    """Removing a Shadowsocks-2022 user during their handshake neither ends the core nor turns them into another user.
 
-    Beside a core that drains the removal takes another run, and the handshake is with one that drains.
+    If runs share their listeners the inbound is not swapped: the handshake is cut.
     """
     place = Place(all_kinds["shadowsocks-2022-aes-128"], "stalled")
     controller.stop()
@@ -212,7 +215,7 @@ def test_removal_inside_a_handshake(
         with suppress(OSError), connection(slow, gone, echo):
             pass
 
-    # Behind salt, identity and first header (SIP022 and SIP023): the core knows by now who it is, and waits for more.
+    # After salt, identity and first header (SIP022 and SIP023): the core knows the user by now, and waits for more.
     with stalling(place, 16 + 16 + 27) as (slow, through, go_on), ThreadPoolExecutor(1) as pool:
         attempted = pool.submit(attempt, slow)
         assert through.wait(5)
@@ -227,7 +230,7 @@ def test_removal_inside_a_handshake(
 
 @over("grpc")
 def test_stream_is_applied_as_it_comes(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Each message of an open SyncUser stream takes effect when it arrives, not when the stream ends."""
+    """Each message of an open SyncUser stream takes effect on arrival, not at the end of the stream."""
     assert isinstance(controller, RpcController)
     run(controller, [home])
     messages: queue.SimpleQueue[User | None] = queue.SimpleQueue()
@@ -246,7 +249,7 @@ def test_stream_is_applied_as_it_comes(controller: Controller, home: Place, echo
 
 
 def test_empty_credential_is_none(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
-    """An empty credential opens nothing; his others do, and neither Start nor sync minds."""
+    """An empty credential opens nothing; the user's others do, and neither Start nor sync objects."""
     anna, bert = (User(email=p.email, inbounds=[home.tag, work.tag], proxies=home.kind.proxy(p)) for p in (ANNA, BERT))
     for user in (anna, bert):
         user.proxies.trojan.password = ""
@@ -261,7 +264,7 @@ def test_empty_credential_is_none(controller: Controller, home: Place, work: Pla
 
 @over("rest")
 def test_empty_set(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
-    """A full sync with nobody leaves nobody, and with nobody an inbound lets nobody in."""
+    """A full sync without users leaves none, and an inbound without users admits none."""
     run(controller, [home, work], [member(ANNA, home, work)])
     controller.sync_users([])
     assert stays_out(home, ANNA, echo)
@@ -269,7 +272,7 @@ def test_empty_set(controller: Controller, home: Place, work: Place, echo: EchoS
 
 
 def test_unknown_tags(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Tags of other nodes are ignored; a user who has no others is removed."""
+    """Tags of other nodes are ignored; a user with only such tags is removed."""
     elsewhere = Place(home.kind, "in another country")
     run(controller, [home], [member(ANNA, elsewhere, home), member(BERT, elsewhere)])
     assert gets_in(home, ANNA, echo)
@@ -293,7 +296,7 @@ def test_excluded_inbounds(controller: Controller, all_kinds: Mapping[str, Kind]
 
 
 def test_unusable_users_at_start(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """A Start succeeds in spite of users that cannot be used: the others get in, and the logs name who does not."""
+    """A Start succeeds despite unusable users: the others are admitted, and the log names the unusable ones."""
     malformed = User(email="malformed@test", inbounds=[home.tag])
     malformed.proxies.vless.id = "this is certainly not a UUID of any kind"
     twin, shouting = replace(ANNA, email="twin@test"), TestUser.new("BERT@test")
@@ -313,7 +316,7 @@ def test_unusable_users_at_start(controller: Controller, home: Place, echo: Echo
 
 @pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
 def test_bad_users_in_a_sync(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """A sync applies whom it can, and then names whom it could not."""
+    """A sync applies all usable users, and then names the others."""
     run(controller, [home], [member(ANNA, home)])
     malformed = User(email="malformed@test", inbounds=[home.tag])
     malformed.proxies.vless.id = "this is certainly not a UUID of any kind"
@@ -325,7 +328,7 @@ def test_bad_users_in_a_sync(sync: Sync, controller: Controller, home: Place, ec
 
 
 def test_case_of_names(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """E-mails that differ in case are one user: changed, asked for and removed under any spelling."""
+    """E-mails that differ in case are one user: changed, queried and removed under any spelling."""
     shouting = TestUser.new(ANNA.email.upper())
     run(controller, [home], [member(ANNA, home)])
     controller.sync_user(member(shouting, home))
@@ -338,7 +341,7 @@ def test_case_of_names(controller: Controller, home: Place, echo: EchoServer) ->
 
 @over("rest")
 def test_two_spellings_in_one_set(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Two spellings of one e-mail in one set cannot both be meant: the first stays, the other is named."""
+    """Of two spellings of one e-mail in one set the first is applied, the other is named."""
     shouting = TestUser.new(ANNA.email.upper())
     run(controller, [home])
     assert shouting.email in refused(lambda: controller.sync_users([member(ANNA, home), member(shouting, home)]))
@@ -352,7 +355,7 @@ def test_two_spellings_in_one_set(controller: Controller, home: Place, echo: Ech
 def test_credential_moves(
     name: str, sync: Sync, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
 ) -> None:
-    """A credential that goes from one user to another in one sync is from then on the other's, and billed to him."""
+    """A credential that one sync moves to another user admits and bills the other user from then on."""
     place = Place(all_kinds[name], name)
     anna_now, bert_now = with_new_credentials(ANNA), replace(ANNA, email=BERT.email)
     run(controller, [place], [member(ANNA, place), member(BERT, place)])
@@ -369,7 +372,7 @@ def test_credential_moves(
 
 @pytest.mark.parametrize("sync", [chunked, the_set])
 def test_credential_moves_in_any_order(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Two users exchange their credentials in one sync, and nobody is refused."""
+    """Two users exchange their credentials in one sync, and neither is refused."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     anna_now, bert_now = replace(BERT, email=ANNA.email), replace(ANNA, email=BERT.email)
     sync(controller, [member(bert_now, home), member(anna_now, home)])
@@ -381,7 +384,7 @@ def test_credential_moves_in_any_order(sync: Sync, controller: Controller, home:
 
 
 def test_credential_taken(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Who claims another's credential is refused by name, and the holder keeps it; removed, he leaves it to him."""
+    """A user with another's credential is refused by name, and the holder keeps it until removed."""
     thief = replace(ANNA, email="thief@test")
     run(controller, [home], [member(ANNA, home)])
     assert thief.email in refused(lambda: controller.sync_user(member(thief, home)))
@@ -394,8 +397,8 @@ def test_credential_taken(controller: Controller, home: Place, echo: EchoServer)
 def test_user_of_many_inbounds(
     all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
 ) -> None:
-    """A user can be in many inbounds of many protocols, under one name and one sum of traffic."""
-    # One User has one flow and one Shadowsocks method; Vision's flow is dropped where it does not fit.
+    """A user can be in many inbounds of many protocols, with one name and one sum of traffic."""
+    # A User has one flow and one Shadowsocks method; Vision's flow is dropped where it is unsupported.
     names = ("vmess-raw", "trojan-tls", "shadowsocks-aes-256-gcm", "shadowsocks-2022-aes-128", "vless-reality-vision")
     places = [Place(all_kinds[name], name) for name in names]
     with settled(places, cover):
@@ -411,7 +414,7 @@ def test_user_of_many_inbounds(
 
 @live
 def test_inbounds_of_a_user_change(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
-    """A user goes where his inbounds are, and his connection in one that he keeps goes on."""
+    """A user can connect to exactly their inbounds, and their connection to an inbound that they keep lives on."""
     run(controller, [home, work], [member(ANNA, home)])
     with connection(home, ANNA, echo) as link, talking(link):
         controller.sync_user(member(ANNA, home, work))
@@ -423,7 +426,7 @@ def test_inbounds_of_a_user_change(controller: Controller, home: Place, work: Pl
 
 @over("grpc")
 def test_vision_where_it_does_not_fit(all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller) -> None:
-    """A user whose flow is Vision gets into VLESS inbounds that cannot carry it as well, without it."""
+    """A user with Vision's flow can use VLESS inbounds that do not support it, without it."""
     place = Place(all_kinds["vless-ws-tls"], "websocket")
     anna = member(ANNA, place)
     anna.proxies.vless.flow = "xtls-rprx-vision"
@@ -431,8 +434,9 @@ def test_vision_where_it_does_not_fit(all_kinds: Mapping[str, Kind], echo: EchoS
     assert gets_in(place, ANNA, echo)
 
 
+@pytest.mark.slow
 def test_many_controllers(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """What one controller changes holds for the other; they work side by side."""
+    """Changes of one controller apply for the other; they can work concurrently."""
     with control(node, "rest") as rest, control(node, "grpc") as grpc, ThreadPoolExecutor(2) as pool:
         run(rest, [home])
         people = [TestUser.new(f"{number}@test") for number in range(20)]

@@ -1,4 +1,4 @@
-"""The real node's own log: JSON whatever happens, users named only where asked, few lines whatever strangers do."""
+"""The real node's own log: always JSON, users named only on request, few lines for any number of strangers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def lines(node: NodeProcess) -> list[dict[str, Any]]:
-    """All that the node has said, on standard output and on standard error: each line is JSON."""
+    """The node's output, stdout and stderr: each line must be JSON."""
     return [json.loads(line) for line in node.lines]
 
 
@@ -39,7 +39,7 @@ def knock(node: NodeProcess) -> None:
 
 
 def shaken(node: NodeProcess, port: int, said: bytes) -> None:
-    """Shake hands, say this, and wait for the first bytes of what comes, if any do at once."""
+    """Complete a TLS handshake, send this, and wait briefly for the first bytes of a reply."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with suppress(OSError), socket.create_connection((node.host, port), 10) as link, context.wrap_socket(link) as tls:
@@ -48,8 +48,9 @@ def shaken(node: NodeProcess, port: int, said: bytes) -> None:
         tls.recv(100)
 
 
+@pytest.mark.slow
 def test_a_flood_of_strangers(tmp_path: Path) -> None:
-    """Thousands of bad handshakes and keys are a handful of lines, which say how many they stand for."""
+    """Thousands of bad handshakes and keys are a handful of lines, with the number that each stands for."""
     with NodeProcess(tmp_path, LOG_FORMAT="json") as node:
         request = b"GET /info HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong-wrong-wrong-wrong\r\n\r\n"
         before = len(node.lines)
@@ -66,12 +67,12 @@ def test_a_flood_of_strangers(tmp_path: Path) -> None:
         assert len(said) < 20, said
     counted = {line["fields"]["what"]: line["fields"]["count"] for line in said if "count" in line.get("fields", {})}
     assert counted["a TLS handshake failed"] >= HANDSHAKES - 1
-    # A busy node may find that who asked has hung up, and took the request along.
-    assert counted["a wrong key, or none"] >= KEYS // 10
+    # A busy node may find that the client has closed the connection, and with it the request.
+    assert counted["a request with a wrong key or none"] >= KEYS // 10
 
 
 def test_a_log_file(tmp_path: Path) -> None:
-    """JSON goes where twistd is told, also when the file is turned over."""
+    """The log goes as JSON to the file that twistd names, also after a rotation."""
     file = tmp_path / "node.log"
     with NodeProcess(tmp_path, twistd=[f"--logfile={file}"], LOG_FORMAT="json") as node:
         until(lambda: "is ready" in file.read_text(), what="it is ready")
@@ -87,7 +88,7 @@ def test_a_log_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", ["on", "off"])
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_users_by_name(tmp_path: Path, all_kinds: Mapping[str, Kind], asked: str, form: str) -> None:
-    """Who was refused is named in the node's own log where the operator asked for it."""
+    """The node's own log names refused users if the operator has asked for it."""
     home = Place(all_kinds["vless-raw"], "home")
     with NodeProcess(tmp_path, LOG_FORMAT=form, LOG_USERS=asked) as node, control(node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)])

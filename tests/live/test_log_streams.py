@@ -1,4 +1,4 @@
-"""Log streams of the real node over both transports: every line for every reader, whatever the core does."""
+"""Log streams of the real node over both transports: every line for every reader, whatever happens to the core."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 
 
 def talking_core(directory: Path, talk: str, ground: Ground) -> Path:
-    """An executable that does what these lines of Python say before it becomes the real core."""
+    """An executable that runs these lines of Python before it becomes the real core."""
     path = directory / "core"
     indented = "".join(f"    {line}\n" for line in talk.splitlines())
     program = _CORE.format(talk=indented, real=str(ground.executable().resolve()))
-    # A shell in between: the kernel cuts what follows #! at a space.
+    # With a shell in between: the kernel splits the line after #! only once.
     path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-ISc", program])} "$@"\n')
     path.chmod(0o755)
     return path
@@ -88,21 +88,21 @@ def node_with(directory: Path, talk: str, ground: Ground = XRAY, **environment: 
 
 
 def a_backend(ground: Ground = XRAY, verbose: bool = False) -> service_pb2.Backend:
-    """Its core says at least that it has started."""
+    """A Start whose core logs at least its start."""
     log = ground.verbose if verbose else ground.brief
     return ground.backend([ground.inbound(VLESS, free_port(), "in")], [user(PERSON, {"in": VLESS})], log=log)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node with the real core, which has said nothing yet but that it is ready."""
+    """A node with the real core that has logged only that it is ready."""
     with NodeProcess(tmp_path) as node:
         yield node
 
 
 @contextmanager
 def reading(way: Make, node: NodeProcess) -> Iterator[LogReader]:
-    """A reader that is open: the node has answered."""
+    """An open reader: the node has replied."""
     controller = way(node)
     with controller.logs() as reader:
         until(lambda: reader.lines, what="the tail of the ring")
@@ -112,7 +112,7 @@ def reading(way: Make, node: NodeProcess) -> Iterator[LogReader]:
 
 @each_way
 def test_stream_outlives_everything(node: NodeProcess, ground: Ground, way: Make) -> None:
-    """A stream opens without a backend and stays open over Start, the core's death, Stop and a next Start."""
+    """A stream opens without a backend and survives Start, the core's death, Stop and the next Start."""
     controller = RestController(node)
     with reading(way, node) as reader:
         for expected, do in (
@@ -136,6 +136,7 @@ for number in range({LINES}):
 """
 
 
+@pytest.mark.slow
 def test_every_reader_gets_every_line(tmp_path: Path, ground: Ground) -> None:
     """Each of nine readers, three of each kind, gets each of 10,000 lines of both outputs once, in the same order."""
     with node_with(tmp_path, FLOOD, ground, LOG_BUFFER_SIZE=str(2 * LINES)) as node, ExitStack() as stack:
@@ -151,7 +152,7 @@ def test_every_reader_gets_every_line(tmp_path: Path, ground: Ground) -> None:
         for reader in readers:
             numbers = [int(match[1]) for match in map(NUMBERED.fullmatch, reader.lines) if match]
             assert sorted(numbers) == expected
-            # Each output is a pipe of its own, in order by itself.
+            # Each output is a separate pipe, whose lines are in order.
             for output in (0, 1):
                 assert [number for number in numbers if number % 2 == output] == expected[output::2]
             assert not any(map(DROPPED.match, reader.lines))
@@ -160,7 +161,7 @@ def test_every_reader_gets_every_line(tmp_path: Path, ground: Ground) -> None:
 
 
 def tail_of(reader: LogReader) -> list[str]:
-    """What a reader got from the start of the backend on."""
+    """A reader's lines from the start of the backend on."""
     begin = next(index for index, line in enumerate(reader.lines) if "backend starting" in line)
     end = next(index for index, line in enumerate(reader.lines) if "backend running" in line)
     return reader.lines[begin:end]
@@ -174,12 +175,12 @@ for number in range({LINES}):
 
 @each_way
 def test_slow_reader_is_told(tmp_path: Path, way: Make) -> None:
-    """A reader that takes nothing loses its oldest lines, is told exactly how many, and holds nobody up."""
+    """A reader that reads nothing loses its oldest lines, gets a line with the exact number, and delays no other."""
     with node_with(tmp_path, LONG_FLOOD) as node, ExitStack() as stack:
         stream = stack.enter_context(unread(way, node))
         began = time.monotonic()
         RestController(node).start(a_backend())
-        # Who is held up is so until somebody reads.
+        # A delay would last until the slow reader reads.
         assert time.monotonic() - began < 20
         # A core may be running before the node has read all that it said.
         lines = list(itertools.takewhile(lambda line: not line.startswith(f"line {LINES - 1} of"), stream))
@@ -187,14 +188,14 @@ def test_slow_reader_is_told(tmp_path: Path, way: Make) -> None:
 
 
 def dropped_of(lines: Iterable[str]) -> int:
-    """How many lines the reader was told that it lost: exactly those that are missing, from the start's own on."""
+    """The number of lost lines in the reader's notice: exactly those that are missing, from the start's own on."""
     following, dropped, running = 0, 0, False
     for line in lines:
         if lost := DROPPED.match(line):
             following += int(lost[1])
             dropped += int(lost[1])
         elif line.startswith("line "):
-            # That the backend runs is said somewhere among them, and may be what was lost.
+            # The line that the backend runs is among them, and may be the lost one.
             if not running and line.startswith(f"line {following - 2} "):
                 following, running = following - 1, True
             assert line.partition(".")[0] == f"line {following - 1} of the core"
@@ -208,7 +209,7 @@ def dropped_of(lines: Iterable[str]) -> int:
 
 @contextmanager
 def unread(way: Make, node: NodeProcess) -> Iterator[Iterator[str]]:
-    """A stream that is open at the node, and of which nothing is read before the caller reads."""
+    """A stream that is open at the node, and that the caller has not read yet."""
     if way is rpc:
         with Rpc(node) as client:
             call: Any = client.GetLogs(Empty())
@@ -223,7 +224,7 @@ def unread(way: Make, node: NodeProcess) -> Iterator[Iterator[str]]:
 
 @each_way
 def test_late_reader_gets_the_tail(tmp_path: Path, way: Make) -> None:
-    """Who comes late is given the newest lines first, as many as are replayed, and then what comes."""
+    """A late reader gets the newest lines first, up to the replay's limit, and then new ones."""
     with node_with(tmp_path, FLOOD) as node, reading(bearer, node) as early:
         controller = RestController(node)
         controller.start(a_backend())
@@ -252,7 +253,7 @@ sys.stdout.flush()
 
 @each_way
 def test_long_and_odd_lines(tmp_path: Path, way: Make) -> None:
-    """A line over 64 KiB is cut, and the ones around it are whole; bytes that are no UTF-8 do no harm."""
+    """A line over 64 KiB is cut, those around it are whole; invalid UTF-8 does no harm."""
     with node_with(tmp_path, LONG_LINES) as node, reading(way, node) as reader:
         RestController(node).start(a_backend())
         reader.find("backend running", 20)
@@ -267,8 +268,9 @@ def test_long_and_odd_lines(tmp_path: Path, way: Make) -> None:
 # The form of REST's streams
 
 
+@pytest.mark.slow
 def test_events_and_heartbeat(node: NodeProcess) -> None:
-    """A Bearer client gets events of one line and its id, and comments while nothing happens; the other kind, lines."""
+    """A Bearer client gets events of one line with an id, and comments when idle; the other kind gets bare lines."""
     with ExitStack() as stack:
         events, lines = (stack.enter_context(raw_stream(node, dialect)) for dialect in DIALECTS)
         began = time.monotonic()
@@ -293,7 +295,7 @@ DIALECTS: tuple[Dialect, Dialect] = ("bearer", "x-api-key")
 
 @contextmanager
 def raw_stream(node: NodeProcess, dialect: Dialect) -> Iterator[HTTPResponse]:
-    """`GET /logs` as it comes, its headers checked."""
+    """`GET /logs` as raw bytes, with its headers checked."""
     rest = Rest(node, dialect=dialect, timeout=20)
     connection = rest.connection()
     try:
@@ -309,7 +311,7 @@ def raw_stream(node: NodeProcess, dialect: Dialect) -> Iterator[HTTPResponse]:
 
 
 def comments(response: HTTPResponse) -> Iterator[str]:
-    """The comments of an event stream, each followed by an empty line; events in between are passed over."""
+    """The comments of an event stream, each followed by an empty line; events in between are skipped."""
     while line := response.readline().decode():
         if line.startswith(":"):
             assert response.readline() == b"\n"
@@ -324,12 +326,12 @@ def read_until(response: HTTPResponse, last: str) -> Iterator[str]:
         yield line.removesuffix("\n")
 
 
-# What is in the logs, and what is not
+# Content of the logs
 
 
 @each_way
 def test_own_events_are_marked(node: NodeProcess, ground: Ground, way: Make) -> None:
-    """What the node itself has to say begins with its mark, and what the core says does not."""
+    """Lines of the node itself begin with its mark, lines of the core do not."""
     controller = RestController(node)
     with reading(way, node) as reader:
         controller.start(a_backend(ground))
@@ -347,7 +349,7 @@ def test_own_events_are_marked(node: NodeProcess, ground: Ground, way: Make) -> 
 
 
 def test_api_is_not_in_the_logs(node: NodeProcess, ground: Ground) -> None:
-    """What the node asks of the core is no user's connection, and is not in the logs, however much they tell."""
+    """The node's calls to the core's API are not in the logs, at any log level."""
     controller = RestController(node)
     with reading(bearer, node) as reader:
         controller.start(a_backend(ground, verbose=True))
@@ -366,7 +368,7 @@ def test_api_is_not_in_the_logs(node: NodeProcess, ground: Ground) -> None:
 
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_no_secrets_in_the_log(tmp_path: Path, debug: str, ground: Ground) -> None:
-    """Neither a key, right or wrong, nor a credential, good or bad, is in what the node logs or shows to readers."""
+    """Neither keys, right or wrong, nor credentials, good or bad, are in the node's log or in log streams."""
     wrong, odd = secrets.token_urlsafe(24), service_pb2.User(email="odd", inbounds=["in"])
     odd.proxies.vless.id = secrets.token_urlsafe(24)
     with NodeProcess(tmp_path, DEBUG=debug) as node, reading(bearer, node) as reader:
@@ -394,7 +396,7 @@ def test_no_secrets_in_the_log(tmp_path: Path, debug: str, ground: Ground) -> No
 
 @pytest.mark.parametrize(("debug", "logged"), [("0", False), ("1", True)])
 def test_requests_are_logged_on_demand(tmp_path: Path, debug: str, logged: bool) -> None:
-    """DEBUG=1 logs every request, and without it none is."""
+    """DEBUG=1 logs every request; without it none is logged."""
     with NodeProcess(tmp_path, DEBUG=debug) as node:
         RestController(node).info()
         node.stop()

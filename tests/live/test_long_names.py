@@ -1,4 +1,4 @@
-"""Requests for a name of 255 bytes, which end an Xray that has no defence of its own: under the node it lives."""
+"""Requests for a name of 255 bytes crash an Xray without its own defence; under the node it survives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from drivers.xray.guard import MENDED
+from drivers.xray.long_names import FIXED_IN
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller
 from scripts.staging.core import Json, Xray, server_config, xray_number
@@ -37,13 +37,13 @@ def _header(command: int, target: bytes = b"") -> bytes:
 
 
 def _frame(status: int, target: bytes, data: bytes) -> bytes:
-    """One datagram of a session of Mux.Cool."""
+    """One datagram of a Mux.Cool session."""
     about = struct.pack("!HBBB", 1, status, 1, 2) + target
     return struct.pack("!H", len(about)) + about + struct.pack("!H", len(data)) + data
 
 
 def connect(link: socket.socket, echo: EchoServer) -> None:
-    """A connection to the name; it is over when the core has seen what became of it."""
+    """Connect to the name; returns once the core has handled it."""
     link.sendall(_header(_TCP, struct.pack("!H", 80) + _name(LONG)) + b"GET / HTTP/1.0\r\n\r\n")
     with suppress(TimeoutError):
         while link.recv(1000):
@@ -51,7 +51,7 @@ def connect(link: socket.socket, echo: EchoServer) -> None:
 
 
 def datagrams(link: socket.socket, echo: EchoServer) -> None:
-    """A datagram to the name, between two to the echo server in one session: rules look at the first one alone."""
+    """A datagram to the name, between two to the echo server in one session: routing sees only the first."""
     here = struct.pack("!HB4B", echo.port, 1, 127, 0, 0, 1)
     link.sendall(_header(_MUX) + _frame(_NEW, here, b"first-datagram"))
     _receive(link, b"first-datagram")
@@ -69,7 +69,7 @@ def _receive(link: socket.socket, wanted: bytes) -> None:
 
 
 def parts(strategy: str, routing: str) -> Json:
-    """A configuration whose own DNS is asked by the freedom outbound, by the rules or by both."""
+    """Configurations whose DNS is queried by the freedom outbound, by the rules or by both."""
     freedom = {"domainStrategy": strategy, "finalRules": [{"action": "allow"}]}
     return {
         "dns": {"servers": [{"address": "127.0.0.1", "port": free_port()}]},
@@ -98,15 +98,15 @@ Request = Callable[[socket.socket, EchoServer], None]
 def test_a_core_without_the_node(
     request_it: Request, strategy: str, routing: str, all_kinds: Mapping[str, Kind], echo: EchoServer
 ) -> None:
-    """The core itself dies of it before the version that is said to be mended, and not from then on."""
+    """The bare core crashes in versions before the known fix, and not from then on."""
     kind, port = all_kinds["vless-raw"], free_port()
     inbound = with_users(kind.inbound(port, "home"), [kind.account(ANNA)])
     with Xray({**server_config([inbound]), **parts(strategy, routing)}) as core:
         with socket.create_connection(("127.0.0.1", port), 2) as link, suppress(OSError):
             request_it(link, echo)
-        if xray_number() < MENDED:
+        if xray_number() < FIXED_IN:
             until(lambda: not core.running and "panic" in core.output, 10, "it dies")
-        assert core.running == (xray_number() >= MENDED)
+        assert core.running == (xray_number() >= FIXED_IN)
 
 
 @WAYS
@@ -120,7 +120,7 @@ def test_a_core_under_the_node(
     controller: Controller,
     echo: EchoServer,
 ) -> None:
-    """It lives, its default outbound is the configuration's, and an operator is told of a safer one."""
+    """The core survives, its default outbound is the configuration's, and a warning recommends a safer core."""
     place = Place(all_kinds["vless-raw"], "home")
     controller.stop()
     info = controller.start(backend([place.inbound], [member(ANNA, place)], **parts(strategy, routing)))
@@ -129,4 +129,4 @@ def test_a_core_under_the_node(
         request_it(link, echo)
     assert gets_in(place, ANNA, echo)
     assert node.core_pids() == [pid]
-    assert any("safer core" in warning for warning in info.warnings) == (xray_number() < MENDED)
+    assert any("safer core" in warning for warning in info.warnings) == (xray_number() < FIXED_IN)

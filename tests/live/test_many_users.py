@@ -1,4 +1,4 @@
-"""Many users at once for a running Xray: in force in time, and no open connection notices where the core can do it."""
+"""Many users at once for a running Xray: in force in time, without breaking connections where the core supports it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from tests.conftest import Place, connection, gets_in, member, over, run, settle
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 FIVE = ("vless-reality-vision", "vmess-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128")
-# As many as cost a running core some 10 s on an inbound of Shadowsocks-2022 if they come one by one, …
+# So many users cost a running core some 10 s on a Shadowsocks-2022 inbound if added one by one, …
 MANY = 3_000
-# … and the seconds of its processor that they may cost, which do not depend on what else the machine does.
+# … and the processor seconds that they may cost, which do not depend on the machine's load.
 CHEAP = 3.0
-# The core takes 4 MiB in one call. With names of this length fewer users are more than that.
+# The core accepts 4 MiB in one call. With names of this length fewer users exceed that.
 LONG, TOO_MANY = 400, 9_000
 
 
 @contextmanager
 def cheap(core: int) -> Iterator[None]:
-    """What happens inside costs the core little."""
+    """Assert that the block costs the core little processor time."""
     before = sum(psutil.Process(core).cpu_times()[:2])
     yield
     assert sum(psutil.Process(core).cpu_times()[:2]) - before < CHEAP
 
 
+@pytest.mark.slow
 @over("grpc")
 def test_many_on_five_inbounds(
     all_kinds: Mapping[str, Kind], cover: CoverServer, node: NodeProcess, echo: EchoServer, controller: Controller
 ) -> None:
-    """Thousands come to five protocols and leave again: that is cheap, and connections of who stays go on."""
+    """Adding and removing thousands on five protocols is cheap, and connections of other users stay."""
     places = [Place(all_kinds[name], name) for name in FIVE]
     crowd = [member(TestUser.new(f"{number}@test"), *places) for number in range(MANY)]
-    # One User has one flow and one Shadowsocks method.
+    # A User has one flow and one Shadowsocks method.
     stay = [member(person, *places) for person in (ANNA, BERT)]
     with settled(places, cover):
         run(controller, places, stay)
@@ -67,9 +68,9 @@ def test_many_on_five_inbounds(
 def test_ports_hear_after_many_swaps(
     all_kinds: Mapping[str, Kind], node: NodeProcess, echo: EchoServer, controller: Controller
 ) -> None:
-    """An inbound that was swapped again and again lets users in, and the core holds no more sockets than before."""
+    """An inbound that was swapped repeatedly accepts users, and the core has no more sockets than before."""
     place = Place(all_kinds["shadowsocks-2022-aes-128"], "swapped")
-    # Beside a core that drains it would not be swapped.
+    # With a draining core the inbound would not be swapped.
     controller.stop()
     run(controller, [place], [member(ANNA, place), member(BERT, place)])
     core = node.newest_core()
@@ -92,7 +93,7 @@ def sockets(pid: int) -> int:
 
 @pytest.fixture
 def crowded(all_kinds: Mapping[str, Kind], controller: Controller) -> tuple[Place, list[User]]:
-    """A running Shadowsocks-2022 inbound with more users than go into one call; Anna and Bert are among them."""
+    """A running Shadowsocks-2022 inbound with more users than fit into one call; Anna and Bert are among them."""
     place = Place(all_kinds["shadowsocks-2022-aes-128"], "crowded")
     crowd = [member(TestUser.new(f"{number}-{'x' * LONG}@test"), place) for number in range(TOO_MANY)]
     run(controller, [place], [*crowd, member(ANNA, place), member(BERT, place)])
@@ -111,6 +112,7 @@ def one_by_one(controller: Controller, place: Place, crowd: list[User]) -> None:
     controller.sync_user(member(BERT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remove", [by_start, by_sync, one_by_one])
 @over("rest")
 def test_removed_from_a_crowd(
@@ -119,7 +121,7 @@ def test_removed_from_a_crowd(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """Whoever is removed there is out when the call succeeds; the others are in."""
+    """Removed users are cut when the call succeeds; the others stay."""
     place, crowd = crowded
     assert gets_in(place, BERT, echo)
     remove(controller, place, crowd)
@@ -128,11 +130,12 @@ def test_removed_from_a_crowd(
     assert controller.info().running
 
 
+@pytest.mark.slow
 @over("rest")
 def test_changes_in_a_crowd(
     crowded: tuple[Place, list[User]], node: NodeProcess, echo: EchoServer, controller: Controller
 ) -> None:
-    """Changes there that come together take one new run of the core; who only comes takes none."""
+    """No change there needs a new run of the core: users are removed while no handshake is in progress."""
     place, _ = crowded
     changed = TestUser.new(BERT.email)
     core = node.newest_core()
@@ -144,3 +147,4 @@ def test_changes_in_a_crowd(
     assert stays_out(place, BERT, echo)
     assert stays_out(place, CARL, echo)
     assert gets_in(place, ANNA, echo)
+    assert node.newest_core() == core

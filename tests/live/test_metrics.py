@@ -1,4 +1,4 @@
-"""Figures and health of a running node: who may ask, what is told, and that counters never go back."""
+"""Metrics and health of a running node: who may read them, their content, and that counters never decrease."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCOPED = {scope: str(uuid.uuid4()) for scope in ("metrics", "read", "all")}
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[NodeProcess]:
-    """A node with a key of each scope, a port for metrics, series by user and the names of exporters."""
+    """A node with a key of each scope, a metrics port, series by user and exporters' names."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     keys = state / "api_keys"
@@ -45,7 +45,7 @@ def keyed(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def page(node: NodeProcess, path: str = "/metrics", verb: str = "GET", **headers: str) -> Response:
-    """Without a key, if none is among the headers."""
+    """GET a page; without credentials unless the headers have some."""
     return Rest(node, key="").call(verb, path, headers=headers)
 
 
@@ -61,7 +61,7 @@ def basic(key: str) -> str:
 
 @pytest.mark.parametrize("scope", SCOPED)
 def test_who_may_have_figures(keyed: NodeProcess, scope: str) -> None:
-    """A key of any scope does, as Bearer, as x-api-key or as the password of basic authentication."""
+    """A key of any scope may, as Bearer, as x-api-key or as the password of basic authentication."""
     key = SCOPED[scope]
     assert page(keyed, Authorization=f"Bearer {key}").status == 200
     assert page(keyed, Authorization=basic(key)).status == 200
@@ -69,7 +69,7 @@ def test_who_may_have_figures(keyed: NodeProcess, scope: str) -> None:
 
 
 def test_who_may_not(keyed: NodeProcess) -> None:
-    """None and wrong ones are refused, also from this machine; basic authentication is for pages alone."""
+    """Missing and wrong keys are refused, also from this machine; basic authentication is only for these pages."""
     for refusal in (
         page(keyed),
         page(keyed, Authorization="Bearer wrong-wrong-wrong"),
@@ -88,7 +88,7 @@ def test_who_may_not(keyed: NodeProcess) -> None:
 
 
 def test_both_forms(keyed: NodeProcess) -> None:
-    """Text, and OpenMetrics for whoever asks for it, with the same series; HEAD has no body."""
+    """Text, and OpenMetrics on request, with the same series; HEAD has no body."""
     key = f"Bearer {keyed.key}"
     text = page(keyed, Authorization=key)
     assert text.headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -102,7 +102,7 @@ def test_both_forms(keyed: NodeProcess) -> None:
 
 
 def test_the_port_of_its_own(keyed: NodeProcess) -> None:
-    """Who runs as the node does, as its cores do for every proxied user, needs a key there; it listens on loopback."""
+    """It listens on loopback; processes of the node's user, such as cores for proxied users, need a key there."""
     port = int(keyed.environment["METRICS_PORT"])
 
     def ask(**headers: str) -> int:
@@ -132,8 +132,9 @@ def inbound_bytes(node: NodeProcess) -> float:
     return sum(number for (name, _), number in series(figures(node)).items() if name == "txnode_inbound_bytes_total")
 
 
+@pytest.mark.slow
 def test_counters_never_go_back(keyed: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """Neither a controller's reset takes bytes away from them, nor the death of the core, nor that of the node."""
+    """Neither a controller's reset nor the death of the core or of the node decreases them."""
     ann = TestUser.new("ann@test")
     controller = RestController(keyed)
     run(controller, [home], [member(ann, home)])
@@ -159,7 +160,7 @@ def test_counters_never_go_back(keyed: NodeProcess, home: Place, echo: EchoServe
     until(lambda: keyed.core_pids() not in ([], [before]), what="the core is back")
     until(lambda: controller.info().running, what="it serves")
     kept()
-    # A page is as good as new for a second.
+    # The node caches a page for a second.
     until(lambda: value(figures(keyed), "txnode_core_restarts_total", reason="signal") == 1, what="it is told why")
     grown()
     keyed.kill()
@@ -172,7 +173,7 @@ def test_counters_never_go_back(keyed: NodeProcess, home: Place, echo: EchoServe
 
 
 def test_what_is_told_of_a_core(keyed: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """Its version, users, bytes and memory, and the names that exporters of it have."""
+    """Its version, users, bytes and memory, and the metric names of exporters for it."""
     ann = TestUser.new("ann@test")
     controller = RestController(keyed)
     info = run(controller, [home], [member(ann, home), member(TestUser("", ann.uuid, ann.password), home)])
@@ -196,8 +197,9 @@ def test_what_is_told_of_a_core(keyed: NodeProcess, home: Place, echo: EchoServe
     assert value(told, "xray_traffic_downlink_bytes_total", **labels) == carried >= 50_000
 
 
+@pytest.mark.slow
 def test_a_core_that_hangs_keeps_nobody_waiting(keyed: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """What was known last is told, how old that is, and soon enough for any scrape."""
+    """The last known figures are served with their age, fast enough for any scrape."""
     ann = TestUser.new("ann@test")
     run(RestController(keyed), [home], [member(ann, home)])
     moved(home, ann, echo)
@@ -218,7 +220,7 @@ def ready(node: NodeProcess, key: str = "", accept: str = "") -> Response:
 
 
 def test_readiness_follows_the_core(keyed: NodeProcess, home: Place) -> None:
-    """Without a backend the node is ready; killed again and again its core is not; /livez, gRPC and figures agree."""
+    """Without a backend the node is ready; with a repeatedly killed core it is not; /livez, gRPC and metrics agree."""
     until(lambda: ready(keyed).status == 200, what="it was looked at")
     assert ready(keyed).text == "ok\n"
     controller = RpcController(keyed)
@@ -254,7 +256,7 @@ def test_readiness_follows_the_core(keyed: NodeProcess, home: Place) -> None:
 
 
 def test_a_stranger_on_this_machine_learns_a_word_alone(keyed: NodeProcess) -> None:
-    """No name of a check, no reason; and nothing by sending a body."""
+    """No name of a check, no reason; nor anything more by sending a body."""
     assert ready(keyed, accept="application/json").json().keys() == {"ok"}
     refusal = Rest(keyed, key="").call("GET", "/readyz", b"some body")
     assert refusal.status == 401
@@ -263,7 +265,7 @@ def test_a_stranger_on_this_machine_learns_a_word_alone(keyed: NodeProcess) -> N
 def test_a_proxied_user_gets_no_figures(
     keyed: NodeProcess, all_kinds: Mapping[str, Kind], ground: Ground, echo: EchoServer
 ) -> None:
-    """The core reaches loopback for them, and the port for metrics takes the core for what it is: it needs a key."""
+    """A proxied user reaches the metrics port through the core, but the node recognizes the core and demands a key."""
     place, ann = Place(all_kinds["vless-raw"], "in", ground=ground), TestUser.new("ann@test")
     run(RestController(keyed), [place], [member(ann, place)])
     with way(place, ann) as port:

@@ -1,10 +1,12 @@
-"""Another version of the node, fetched as a wheel and installed by pip while it serves; wrong ones change nothing."""
+"""Another version of the node, downloaded as a wheel and installed by pip while it serves; bad ones change nothing."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -20,14 +22,14 @@ from scripts.staging.process import Child
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from scripts.staging.wheel import Environment, wheel
-from tests.conftest import Place, connection, gets_in, member, run, talking
+from tests.conftest import Place, connection, daily, gets_in, member, run, talking
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 BEFORE, NEXT = "1.0.0", "1.0.1"
 
 
 class RealNode(NodeProcess):
-    """Not a copy of an interpreter: what it was run as it can be run as again."""
+    """A node that is executed, not forked, so that it can execute itself again."""
 
     child = Child
 
@@ -81,14 +83,19 @@ def ended(controller: Controller, asked: pb.Job) -> pb.Job:
     return job()
 
 
+def jobs(controller: Controller) -> Sequence[pb.Job]:
+    return controller.call("GetJob", pb.Jobs, pb.JobRequest()).jobs
+
+
 def offered(mirror: Mirror, packed: bytes) -> str:
     return mirror.put(f"/txnode-{NEXT}-py3-none-any.whl", packed)
 
 
+@pytest.mark.slow
 def test_it_is_updated(
     controller: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
 ) -> None:
-    """The process and its core are the same, nobody is dropped, and the job that began before ends after it."""
+    """Process and core are the same, no connection is dropped, and a job begun before the update ends after it."""
     digest = offered(mirror, wheel(NEXT))
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     pid, core = node.pid, node.newest_core()
@@ -122,11 +129,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+# Each runs a real pip and two upgrades.
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", daily(["another digest", "raises at start"], WRONG))
 def test_a_wrong_one_changes_nothing(
     wrong: str, rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
 ) -> None:
-    """Users notice nothing, the reason is told, and on disk is again what was there before: a restart runs it."""
+    """Users notice nothing, the reason is reported, and the old version is back on disk: a restart runs it."""
     packed, words = WRONG[wrong]
     digest = offered(mirror, packed)
     if wrong == "another digest":
@@ -140,17 +149,81 @@ def test_a_wrong_one_changes_nothing(
         assert gets_in(home, BERT, echo)
         until(lambda: place.installed == BEFORE, 20, "what was there before is there")
         assert node.core_pids() == [core]
-    until(lambda: rest.call("GetJob", pb.Jobs, pb.JobRequest()).jobs[-1].state == "failed", 20, "nothing is under way")
+    until(lambda: jobs(rest)[-1].state == "failed", 20, "nothing is under way")
     node.stop()
     node.start()
     until(lambda: rest.info().running, 15, "it is resumed")
     assert rest.info().version == BEFORE
 
 
+@pytest.mark.nightly
+def test_a_build_of_the_same_version(
+    rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
+) -> None:
+    """A failing build is reverted, on disk too, and the job reports it; a good one after it is installed."""
+    broken = mirror.put(f"/txnode-{BEFORE}-py3-none-any.whl", wheel(BEFORE, {"node/tap.py": _STARTS}))
+    good = offered(mirror, wheel(NEXT))
+    run(rest, [home], [member(ANNA, home)])
+    core = node.newest_core()
+    with connection(home, ANNA, echo) as link, talking(link):
+        failed = ended(rest, ask(rest, BEFORE, broken))
+        assert failed.state == "failed" and "broken on purpose" in failed.text, failed
+        until(lambda: len(jobs(rest)) == 2 and jobs(rest)[-1].state == "failed", 20, "what was there is put back")
+        assert _STARTS not in (place.modules / "node" / "tap.py").read_text()
+        done = ended(rest, ask(rest, NEXT, good))
+        assert (done.state, done.after, rest.info().version, place.installed) == ("done", NEXT, NEXT, NEXT), done
+        assert node.core_pids() == [core]
+
+
+def said(node: NodeProcess, words: str) -> int:
+    return sum(words in line for line in node.lines)
+
+
+@pytest.mark.nightly
+def test_an_upgrade_does_not_wait_for_a_download(
+    rest: Controller, node: NodeProcess, mirror: Mirror, home: Place, echo: EchoServer
+) -> None:
+    """The upgrade ends the download, which reports that and can be requested again."""
+    digest = offered(mirror, wheel(NEXT))
+    run(rest, [home], [member(ANNA, home)])
+    core = node.newest_core()
+    mirror.open.clear()
+    with connection(home, ANNA, echo) as link, talking(link):
+        asked = ask(rest, NEXT, digest)
+        until(lambda: jobs(rest)[0].text.startswith("fetching"), 20, "it is being fetched")
+        os.kill(node.pid, signal.SIGUSR2)
+        until(lambda: said(node, "is ready") == 2, 20, "the node is upgraded")
+        failed = ended(rest, asked)
+        assert (failed.state, failed.text) == ("failed", "the node was upgraded during this job: ask again")
+        mirror.open.set()
+        done = ended(rest, ask(rest, NEXT, digest))
+        assert (done.state, done.after, rest.info().version) == ("done", NEXT, NEXT), done
+        assert node.core_pids() == [core]
+
+
+@pytest.mark.nightly
+def test_a_signal_while_it_is_installed(
+    rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
+) -> None:
+    """The upgrade by the signal waits for the update and is merged with it: there is one, and nothing is reverted."""
+    digest = offered(mirror, wheel(NEXT))
+    run(rest, [home], [member(ANNA, home)])
+    core = node.newest_core()
+    with connection(home, ANNA, echo) as link, talking(link):
+        asked = ask(rest, NEXT, digest)
+        until(lambda: jobs(rest)[0].text == "installing it", 30, "it is being installed")
+        os.kill(node.pid, signal.SIGUSR2)
+        done = ended(rest, asked)
+        assert (done.state, done.after, rest.info().version, place.installed) == ("done", NEXT, NEXT, NEXT), done
+        assert len(jobs(rest)) == 1 and node.core_pids() == [core]
+        assert said(node, "is ready") == 2 and said(node, "an upgrade is already under way") == 1
+
+
+@pytest.mark.nightly
 def test_a_node_that_is_stopped_meanwhile_starts_again(
     rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place
 ) -> None:
-    """While pip replaces files: what is on disk then is what was there before, and whole."""
+    """If pip is interrupted while it replaces files, the previous version is restored completely."""
     digest = offered(mirror, wheel(NEXT))
     run(rest, [home], [member(ANNA, home)])
     asked = ask(rest, NEXT, digest)
@@ -164,11 +237,11 @@ def test_a_node_that_is_stopped_meanwhile_starts_again(
     node.start()
     until(lambda: rest.info().running, 15, "it is resumed")
     assert rest.info().version == BEFORE
-    assert job().state == "failed" and "ended meanwhile" in job().text
+    assert job().state == "failed" and "stopped during this job" in job().text
 
 
 def test_a_node_of_a_clone_is_not_installed_over(tmp_path: Path, mirror: Mirror) -> None:
-    """What is there is somebody's work; it becomes what is there by now."""
+    """The node refuses to replace a working copy; it can be upgraded in place to the copy's current code."""
     with RealNode(tmp_path, UPDATES="on", UPDATE_URL=mirror.url) as node, closing(RestController(node)) as controller:
         failed = ended(controller, ask(controller, NEXT, "0" * 64))
         assert failed.state == "failed" and "clone" in failed.text

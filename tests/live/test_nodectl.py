@@ -1,4 +1,4 @@
-"""nodectl against real nodes: what it says, how it ends, and what stands on a terminal."""
+"""nodectl against real nodes: its output, exit status, and screens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scripts.staging.backend import backend_config
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.process import Child
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
@@ -33,7 +34,7 @@ each_transport = pytest.mark.parametrize("transport", ["rest", "grpc"])
 
 @pytest.fixture(scope="module")
 def nodectl(tmp_path_factory: pytest.TempPathFactory, node: NodeProcess) -> Nodectl:
-    """It knows the module's node by both transports, and one that is not there."""
+    """nodectl with the module's node over both transports, and a node that does not run."""
     made = Nodectl(tmp_path_factory.mktemp("nodectl"))
     for transport in ("rest", "grpc"):
         made.add(transport, node, transport)
@@ -57,22 +58,23 @@ def users(nodectl: Nodectl) -> Path:
 
 @pytest.fixture
 def started(nodectl: Nodectl, config: Path, users: Path) -> None:
-    """The backend runs, started by nodectl."""
+    """A backend started by nodectl."""
     done = nodectl("start", config, "--users", users, "--node", "rest")
     assert done.code == 0, done.err
 
 
 @pytest.fixture
 def traffic(started: None, echo: EchoServer) -> Iterator[None]:
-    """Anna is connected, and has taken `SIZE` bytes at least."""
+    """Anna is connected, and has downloaded at least `SIZE` bytes."""
     with way(HOME, ANNA) as port, transfer.connect(port, echo) as link:
         transfer.download(link, SIZE)
         yield
 
 
+@pytest.mark.slow
 @each_transport
 def test_a_backend_from_start_to_stop(transport: str, nodectl: Nodectl, config: Path, users: Path) -> None:
-    """Started with its users it runs, and says so by each command; stopped it is gone, and the codes tell."""
+    """A backend started with its users is shown by each command; after a stop it is gone; exit statuses agree."""
     begun = nodectl("start", config, "--users", users, "--node", transport, "--json")
     [answer] = begun.json
     assert (begun.code, answer["node"], answer["result"]["info"]["state"]) == (0, transport, "running")
@@ -84,18 +86,18 @@ def test_a_backend_from_start_to_stop(transport: str, nodectl: Nodectl, config: 
 
 
 def test_users_who_are_refused(nodectl: Nodectl, config: Path) -> None:
-    """The core takes the others; who is not in is said with the reason, and the code tells."""
+    """The others are applied; refused users are named with the reason, and by the exit status."""
     bad = [{"email": "cora", "inbounds": ["home"], "proxies": {"vless": {"id": "no id " * 10}}}]
     users = nodectl.directory / "bad.json"
     users.write_text(json.dumps([MessageToDict(member(ANNA, HOME)), *bad]))
     done = nodectl("start", config, "--users", users, "--node", "rest", "--json")
     assert done.code == 6
-    assert done.err.startswith("rest: cora is not in: ")
+    assert done.err.startswith("rest: cora was refused: ")
     assert [user["name"] for user in done.json[0]["result"]["refused"]] == ["cora"]
 
 
 def test_a_configuration_that_is_refused(nodectl: Nodectl) -> None:
-    """The core's words are on standard error, and the code says that it failed; one for no core is not sent."""
+    """The core's message is on stderr, with exit status failure; a configuration for no known core is not sent."""
     bad = '{"inbounds": [{"protocol": "no such protocol", "port": 1}]}'
     refused = nodectl("start", "-", "--node", "rest", stdin=bad)
     assert (refused.code, refused.out) == (1, "")
@@ -105,9 +107,10 @@ def test_a_configuration_that_is_refused(nodectl: Nodectl) -> None:
     assert "--core" in unknown.err
 
 
+@pytest.mark.slow
 @each_transport
 def test_figures_of_real_traffic(transport: str, nodectl: Nodectl, traffic: None) -> None:
-    """Bytes are integers in JSON and columns in a pipe; who is online has the address; a reset begins anew."""
+    """Bytes are integers in JSON and columns in a pipe; online users have their address; a reset begins at zero."""
 
     def bytes_of(*arguments: str) -> dict[tuple[str, str], int]:
         [answer] = nodectl("stats", *arguments, "--node", transport, "--json").json
@@ -123,7 +126,7 @@ def test_figures_of_real_traffic(transport: str, nodectl: Nodectl, traffic: None
 
 
 def test_figures_of_everything_else(nodectl: Nodectl, started: None) -> None:
-    """The machine, the core and the outbounds have theirs."""
+    """Figures of the machine, the core and the outbounds."""
     [system] = nodectl("stats", "system", "--node", "rest", "--json").json
     assert isinstance(system["result"]["mem_total"], int)
     assert [row[0] for row in nodectl("stats", "backend", "--node", "grpc").rows[2::8]] == ["num_gc", "uptime"]
@@ -131,7 +134,7 @@ def test_figures_of_everything_else(nodectl: Nodectl, started: None) -> None:
 
 
 def test_nodes_that_do_not_answer(nodectl: Nodectl, started: None) -> None:
-    """Of several nodes those that are there answer; the others are named on standard error, and the code says so."""
+    """Nodes that run are shown; the others are named on stderr, and by the exit status."""
     some = nodectl("info", "--all")
     assert some.code == 1
     assert [row[:2] for row in some.rows] == [["node", "state"], ["rest", "running"], ["grpc", "running"]]
@@ -143,7 +146,7 @@ def test_nodes_that_do_not_answer(nodectl: Nodectl, started: None) -> None:
 
 
 def test_the_wrong_key(tmp_path: Path, node: NodeProcess) -> None:
-    """A key of somebody else's is refused by the node, and one that others can read is not even sent."""
+    """A wrong key is refused by the node, and one that others can read is not even sent."""
     nodectl = Nodectl(tmp_path / "ctl")
     nodectl.add("one", node, "rest")
     (nodectl.directory / "one.key").write_text("somebody else's key")
@@ -154,9 +157,15 @@ def test_the_wrong_key(tmp_path: Path, node: NodeProcess) -> None:
     assert "chmod 600" in refused.err
 
 
+class RealNode(NodeProcess):
+    """A node that is executed, not forked: nodectl reads the environment of its process."""
+
+    child = Child
+
+
 def test_the_node_of_this_machine(tmp_path: Path) -> None:
-    """In the directory of a node nodectl needs no file: its settings say where it is, and have its key."""
-    with NodeProcess(tmp_path) as node:
+    """In a node's directory nodectl needs no file: it takes address and key from the node's settings."""
+    with RealNode(tmp_path) as node:
         (tmp_path / ".env").write_text(
             f"API_KEY={node.key}\nREST_PORT={node.rest_port}\nGRPC_PORT={node.grpc_port}\nSTATE_DIR={node.state}\n"
             f"SSL_CERT_FILE={node.certificate.certificate}\nSSL_KEY_FILE={node.certificate.key}\n"
@@ -166,9 +175,10 @@ def test_the_node_of_this_machine(tmp_path: Path) -> None:
         assert (done.code, done.rows[1][0]) == (0, "stopped"), done.err
 
 
+@pytest.mark.slow
 @each_transport
 def test_logs_over_a_crash_of_the_core(transport: str, tmp_path: Path, own_node: NodeProcess, config: Path) -> None:
-    """Lines of the core that was killed and of the one after it come in one stream, none missing and none twice."""
+    """Lines of the killed core and of the next one are in one stream, none missing and none twice."""
     nodectl = Nodectl(tmp_path / "nodectl")
     nodectl.add("one", own_node, transport)
     assert nodectl("start", config, "--node", "one").code == 0
@@ -187,9 +197,9 @@ def test_logs_over_a_crash_of_the_core(transport: str, tmp_path: Path, own_node:
 
 
 def test_a_live_table(nodectl: Nodectl, traffic: None) -> None:
-    """On a terminal the traffic stands in a table that goes on, and what stood there before is there again."""
+    """On a terminal the traffic is a table that is updated, and the earlier screen is restored at the end."""
     with nodectl.terminal("stats", "--watch", "0.2", "--node", "rest,dead") as terminal:
-        screen = terminal.find("anna", "dead: no answer", "q ends")
+        screen = terminal.find("anna", "dead: no answer", "q quits")
         assert screen.splitlines()[0].split() == ["node", "name", "uplink", "downlink", "up", "down"]
         terminal.type("q")
         assert terminal.wait() == 0
@@ -198,10 +208,10 @@ def test_a_live_table(nodectl: Nodectl, traffic: None) -> None:
 
 @pytest.mark.parametrize("end", ["q", "\x03"], ids=["q", "Ctrl-C"])
 def test_top(end: str, nodectl: Nodectl, traffic: None) -> None:
-    """The screen has the machine, and the busiest user first; both ways to end it leave the terminal as it was."""
+    """The screen has the machine, and the busiest user first; both ways to quit restore the terminal."""
     with nodectl.terminal("top", "--every", "0.2", "--node", "grpc") as terminal:
         before = terminal.modes
-        lines = terminal.find("anna", "q ends").splitlines()
+        lines = terminal.find("anna", "q quits").splitlines()
         assert lines[0].startswith("grpc: running, xray")
         assert [line.split()[0] for line in lines[1:4]] == ["CPU", "memory", "network"]
         assert next(line.split()[0] for line in lines if line.startswith(("anna", "bert"))) == "anna"

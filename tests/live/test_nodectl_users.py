@@ -1,4 +1,4 @@
-"""`nodectl users` as a program against a real node and real traffic: files become users, and what differs is told."""
+"""`nodectl users` as a program against a real node and real traffic: files become users, and differences are shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from tests.conftest import TRANSPORTS, Place, connection, gets_in, run, stays_out
-from tests.harness.nodectl import Done, Nodectl
+from tests.harness.forked import Done
+from tests.harness.nodectl import Nodectl
 
 VLESS = Kind("vless-raw", vless(), raw())
 HOME = Place(VLESS, "in")
@@ -41,7 +42,7 @@ class Ctl:
         return done
 
     def result(self, *words: str, code: Exit = Exit.OK) -> Any:
-        """The one node's answer."""
+        """The only node's result."""
         (answer,) = self(*words, "--json", code=code).json
         assert answer["node"] == "one"
         return answer["result"]
@@ -50,7 +51,7 @@ class Ctl:
         return {row["name"]: row["confirmed"] for row in self.result("list")["users"]}
 
     def table(self, users: Sequence[TestUser], more: Sequence[Mapping[str, str]] = ()) -> str:
-        """A file of these users; its name."""
+        """A file of these users; returns its name."""
         with (self.directory / "users.csv").open("w", newline="") as file:
             lines = csv.DictWriter(file, ["name", "inbounds", "vless_id", "enabled"])
             lines.writeheader()
@@ -61,7 +62,7 @@ class Ctl:
 
 @pytest.fixture(params=list(TRANSPORTS))
 def ctl(node: NodeProcess, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ctl]:
-    """The program over each transport in turn; a backend with nobody in it."""
+    """The program over each transport in turn; a backend without users."""
     with_backend = TRANSPORTS["grpc"](node)
     try:
         run(with_backend, [HOME])
@@ -71,7 +72,7 @@ def ctl(node: NodeProcess, tmp_path: Path, request: pytest.FixtureRequest) -> It
     yield Ctl(tmp_path, node, request.param)
 
 
-# What the transport has no part in.
+# Independent of the transport.
 once = pytest.mark.parametrize("ctl", ["grpc"], indirect=True)
 
 
@@ -79,15 +80,16 @@ def people(*names: str) -> list[TestUser]:
     return [TestUser.new(name) for name in names]
 
 
+@pytest.mark.slow
 def test_a_table_becomes_users(ctl: Ctl, echo: EchoServer) -> None:
-    """Who is in the file gets in, the difference is empty then; who leaves it is out, and nobody else notices."""
+    """Users of the file are admitted, and the difference is empty then; users who leave it are cut, others stay."""
     ann, bob, cid = people("ann", "bob", "cid")
     file = ctl.table(
         [ann, bob], [{"name": "dan", "inbounds": HOME.tag, "vless_id": str(uuid.uuid4()), "enabled": "no"}]
     )
     told = ctl.result("diff", file, code=Exit.DIFFERENT)
     assert (told["added"], told["changed"], told["removed"]) == (["ann", "bob"], [], [])
-    assert "1 left out: disabled" in ctl("sync", file, "--dry-run", code=Exit.DIFFERENT).err
+    assert "1 user left out: disabled" in ctl("sync", file, "--dry-run", code=Exit.DIFFERENT).err
     assert ctl.states() == {}
 
     assert ctl.result("sync", file) == {"added": 2, "changed": 0, "removed": 0, "same": 0, "refused": []}
@@ -106,8 +108,9 @@ def test_a_table_becomes_users(ctl: Ctl, echo: EchoServer) -> None:
         transfer.echo(link, b"still there")
 
 
+@pytest.mark.slow
 def test_one_by_one(ctl: Ctl, echo: EchoServer) -> None:
-    """A user who is added gets in by the credentials that were said; changed ones count, and who is removed is out."""
+    """An added user can use the given credentials; changed ones apply, and a removed user is cut."""
     (made,) = ctl.result("add", "eve", "--inbound", HOME.tag)["users"]
     assert not made["refused"]
     eve = TestUser("eve", made["user"]["proxies"]["vless"]["id"], "unused")
@@ -128,14 +131,15 @@ def test_one_by_one(ctl: Ctl, echo: EchoServer) -> None:
     assert ctl.states() == {}
 
 
+@pytest.mark.slow
 def test_who_is_refused(ctl: Ctl) -> None:
-    """Each is told with the reason, the others are in; so it is after a sync and in the list."""
+    """Each refused user is shown with the reason, after a sync and in the list; the others are admitted."""
     ann, bob = people("ann", "bob")
     twin = {"name": "twin", "inbounds": HOME.tag, "vless_id": str(ann.uuid)}
     file = ctl.table([ann, bob], [twin, {"name": "lost", "inbounds": "nowhere", "vless_id": str(uuid.uuid4())}])
     done = ctl("sync", file, code=Exit.USERS_REFUSED)
-    assert "twin is not in: in: 'ann' has the same credential" in done.err
-    assert "lost is not in: the node has none of their inbounds" in done.err
+    assert "twin was refused: in: 'ann' has the same credential" in done.err
+    assert "lost was refused: the node has none of their inbounds" in done.err
     rows = ctl("list", "--unconfirmed").out.splitlines()
     assert len(rows) == 2 and rows[1].split()[:3] == ["twin", "in", "refused"]
     assert "has the same credential" in rows[1]
@@ -143,9 +147,10 @@ def test_who_is_refused(ctl: Ctl) -> None:
     assert refused["refused"] == "in: the id is not a UUID"
 
 
+@pytest.mark.slow
 @once
 def test_what_is_listed_is_a_file(ctl: Ctl) -> None:
-    """The answer of one node is a file of users for another one; secrets are in it only if they are asked for."""
+    """The list of one node is a file of users for another one; it has secrets only on request."""
     ctl("sync", ctl.table(people("ann", "bob", "cid")))
     ids = [str(row["proxies"]["vless"]["id"]) for row in ctl.result("list", "--credentials")["users"]]
     assert not any(each in ctl("list", "--wide").out + ctl("list", "--json").out for each in ids)
@@ -156,9 +161,10 @@ def test_what_is_listed_is_a_file(ctl: Ctl) -> None:
     assert ctl.states() == {name: ["in"] for name in ("ann", "bob", "cid")}
 
 
+@pytest.mark.slow
 @once
 def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
-    """What panels export becomes users who get in; who is disabled or whose time is over is left out, and counted."""
+    """Panels' exports become users who can connect; disabled and expired ones are skipped and counted."""
     ann, bob, cid = people("ann", "bob", "cid")
     marzban: list[dict[str, Any]] = [
         {"username": who.email, "proxies": {"vless": {"id": str(who.uuid), "flow": ""}}, "inbounds": {"vless": ["in"]}}
@@ -167,7 +173,7 @@ def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
     marzban[1]["status"], marzban[2]["expire"] = "limited", 1_600_000_000
     (ctl.directory / "panel.json").write_text(json.dumps({"users": marzban, "total": 3}))
     told = ctl("sync", "panel.json").err
-    assert "1 left out: limited" in told and "1 left out: expired" in told
+    assert "1 user left out: limited" in told and "1 user left out: expired" in told
     assert ctl.states() == {"ann": ["in"]}
     clients = [{"id": str(who.uuid), "email": who.email, "enable": who is not cid} for who in (ann, bob, cid)]
     inbound = {"protocol": "vless", "tag": "in", "enable": True, "settings": json.dumps({"clients": clients})}
@@ -179,15 +185,16 @@ def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
 
 @once
 def test_a_file_that_cannot_be_used(ctl: Ctl) -> None:
-    """Each fault is told with its line, and nothing is asked of the node."""
+    """Each fault is shown with its line, and the node is not called."""
     (ctl.directory / "bad.csv").write_text("name,inbounds,id\nann,in,x\n\nann,in,y\nbob,,z\n")
     told = ctl("sync", "bad.csv", code=Exit.USAGE).err
-    assert "line 4: ann is in line 2 already" in told and "line 5: bob has no inbounds" in told
+    assert "line 4: ann is already in line 2" in told and "line 5: bob has no inbounds" in told
 
 
+@pytest.mark.slow
 @once
 def test_many(ctl: Ctl) -> None:
-    """More users than go at once, or on one page."""
+    """More users than fit into one call, or on one page."""
     users = [pb.User(email=f"user {number}") for number in range(6001)]
     with (ctl.directory / "many.csv").open("w") as file:
         file.write("name\tinbounds\tid\n")
@@ -198,9 +205,10 @@ def test_many(ctl: Ctl) -> None:
     assert ctl.result("diff", "many.csv")["same"] == 6001
 
 
+@pytest.mark.slow
 @once
 def test_many_are_to_go(ctl: Ctl) -> None:
-    """On a terminal somebody is asked; for no, and for Ctrl-C, nothing is changed."""
+    """On a terminal nodectl asks before many removals; no, and Ctrl-C, change nothing."""
     ctl("sync", ctl.table(people("ann", "bob")))
     command = "--node", "one", "users", "sync", ctl.table(people("cid"))
     for answer, code in (("n\n", Exit.USAGE), ("\x03", Exit.INTERRUPTED)):
@@ -216,9 +224,10 @@ def test_many_are_to_go(ctl: Ctl) -> None:
     assert ctl.states() == {"cid": ["in"]}
 
 
+@pytest.mark.slow
 @once
 def test_limits(ctl: Ctl) -> None:
-    """Said, listed and taken back; who is off is listed as such; a change of a user keeps their limits."""
+    """Limits are set, listed and removed; barred users are listed as such; a change of a user keeps their limits."""
     ctl("add", "anna", "bert", "--inbound", HOME.tag)
     ctl("limit", "anna", "--to", "bytes=1GB/month@5 addresses=3 down=10M")
     (row,) = ctl.result("limits")

@@ -1,4 +1,4 @@
-"""Disk, memory and core of a real node are one truth, whatever came at once and whatever died under it."""
+"""Disk, memory and core of a real node agree, after any concurrent calls and crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conftest import Place, control, gets_in, member, run, stays_out
 from tests.harness.grounds import Ground
 
 PEOPLE = [TestUser.new(f"user{number}@test") for number in range(6)]
-# What a controller's connection to a node that dies ends with.
+# Errors of a controller's calls to a node that dies.
 GONE = (ControllerError, NoReply, OSError, HTTPException)
 CALLS = 5
 SEED = 0
@@ -39,7 +39,7 @@ def places(all_kinds: Mapping[str, Kind], ground: Ground) -> list[Place]:
 
 
 class Crowd:
-    """Controllers that say one thing after another at the same time, and what happens to the node meanwhile."""
+    """Concurrent controllers with random calls, and the crashes meanwhile."""
 
     def __init__(
         self, node: NodeProcess, places: list[Place], seed: int, event: Callable[[NodeProcess], object]
@@ -51,7 +51,7 @@ class Crowd:
         self._said = threading.Semaphore(0)
 
     def run(self) -> None:
-        """Returns when all is said, and the node runs."""
+        """Returns after all calls, once the node runs."""
         with ThreadPoolExecutor(4) as pool:
             talks = [pool.submit(self._talk, transport, self._calls()) for transport in ("rest", "grpc", "rest")]
             for _ in range(CALLS):
@@ -84,7 +84,7 @@ class Crowd:
         )
 
     def _user(self, person: TestUser) -> User:
-        """In one inbound, in both or in none."""
+        """A user in one inbound, in both or in none."""
         return member(person, *self._random.sample(self._places, self._random.randint(0, 2)))
 
 
@@ -105,16 +105,16 @@ def node_ends(node: NodeProcess) -> None:
 
 
 def on_disk(node: NodeProcess) -> dict[str, set[str]]:
-    """Who shall be in, by inbound."""
+    """The users on disk, by inbound."""
     with closing(sqlite3.connect(f"{(node.state / 'state.db').as_uri()}?mode=ro", uri=True)) as connection:
         users = [User.FromString(packed) for (packed,) in connection.execute("SELECT packed FROM users")]
     return {tag: {user.email for user in users if tag in user.inbounds} for tag in ("home", "work")}
 
 
 def in_memory(controller: Controller) -> set[str]:
-    """Whom the node knows."""
+    """The users that the node knows."""
     known = set()
-    # Who was removed is known as long as somebody has to be told of his traffic.
+    # A removed user is known until their traffic has been read.
     controller.stats(UsersStat, reset=True)
     for person in PEOPLE:
         try:
@@ -131,7 +131,7 @@ def in_core(node: NodeProcess, places: list[Place]) -> dict[str, set[str]]:
 
 
 def compared(node: NodeProcess, controller: Controller, places: list[Place], echo: EchoServer) -> bool:
-    """True; raises `AssertionError` where they are not the same."""
+    """True if they agree; else raises `AssertionError`."""
     assert controller.info().state == "running"
     disk, core = on_disk(node), in_core(node, places)
     assert in_memory(controller) == disk["home"] | disk["work"]
@@ -151,7 +151,7 @@ def test_one_truth(
     places: list[Place],
     echo: EchoServer,
 ) -> None:
-    """When all is over the same users are on disk, known to the node, and let in by the core."""
+    """In the end the same users are on disk, known to the node, and admitted by the core."""
     with control(own_node, "rest") as controller:
         run(controller, places, [member(person, *places) for person in PEOPLE])
         Crowd(own_node, places, SEED, event).run()

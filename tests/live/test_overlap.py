@@ -1,4 +1,4 @@
-"""A new run of a core takes over on the same ports: nobody is dropped, whatever the new one does, and old ones end."""
+"""A new run of a core takes over on the same ports: no connection is dropped, whatever it does; old runs end."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from tests.harness.warned import warned
 from tests.live.test_core_faults import in_state
 
 ANNA, BERT, CARL, DORA = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora"))
-# How many connections stay through each transport, how many users more there are, and how many of them change.
-# By hand more of them fit: TXNODE_TEST_LIVE=200 TXNODE_TEST_CROWD=10000.
+# Live connections through each transport, further users, and how many of them change. In a manual run there may be
+# more: TXNODE_TEST_LIVE=200 TXNODE_TEST_CROWD=10000.
 LIVE = int(os.environ.get("TXNODE_TEST_LIVE", "20"))
 CROWD = int(os.environ.get("TXNODE_TEST_CROWD", "300"))
 CHANGED = 10
 # Seconds between two new connections of a user.
 PAUSE = 0.005
-# Seconds that the last of a core's connections, and the core behind it, may take to go on a busy machine.
+# Seconds until a core's last connection, and the core itself, must end on a busy machine.
 GONE = 20.0
-TAKEN = "the backend before it goes on"
+TAKEN = "the previous backend goes on"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 class Changes:
     """Configurations of one core that differ in an inbound, an outbound and a rule from one to the next.
 
-    The inbound `shifting` has another port each time, and its rule leads into another outbound, or into none.
+    The inbound `shifting` has another port each time, and its rule leads to another outbound, or to none.
     """
 
     places: Sequence[Place]
@@ -92,7 +92,7 @@ class Changes:
 
     @property
     def open(self) -> bool:
-        """Whether the rule lets anybody through."""
+        """Whether the rule lets connections through."""
         return self.number % 2 == 1
 
     def next(self) -> None:
@@ -103,7 +103,7 @@ class Changes:
         run(controller, [*self.places, self.shifting], users, **self.other())
 
     def other(self) -> Json:
-        """What of the configuration is not inbounds."""
+        """The parts of the configuration other than inbounds."""
         return (_of_xray if self.ground.type == BackendType.XRAY else _of_sing_box)(f"new-{self.number}", self.open)
 
 
@@ -121,7 +121,7 @@ def _of_sing_box(tag: str, leads_out: bool) -> Json:
 
 
 def runs(node: NodeProcess) -> set[int]:
-    """The cores that serve; the node calls them for checks, too."""
+    """The cores that serve; the node also starts cores for checks."""
     return set(filter(_serves, node.core_pids()))
 
 
@@ -143,7 +143,7 @@ def only(node: NodeProcess, pid: int) -> None:
 
 
 def newcomer(node: NodeProcess, *others: int) -> int:
-    """Wait for a core that is none of these."""
+    """Wait for a new core, other than these."""
     return until(lambda: next(iter(runs(node) - set(others)), 0), what="another core")
 
 
@@ -153,14 +153,14 @@ def listens(pid: int, port: int) -> bool:
 
 
 def freeze(pid: int) -> None:
-    """A busy machine takes its time with it."""
+    """Suspend a process; a busy machine may take a moment for it."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
 
 
 @contextmanager
 def busy(place: Place, person: TestUser, echo: EchoServer, live: int = 3) -> Iterator[Activity]:
-    """The user works by a client of their own; at the end none of their connections was dropped."""
+    """Traffic of the user with a separate client core; at the end none of their connections was dropped."""
     with way(place, person) as port, Activity(port, echo, live, PAUSE) as activity:
         yield activity
         activity.rest()
@@ -175,13 +175,13 @@ TRANSPORTS = ("vless-raw", "trojan-tls", "vless-ws-tls", "vless-grpc-tls", "vles
 
 @pytest.fixture
 def town(all_kinds: Mapping[str, Kind], xhttp: Kind, ground: Ground) -> Mapping[str, Place]:
-    """A place for each transport over TCP."""
+    """A place for each TCP transport."""
     kinds = [all_kinds[name] for name in TRANSPORTS] + [xhttp] * (ground.type == BackendType.XRAY)
     return {kind.name: Place(kind, kind.name, ground=ground) for kind in kinds}
 
 
 class Street:
-    """Everybody at work, and a crowd of users who are not."""
+    """All users with traffic, and many idle users."""
 
     def __init__(self, node: NodeProcess, town: Mapping[str, Place], stack: ExitStack) -> None:
         self.node = node
@@ -191,7 +191,7 @@ class Street:
         self._first = self.changes.places[0]
         self._crowd = [TestUser.new(f"{number}@crowd.test") for number in range(CROWD)]
         self._turn = itertools.cycle([stack.enter_context(control(node, name)) for name in ("rest", "grpc")])
-        # Nobody else comes there.
+        # Only these users connect to it.
         self._echo = stack.enter_context(EchoServer())
         self._panel = stack.enter_context(closing(RpcController(node, dialect="x-api-key")))
 
@@ -206,7 +206,7 @@ class Street:
 
     @property
     def stranger(self) -> User:
-        """Somebody who is only where things shift."""
+        """A user of the shifting inbound only."""
         return member(CARL, self.changes.shifting)
 
     def start(self) -> None:
@@ -219,13 +219,13 @@ class Street:
         self.changes.start(self._panel, self.users)
 
     def change_users(self) -> None:
-        """The first of the crowd have other credentials."""
+        """Give the first of the idle users other credentials."""
         some = [TestUser.new(person.email) for person in self._crowd[:CHANGED]]
         self._crowd[:CHANGED] = some
         self.controller.sync_users(self.users)
 
     def is_in_force(self) -> bool:
-        """Whether the configuration and the users are the last ones."""
+        """Whether the last configuration and users are in force."""
         shifting, echo = self.changes.shifting, self._echo
         led = gets_in(shifting, CARL, echo) if self.changes.open else stays_out(shifting, CARL, echo)
         return led and gets_in(self._first, self._crowd[0], echo)
@@ -239,10 +239,12 @@ CHANGES: Sequence[Callable[[Street], None]] = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.both
 def test_changes_in_a_row(node: NodeProcess, town: Mapping[str, Place], cover: CoverServer, echo: EchoServer) -> None:
-    """Whatever comes, everybody stays, gets in meanwhile, and is counted exactly; then the old cores go.
+    """Through all changes connections stay, new ones succeed, and bytes are counted exactly; then the old cores end.
 
-    Users come into a core that is live without another run.
+    On a live core users are added without another run.
     """
     live = next(iter(town.values())).ground.live
     with ExitStack() as stack:
@@ -276,7 +278,7 @@ def test_changes_in_a_row(node: NodeProcess, town: Mapping[str, Place], cover: C
 def workers(
     town: Mapping[str, Place], people: Mapping[str, TestUser], echo: EchoServer
 ) -> Iterator[Mapping[str, Activity]]:
-    """Each user at work through the place of their name."""
+    """Traffic of each user through the place of their name."""
     ports = {name: free_port() for name in town}
     with XrayClient({ports[name]: place.outbound(people[name]) for name, place in town.items()}), ExitStack() as stack:
         yield {name: stack.enter_context(Activity(port, echo, LIVE, PAUSE * len(town))) for name, port in ports.items()}
@@ -287,7 +289,7 @@ def troubles(activities: Mapping[str, Activity], kind: str) -> dict[str, list[st
 
 
 def counted(controller: Controller, told: Mapping[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Bytes of these users by direction once they are as told, or after some seconds."""
+    """Bytes of these users by direction once they are as expected, or after some seconds."""
 
     def now() -> dict[str, Counter[str]]:
         found = {name: Counter[str]() for name in told}
@@ -305,7 +307,7 @@ def counted(controller: Controller, told: Mapping[str, Counter[str]]) -> dict[st
 
 
 def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """Who is on an old core is online; who is removed or has another credential is out of it, too. Stop ends all."""
+    """Users on an old core are online; removed or changed ones are cut there, too. Stop ends all cores."""
     with control(node, "rest") as controller, ExitStack() as stack:
         controller.stop()
         changes = Changes([home])
@@ -331,7 +333,7 @@ def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) 
 
 
 def test_inbound_that_comes_back(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """An inbound that is taken out and put in again serves new connections, while old cores have others."""
+    """An inbound that is removed and added again serves new connections, while old cores have others."""
     other = Place(home.kind, "other", ground=home.ground)
     users = [member(ANNA, home, other)]
     with control(node, "grpc") as controller:
@@ -355,23 +357,24 @@ def ended(link: socket.socket) -> bool:
 
 
 def test_limit_of_draining(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """An old core whose users never go is ended when its time is over, which is told; nobody else notices."""
+    """An old core with persistent connections is ended at its time limit, which is logged; other users stay."""
     with drained(tmp_path, home, echo) as (node, _):
         pass
-    assert any("ended with 1 connections" in line for line in node.lines), node.lines
+    assert any("ending a draining core with 1 connections" in line for line in node.lines), node.lines
 
 
-# How it is killed is the same for all cores, and takes its time.
+# The kill is the same for all cores, and takes long.
+@pytest.mark.slow
 @on(lambda ground: ground.live)
 def test_old_core_that_hangs(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """One that does not even hear that it is to end is killed, and nobody else notices."""
+    """A suspended old core, which ignores TERM, is killed, and no other user is affected."""
     with drained(tmp_path, home, echo) as (_, old):
         freeze(old)
 
 
 @contextmanager
 def drained(directory: Path, home: Place, echo: EchoServer) -> Iterator[tuple[NodeProcess, int]]:
-    """Inside, this core of the node drains with somebody's connection; after it, another user works until it goes."""
+    """Inside, this core drains with a user's connection; afterwards, another user has traffic until it ends."""
     users = [member(ANNA, home), member(BERT, home)]
     with NodeProcess(directory, DRAIN_TIMEOUT="1") as node, control(node, "grpc") as controller:
         changes = Changes([home])
@@ -391,11 +394,11 @@ def drained(directory: Path, home: Place, echo: EchoServer) -> Iterator[tuple[No
 
 
 def at_once(pid: int, home: Place) -> None:
-    """Before it answers."""
+    """Before it replies."""
 
 
 def in_the_door(pid: int, home: Place) -> None:
-    """About when it answers, or users are led to it."""
+    """About when it replies, or gets new connections."""
     until(lambda: listens(pid, home.port), what="it listens")
 
 
@@ -403,7 +406,7 @@ def in_the_door(pid: int, home: Place) -> None:
 def test_new_core_is_killed(
     node: NodeProcess, home: Place, echo: EchoServer, moment: Callable[[int, Place], None]
 ) -> None:
-    """The Start fails and says why, or the one before is taken back; it serves all the time."""
+    """The Start fails with the reason, or the old core takes over again; it serves throughout."""
     users = [member(ANNA, home)]
     with control(node, "grpc") as controller, ThreadPoolExecutor(1) as pool:
         controller.stop()
@@ -427,9 +430,10 @@ def test_new_core_is_killed(
         assert core(node) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_probation(node: NodeProcess, home: Place, echo: EchoServer, number: signal.Signals) -> None:
-    """Who took over and dies or hangs just after it gives the place back; what ran before is what is resumed."""
+    """A new core that dies or hangs just after the takeover gives way to the old one, which is then resumed."""
     users = [member(ANNA, home)]
     with control(node, "rest") as controller:
         controller.stop()
@@ -442,8 +446,8 @@ def test_probation(node: NodeProcess, home: Place, echo: EchoServer, number: sig
             os.kill(newcomer(node, before), number)
             only(node, before)
             reply = in_state(controller, "running")
-        assert "did not hold" in reply.reason
-        assert any("did not hold" in warning for warning in reply.warnings)
+        assert "failed soon after taking over" in reply.reason
+        assert any("failed soon after taking over" in warning for warning in reply.warnings)
         assert core(node) == before
         assert gets_in(home, ANNA, echo)
         node.stop()
@@ -455,7 +459,7 @@ def test_probation(node: NodeProcess, home: Place, echo: EchoServer, number: sig
 
 @on(lambda ground: ground.type == BackendType.SING_BOX)
 def test_users_of_a_core_that_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """Who came with a core that did not hold comes with the next one, which is there soon."""
+    """Users added with a core that failed are added with the next one, which starts soon."""
     users = [member(ANNA, home)]
     with control(node, "grpc") as controller:
         controller.stop()
@@ -469,7 +473,7 @@ def test_users_of_a_core_that_is_killed(node: NodeProcess, home: Place, echo: Ec
 
 
 def test_node_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """While several cores run: none is left, and what was last is resumed."""
+    """With several cores running: none is left, and the last backend is resumed."""
     users = [member(ANNA, home)]
     with control(node, "rest") as controller:
         controller.stop()

@@ -1,4 +1,4 @@
-"""The node's own quota, on the real cores: who is in stays in, nobody else gets in, until there is more."""
+"""The node's own quota, on the real cores: connections stay, no new ones are accepted until there is more quota."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
+
+import pytest
 
 from protos.service_pb2 import NodeQuota
 from scripts.staging import transfer
@@ -22,8 +24,8 @@ from tests.conftest import Place, connection, control, gets_in, member, run, set
 from tests.harness.grounds import Ground
 
 ROOT = Path(__file__).parents[2]
-# Python runs it before the node: another interface, whose counters are in a file. Those of the machine count what other
-# tests carry, too.
+# Python runs it before the node: it adds a network interface with counters in a file, as those of the machine include
+# the traffic of other tests.
 COUNTER = """
 import pathlib, psutil
 real = psutil.net_io_counters
@@ -33,9 +35,9 @@ def counters(**words):
     return {**found, "wire": found["lo"]._replace(bytes_sent=carried, bytes_recv=0)}
 psutil.net_io_counters = counters
 """
-# Seconds in which the node sees that the quota is used up, on a machine that is busy with other tests.
+# Seconds until the node finds the quota used up, on a machine that runs other tests.
 SOON = 20.0
-# Seconds after which a client that gets no answer is out.
+# Seconds without a reply after which a client counts as refused.
 REFUSED = 1.0
 
 
@@ -48,7 +50,7 @@ def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
 
 
 class Hammer:
-    """Connects all the time, and keeps the connections that it has got."""
+    """Connects repeatedly, and keeps the connections."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -57,7 +59,7 @@ class Hammer:
         self._thread = threading.Thread(target=self._try)
 
     def served(self) -> int:
-        """How many of them are alive."""
+        """The number of live connections."""
         return sum(map(_is_alive, [*self._links]))
 
     def _try(self) -> None:
@@ -87,7 +89,7 @@ def _is_alive(link: socket.socket) -> bool:
 
 
 def wire(directory: Path) -> Callable[[int], object]:
-    """Has a node with this directory first in PYTHONPATH see one more interface. Sets what that has carried."""
+    """Add an interface to a node with this directory first in PYTHONPATH. Sets its counters."""
     (directory / "node").mkdir()
     (directory / "sitecustomize.py").write_text(COUNTER)
     new, there = directory / "carried.new", directory / "carried"
@@ -100,10 +102,11 @@ def wire(directory: Path) -> Callable[[int], object]:
     return carried
 
 
+@pytest.mark.slow
 def test_who_is_in_stays_and_nobody_else_gets_in(
     tmp_path: Path, ground: Ground, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Used up while somebody is connected; another run of the core and another node are closed, too; more opens."""
+    """At the quota connected users stay; another run and another node are closed, too; more quota opens them."""
     anna, bert = TestUser.new("anna@test"), TestUser.new("bert@test")
     place, other = (
         Place(all_kinds["vless-raw"], "in", ground=ground),
@@ -125,9 +128,9 @@ def test_who_is_in_stays_and_nobody_else_gets_in(
             carried(1_000_000)
             until(lambda: quota(controller).closed, SOON, "it is used up")
             until(lambda: stays_out(place, bert, echo), SOON, "nobody gets in")
-            assert any("used up its own quota" in text for text in controller.info().warnings)
+            assert any("NODE_QUOTA of" in text for text in controller.info().warnings)
             transfer.download(link, 1024)
-            # Another run, beside the one that keeps its connections.
+            # Another run; the old one keeps its connections.
             run(controller, [place, other], [member(anna, place, other), member(bert, place, other)])
             assert stays_out(place, bert, echo)
             assert stays_out(other, bert, echo)

@@ -1,4 +1,4 @@
-"""What a controller asks about a core while another one takes its place, or while it dies: nobody sees an outage."""
+"""Queries about a core while another one replaces it, or while it dies: controllers see no outage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.harness.grounds import Ground
 from tests.live.test_core_faults import WAITING, in_state
 from tests.live.test_overlap import ANNA, BERT, Changes, core, freeze
 
-# After so many other answers a question is under way.
+# After so many other replies a query is in progress.
 LATER = 20
 
 
@@ -34,7 +34,7 @@ def questions(controller: Controller, email: str) -> list[Callable[[], Any]]:
 
 
 def test_while_starts_overlap(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """The core before answers until the next one does."""
+    """The old core replies until the next one does."""
     users, changes, states = [member(ANNA, home)], Changes([home]), set[str]()
     with control(node, "rest") as rest, control(node, "grpc") as rpc, control(node, "grpc") as starter:
         starter.stop()
@@ -53,7 +53,7 @@ def test_while_starts_overlap(node: NodeProcess, home: Place, echo: EchoServer) 
 
 @contextmanager
 def asked(controller: Controller, other: Controller, ask: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Inside, this is under way, for it is asked of a core that is frozen."""
+    """Inside, this call is in progress, as its core is suspended."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ask)
         for _ in range(LATER):
@@ -63,7 +63,7 @@ def asked(controller: Controller, other: Controller, ask: Callable[[], Any]) -> 
 
 
 def test_core_that_drains_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """While it is asked who is online: its connections have gone with it, and the others are told."""
+    """A query for online users meanwhile: its connections are gone, the others are returned."""
     users, changes = [member(ANNA, home), member(BERT, home)], Changes([home])
     with control(node, "rest") as controller, control(node, "grpc") as other:
         controller.stop()
@@ -81,7 +81,7 @@ def test_core_that_drains_is_killed(node: NodeProcess, home: Place, echo: EchoSe
 
 @pytest.mark.parametrize("number", range(3), ids=["figures", "online", "addresses"])
 def test_core_is_killed(node: NodeProcess, home: Place, number: int) -> None:
-    """While it is asked: the next one answers, or the controller is told that it comes."""
+    """A query meanwhile gets a reply from the next core, or the error that it is starting."""
     with control(node, "grpc") as controller, control(node, "rest") as other:
         controller.stop()
         Changes([home]).start(controller, [member(ANNA, home)])

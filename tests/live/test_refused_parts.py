@@ -1,4 +1,4 @@
-"""What a configuration could do to the machine: that the cores do it, and that the node refuses it by name."""
+"""Dangerous parts of configurations: the bare cores execute them, and the node refuses them by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WORDS = b"GET /containers/json HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.fixture
 def secret(tmp_path: Path) -> Iterator[tuple[str, list[bytes]]]:
-    """A socket of the machine that is not for strangers, and what came in on it."""
+    """A private unix socket of the machine, and the bytes received on it."""
     path = tmp_path / "machine.sock"
     with listener(str(path)) as heard:
         yield str(path), heard
@@ -38,7 +38,7 @@ def secret(tmp_path: Path) -> Iterator[tuple[str, list[bytes]]]:
 
 @contextmanager
 def listener(address: str) -> Iterator[list[bytes]]:
-    """A unix server, and the first bytes of each connection; it answers each with a dot."""
+    """A unix server, and the first bytes of each connection; it replies to each with a dot."""
     heard: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
@@ -48,7 +48,7 @@ def listener(address: str) -> Iterator[list[bytes]]:
             with suppress(OSError):
                 while True:
                     link, _ = server.accept()
-                    with link, suppress(OSError):  # who hangs up first
+                    with link, suppress(OSError):  # The client may close first.
                         link.settimeout(10)
                         heard.append(link.recv(4096))
                         link.sendall(b".")
@@ -63,20 +63,20 @@ def listener(address: str) -> Iterator[list[bytes]]:
 
 
 def fallback(port: int, target: str) -> Json:
-    """An inbound that passes on who does not speak VLESS."""
+    """An inbound that forwards clients without VLESS."""
     settings = {"decryption": "none", "clients": [], "fallbacks": [{"dest": target}]}
     return {"tag": "in", "listen": "127.0.0.1", "port": port, "protocol": "vless", "settings": settings}
 
 
 def cover(port: int, target: str) -> Json:
-    """An inbound that passes on who does not know REALITY's key."""
+    """An inbound that forwards clients without REALITY's key."""
     reality = {"target": target, "serverNames": ["cover.test"], "privateKey": KEY, "shortIds": ["0123abcd"]}
     stream = {"network": "raw", "security": "reality", "realitySettings": reality}
     return {**fallback(port, target), "settings": {"decryption": "none", "clients": []}, "streamSettings": stream}
 
 
 def told(port: int) -> bytes:
-    """What a stranger is answered who says something."""
+    """The reply to a stranger who sends something."""
     with socket.create_connection(("127.0.0.1", port), 10) as link:
         link.sendall(WORDS)
         return link.recv(1)
@@ -86,7 +86,7 @@ def told(port: int) -> bytes:
 def test_a_bare_core_passes_strangers_on_to_any_socket(
     inbound: Callable[[int, str], Json], secret: tuple[str, list[bytes]]
 ) -> None:
-    """The danger is real: what listens for root alone hears whoever comes to the proxy's port."""
+    """The danger is real: clients of the proxy's port reach a socket for root only."""
     path, heard = secret
     made = inbound(port := free_port(), path)
     with Xray({"inbounds": [made], "outbounds": [{"protocol": "freedom"}]}):
@@ -96,7 +96,7 @@ def test_a_bare_core_passes_strangers_on_to_any_socket(
 
 
 def test_a_bare_core_posts_to_any_socket(secret: tuple[str, list[bytes]]) -> None:
-    """By the webhook of a routing rule, with a path and headers of the configuration's choice."""
+    """With the webhook of a routing rule, with a path and headers from the configuration."""
     path, heard = secret
     hook = {"url": f"{path}:/containers/create", "headers": {"X-Own": "1"}}
     inbound = {"tag": "in", "listen": "127.0.0.1", "port": (port := free_port()), "protocol": "http"}
@@ -111,7 +111,7 @@ def test_a_bare_core_posts_to_any_socket(secret: tuple[str, list[bytes]]) -> Non
 
 
 def test_a_bare_core_runs_programs(tmp_path: Path) -> None:
-    """sing-box, for its outbound through Tor."""
+    """sing-box does, for its Tor outbound."""
     program, trace = tmp_path / "program", tmp_path / "trace"
     program.write_text(f"#!/bin/sh\necho here > {trace}\n")
     program.chmod(0o755)
@@ -146,7 +146,7 @@ SING_BOX: Mapping[str, tuple[Json, str]] = {
 
 @pytest.mark.parametrize("name", XRAY)
 def test_the_node_refuses_it_for_xray(controller: Controller, name: str) -> None:
-    """What, where, and which setting would allow it, over both interfaces."""
+    """With what, where, and the setting that would allow it, over both interfaces."""
     parts, words = XRAY[name]
     with pytest.raises(ControllerError, match=words) as refused:
         controller.start(backend(**{"inbounds": [], **parts}))
@@ -155,7 +155,7 @@ def test_the_node_refuses_it_for_xray(controller: Controller, name: str) -> None
 
 @pytest.mark.parametrize("name", SING_BOX)
 def test_the_node_refuses_it_for_sing_box(controller: Controller, name: str) -> None:
-    """The same."""
+    """The same for sing-box."""
     parts, words = SING_BOX[name]
     with pytest.raises(ControllerError, match=words) as refused:
         controller.start(sing_box(**{"inbounds": [], **parts}))
@@ -183,7 +183,7 @@ def test_what_settings_allow(tmp_path: Path) -> None:
 
 
 def test_a_configuration_that_was_refused_changes_nothing(node: NodeProcess) -> None:
-    """The one that runs goes on."""
+    """The running backend stays."""
     with control(node, "grpc") as controller:
         controller.start(backend([{"listen": "127.0.0.1", "port": (port := free_port()), "protocol": "socks"}]))
         with pytest.raises(ControllerError):
@@ -194,7 +194,7 @@ def test_a_configuration_that_was_refused_changes_nothing(node: NodeProcess) -> 
 
 
 def test_texts_are_short(node: NodeProcess) -> None:
-    """However long a name is that a configuration has."""
+    """For any length of a name in the configuration."""
     with control(node, "grpc") as controller:
         with pytest.raises(ControllerError) as refused:
             controller.start(backend([{**fallback(1000, "/x" * 50_000), "tag": "t" * 100_000}]))

@@ -1,4 +1,4 @@
-"""Removed means out: the live connections of who is removed or changed end, and nobody else's do."""
+"""The live connections of removed and changed users are cut, and only those."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from drivers.sockets import sock_diag as diag
-from drivers.xray.traps import FORWARDED as FORWARDED_VERSION
-from drivers.xray.traps import UNTRUSTED, UNTRUSTED_SEEN
+from drivers.xray.compat import FORWARDED as FORWARDED_VERSION
+from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from protos.service_pb2 import User
 from scripts.staging import socks, transfer
 from scripts.staging.backend import backend
@@ -33,10 +33,10 @@ from tests.harness.grounds import Ground
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
 MANY, SOME = 100, 20
-# Seconds in which connections end, on a busy machine too; by themselves they would last for minutes.
+# Seconds until connections are cut, on a busy machine too; otherwise they would last for minutes.
 AT_ONCE = 3.0
 FORWARDED = "203.0.113.9"
-# Every way in by TCP, among them one connection for one user and many requests on one connection.
+# Every TCP transport, with one connection for a user and with many requests on one connection.
 KINDS = (
     "vless-raw",
     "vless-reality-vision",
@@ -48,7 +48,7 @@ KINDS = (
     "shadowsocks-2022-aes-128",
 )
 
-# Who connects from where is read in the access lines.
+# For cores whose access lines show which user connects from where.
 cuts = on(lambda ground: ground.cuts)
 
 Sync = Callable[[Controller, list[User]], None]
@@ -59,7 +59,7 @@ def one_by_one(controller: Controller, users: list[User]) -> None:
 
 
 def the_set(controller: Controller, users: list[User]) -> None:
-    """The whole set; who has no inbounds is left out."""
+    """The complete list; users without inbounds are left out."""
     controller.sync_users([user for user in users if user.inbounds])
 
 
@@ -71,20 +71,20 @@ class Crowd:
     late: float
 
     def all_live(self) -> bool:
-        """Each carries bytes there and back."""
+        """Check that each echoes."""
         for link in self.links:
             transfer.echo(link, b"still here")
         return True
 
     def end(self, what: str, nudging: bool = False) -> None:
-        """Waits until they do: at once."""
+        """Wait until all have been cut: at once."""
         until(self._end_when_nudged if nudging else self._have_ended, AT_ONCE + self.late, what)
 
     def _have_ended(self) -> bool:
         return all(map(ended, self.links))
 
     def _end_when_nudged(self) -> bool:
-        """Send something that is not answered: for Shadowsocks-2022 Xray's client looks at a link only to use it."""
+        """Send something without a reply: with Shadowsocks-2022 Xray's client notices a cut only when it sends."""
         for link in self.links:
             with suppress(OSError):
                 link.sendall(b"echo 0\n")
@@ -92,7 +92,7 @@ class Crowd:
 
 
 def ended(link: socket.socket) -> bool:
-    """Whether the connection is over; says so at once, and throws away what it carried before."""
+    """Whether the connection is over, without waiting; discards pending bytes."""
     while readable(link):
         try:
             if not link.recv(100):
@@ -116,7 +116,7 @@ def connect(stack: ExitStack, place: Place, socks_port: int, echo: EchoServer, s
 
 @contextmanager
 def crowd(place: Place, person: TestUser, echo: EchoServer, size: int) -> Iterator[Crowd]:
-    """Connections of a client core of his own; all users come from one address."""
+    """Connections of a separate client core; all users have the same address."""
     with ExitStack() as stack, way(place, person) as port:
         yield connect(stack, place, port, echo, size)
 
@@ -141,7 +141,7 @@ def test_removed_user_is_out(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """On every kind of inbound a removed user's connections end at once; another's from the same address live."""
+    """On every kind of inbound a removed user's connections are cut at once; another's from the same address live."""
     place = Place(all_kinds[name], name, ground=ground)
     with settled([place], cover):
         run(controller, [place], [member(ANNA, place), member(BERT, place)])
@@ -164,7 +164,7 @@ def test_changed_credential_is_out(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """On every kind of inbound connections by an old credential end; those by the new one live, and so do others'."""
+    """On every kind of inbound connections by an old credential are cut; those by the new one and others' live."""
     place, anna_now = Place(all_kinds[name], name, ground=ground), changed(ANNA)
     with settled([place], cover):
         run(controller, [place], [member(ANNA, place), member(BERT, place)])
@@ -177,8 +177,9 @@ def test_changed_credential_is_out(
 
 
 @pytest.mark.parametrize("sync", [one_by_one, the_set])
+@pytest.mark.both
 def test_every_sync_ends_connections(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Over both transports, who is removed by a change or missing in a set is out, and the other stays in."""
+    """Over both transports, users removed by a change or missing in a list are cut, and the other stays."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     with crowd(home, ANNA, echo, 10) as anna, crowd(home, BERT, echo, 10) as bert:
         sync(controller, [member(ANNA), member(BERT, home)])
@@ -191,7 +192,7 @@ def test_every_sync_ends_connections(sync: Sync, controller: Controller, home: P
 def test_connections_that_begin_just_then(
     name: str, all_kinds: Mapping[str, Kind], ground: Ground, echo: EchoServer, controller: Controller
 ) -> None:
-    """Nobody slips through who connects again and again while he is removed: in the end no connection answers."""
+    """No connection of a user who reconnects during the removal survives: in the end none replies."""
     place = Place(all_kinds[name], name, ground=ground)
     inbounds = [{**place.inbound, **ground.sniffing}]
     controller.start(ground.backend(inbounds, [member(ANNA, place), member(BERT, place)]))
@@ -207,9 +208,9 @@ def test_connections_that_begin_just_then(
 
 
 def silent(links: list[socket.socket], witness: Crowd) -> bool:
-    """Whether none of them answers, in the time that the witness needs for ten answers.
+    """Whether none of them replies in the time that the witness needs for ten replies.
 
-    Not whether they are over: strangers may be left waiting.
+    They may still be open: the core may leave strangers waiting.
     """
     drained = [ended(link) for link in links]
     for link in links:
@@ -229,7 +230,7 @@ def answered(link: socket.socket) -> bool:
 def test_the_other_inbound_is_left(
     controller: Controller, all_kinds: Mapping[str, Kind], home: Place, echo: EchoServer
 ) -> None:
-    """Who leaves one of his inbounds keeps his connections in the other."""
+    """A user removed from one inbound keeps their connections to another."""
     work = Place(all_kinds["trojan-tls"], "at -> work [TLS]", ground=home.ground)
     run(controller, [home, work], [member(ANNA, home, work)])
     with crowd(home, ANNA, echo, 10) as at_home, crowd(work, ANNA, echo, 10) as at_work:
@@ -243,7 +244,7 @@ def test_the_other_inbound_is_left(
 
 @over("grpc")
 def test_who_comes_back_stays(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Who is removed and let in again keeps what he connects from then on, through all that changes for others."""
+    """A user who is removed and added again keeps their new connections through later changes of others."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     with crowd(home, ANNA, echo, 10) as before:
         controller.sync_user(member(ANNA), member(ANNA, home))
@@ -257,7 +258,7 @@ def test_who_comes_back_stays(controller: Controller, home: Place, echo: EchoSer
 
 @over("grpc")
 def test_outbound_without_a_tag(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Xray does not name the inbound where the outbound has no name; who is removed is out all the same."""
+    """Xray does not log the inbound for an outbound without a name; removed users are cut all the same."""
     home, work = Place(all_kinds["vless-raw"], "home"), Place(all_kinds["trojan-tls"], "work")
     outbound = {"protocol": "freedom", "settings": {"finalRules": [{"action": "allow"}]}}
     run(controller, [home, work], [member(ANNA, home, work), member(BERT, home)], outbounds=[outbound])
@@ -275,12 +276,12 @@ def test_outbound_without_a_tag(controller: Controller, all_kinds: Mapping[str, 
 
 
 def by_socks_5(name: bytes) -> list[bytes]:
-    """The core rejects such a name, and prints it."""
+    """The core rejects such a name, and logs it."""
     return [b"\5\1\0", b"\5\1\0\3" + bytes([len(name)]) + name + b"\0P"]
 
 
 def by_socks_4a(name: bytes) -> list[bytes]:
-    """The core accepts any name, and prints it."""
+    """The core accepts any name, and logs it."""
     return [b"\4\1\0P\0\0\0\1\0" + name + b"\0"]
 
 
@@ -290,7 +291,7 @@ def by_socks_4a(name: bytes) -> list[bytes]:
 def test_lines_that_users_write(
     attack: Callable[[bytes], list[bytes]], controller: Controller, home: Place, echo: EchoServer
 ) -> None:
-    """Who writes access lines by way of names neither stays in when he is removed nor has others put out."""
+    """A user who forges access lines with names neither survives a removal nor has others cut."""
     port = free_port()
     door = {"tag": "open", "listen": "127.0.0.1", "port": port, "protocol": "socks", "settings": {}}
     log = {"loglevel": "warning", "access": ""}
@@ -314,7 +315,7 @@ def test_lines_that_users_write(
 
 
 def with_headers(place: Place, person: TestUser, address: str) -> Json:
-    """The outbound of a user whose requests look as if a reverse proxy had passed them on for this address."""
+    """The outbound of a user whose requests look as if a reverse proxy had forwarded them for this address."""
     outbound = place.outbound(person)
     stream = outbound["streamSettings"]
     settings = {**stream["wsSettings"], "headers": {"X-Forwarded-For": address}}
@@ -323,7 +324,7 @@ def with_headers(place: Place, person: TestUser, address: str) -> Json:
 
 @over("grpc")
 def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Where a reverse proxy hides who is who nobody's connections are cut, and who is removed gets no new one."""
+    """If a reverse proxy hides users' addresses, no connection is cut, and a removed user gets no new one."""
     place = Place(all_kinds["vless-ws-tls"], "websocket")
     stream = {**place.inbound["streamSettings"], "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
     inbound = {**place.inbound, "streamSettings": stream}
@@ -342,28 +343,28 @@ def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, 
 def test_a_reverse_proxy_that_is_not_believed(
     controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
 ) -> None:
-    """A core that sees all users at their proxy's address says so for each connection, and the node once."""
+    """A core that sees all users at their proxy's address logs that for each connection, the node once."""
     place, port = Place(all_kinds["vless-ws-tls"], "websocket"), free_port()
     run(controller, [place], [member(ANNA, place)])
     newer = xray_number() >= FORWARDED_VERSION
     with ExitStack() as stack, XrayClient({port: with_headers(place, ANNA, FORWARDED)}):
-        # From the beginning: a reader who comes later is given the last lines alone.
+        # From the beginning: a late reader gets only the last lines.
         logs = stack.enter_context(controller.logs())
         connect(stack, place, port, echo, 3)
         until(lambda: (UNTRUSTED_SEEN in controller.info().warnings) is newer, what="it is told")
         until(lambda: sum(ANNA.email in line for line in logs.lines) >= 3, what="each connection is in the log")
-        # A core writes its access lines and others side by side.
+        # A core writes access lines and others concurrently.
         until(lambda: any(UNTRUSTED in line for line in logs.lines) is newer, what="the core's own words")
         assert sum(UNTRUSTED in line for line in logs.lines) == newer
 
 
 @over("grpc")
 def test_users_on_one_connection(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Where one connection carries several users, as from a reverse proxy, it is left to who is still in."""
+    """A connection that carries several users, as from a reverse proxy, is kept for the remaining ones."""
     place = Place(all_kinds["vless-grpc-tls"], "shared")
     run(controller, [place], [member(ANNA, place), member(BERT, place)])
     ports = free_port(), free_port()
-    # One client core has one gRPC connection to one place, whoever it is for.
+    # A client core has one gRPC connection to a place for all its users.
     routes = {port: place.outbound(person) for port, person in zip(ports, (ANNA, BERT), strict=True)}
     with ExitStack() as stack, XrayClient(routes):
         _, bert = (connect(stack, place, port, echo, 5) for port in ports)
@@ -374,7 +375,7 @@ def test_users_on_one_connection(controller: Controller, all_kinds: Mapping[str,
 
 @over("rest")
 def test_fallback(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Who comes in by another inbound's fallback, which tells his address, is known and out as well."""
+    """A user who arrives by another inbound's fallback, which forwards their address, is identified and cut as well."""
     front, inner = Place(all_kinds["trojan-tls"], "front"), Place(all_kinds["vless-raw"], "inner")
     websocket = all_kinds["vless-ws-tls"].transport
     ws = {"network": "ws", "wsSettings": {"path": "/ws"}}
@@ -402,7 +403,7 @@ def test_fallback(controller: Controller, all_kinds: Mapping[str, Kind], echo: E
 def test_log_settings_do_not_matter(
     log: dict[str, Any] | None, controller: Controller, home: Place, echo: EchoServer
 ) -> None:
-    """Whatever the controller wants to see, who is removed is out; access lines are shown to who asked for them."""
+    """With any log settings, removed users are cut; access lines are shown only if configured."""
     asked, cora = log == {}, TestUser.new(f"{uuid.uuid4()}@test")
     run(controller, [home], [member(cora, home)], log=log)
     with controller.logs() as logs, crowd(home, cora, echo, 5) as links:
@@ -419,7 +420,7 @@ def test_log_settings_do_not_matter(
 @over("rest")
 @cuts
 def test_addresses_are_masked(controller: Controller, home: Place, echo: EchoServer) -> None:
-    """Addresses in the log are masked as the controller asked, and who is removed is out all the same."""
+    """Addresses in the log are masked as configured, and removed users are cut all the same."""
     cora = TestUser.new(f"{uuid.uuid4()}@test")
     run(controller, [home], [member(cora, home)], log={"loglevel": "debug", "maskAddress": "half"})
     with controller.logs() as logs, crowd(home, cora, echo, 5) as links:

@@ -1,4 +1,4 @@
-"""The proxies go on without their controller: after the node's end, on a bad disk, when nobody calls."""
+"""The node resumes its backend without a controller: after its end, with a bad disk, and when no calls come."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 @pytest.fixture
 def node(own_node: NodeProcess) -> NodeProcess:
-    """Each test ends its node."""
+    """A node for one test, as each test ends it."""
     return own_node
 
 
@@ -44,20 +44,20 @@ def core(node: NodeProcess) -> int:
 
 
 def again(node: NodeProcess, how: str = "kill") -> None:
-    """The node ends, and another one begins."""
+    """Restart the node."""
     {"kill": node.kill, "stop": node.stop}[how]()
     node.start()
 
 
 def in_state(controller: Controller, state: str) -> str:
-    """Waits for it; the reason."""
+    """Wait for a state. Returns its reason."""
     until(lambda: controller.info().state == state, what=f"it is {state}")
     return controller.info().reason
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_it_comes_back_by_itself(node: NodeProcess, home: Place, echo: EchoServer, how: str) -> None:
-    """With its users as they were said last, before any controller calls; an identical Start changes nothing then."""
+    """With the last users, before any controller calls; an identical Start changes nothing then."""
     with control(node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home), member(BERT, home)])
         controller.sync_user(member(CARL, home), member(BERT))
@@ -72,9 +72,10 @@ def test_it_comes_back_by_itself(node: NodeProcess, home: Place, echo: EchoServe
     assert core(node) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["rest", "grpc"])
 def test_what_was_answered_is_on_disk(node: NodeProcess, home: Place, echo: EchoServer, transport: str) -> None:
-    """A change of users that was answered outlives the node and the core, killed the moment after."""
+    """A confirmed change of users survives an immediate kill of node and core."""
     with control(node, transport) as controller:
         run(controller, [home], [member(ANNA, home)])
     for number in range(3):
@@ -90,7 +91,7 @@ def test_what_was_answered_is_on_disk(node: NodeProcess, home: Place, echo: Echo
 
 @pytest.mark.parametrize("dialect", ["bearer", "x-api-key"])
 def test_what_was_stopped_stays_away(node: NodeProcess, home: Place, dialect: str) -> None:
-    """A Stop forgets the backend at once, while a panel's grace is not over, too."""
+    """A Stop forgets the backend at once, also within a panel's grace."""
     with closing(RestController(node, dialect="bearer" if dialect == "bearer" else "x-api-key")) as controller:
         run(controller, [home], [member(ANNA, home)])
         controller.stop()
@@ -100,7 +101,7 @@ def test_what_was_stopped_stays_away(node: NodeProcess, home: Place, dialect: st
 
 
 def test_what_was_refused_is_not_resumed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A Start that failed leaves what ran before it, also for the next node."""
+    """After a failed Start the previous backend remains, also for the next node."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
         with pytest.raises(Exception, match="400"):
@@ -110,7 +111,7 @@ def test_what_was_refused_is_not_resumed(node: NodeProcess, home: Place, echo: E
 
 
 def test_no_resume(tmp_path: Path, home: Place) -> None:
-    """RESUME=off: the node waits for a controller, and still has the traffic that nobody took."""
+    """RESUME=off: the node waits for a controller, and still has the unread traffic."""
     with NodeProcess(tmp_path, RESUME="off") as node, control(node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)])
         again(node)
@@ -120,7 +121,7 @@ def test_no_resume(tmp_path: Path, home: Place) -> None:
 
 @contextmanager
 def bereft(directory: Path, home: Place) -> Iterator[tuple[NodeProcess, RestController, Path]]:
-    """A node that has Anna to resume, and whose core is gone; where the core was."""
+    """A node with Anna to resume whose core is missing; and the core's path."""
     executable = directory / "core"
     executable.symlink_to(home.ground.executable())
     with (
@@ -135,7 +136,7 @@ def bereft(directory: Path, home: Place) -> Iterator[tuple[NodeProcess, RestCont
 
 
 def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """A core that is not there when the node starts is waited for; `info` and the log tell what is missing."""
+    """A core that is missing at the node's start is retried; `info` and the log name what is missing."""
     with bereft(tmp_path, home) as (_, controller, executable):
         assert str(executable) in in_state(controller, "failed")
         with controller.logs() as logs:
@@ -147,8 +148,9 @@ def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: E
         assert gets_in(home, ANNA, echo)
 
 
+@pytest.mark.slow
 def test_a_start_while_it_is_tried(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind]) -> None:
-    """A controller that comes meanwhile is heard, and what failed before is not tried any more."""
+    """A controller's Start works meanwhile, and the failed resume is not retried any more."""
     work = Place(all_kinds["trojan-tls"], "work", ground=home.ground)
     with bereft(tmp_path, home) as (node, controller, executable):
         in_state(controller, "failed")
@@ -164,7 +166,7 @@ def test_a_start_while_it_is_tried(tmp_path: Path, home: Place, all_kinds: Mappi
 
 
 def test_keep_alive_ends_it_for_good(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """When nobody calls in time the counters are read, the core ends, and the next node does not bring it back."""
+    """After keep-alive expires the counters are read, the core ends, and the next node does not resume it."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)], keep_alive=1)
         with connection(home, ANNA, echo) as link:
@@ -177,20 +179,21 @@ def test_keep_alive_ends_it_for_good(node: NodeProcess, home: Place, echo: EchoS
 
 
 def test_keep_alive_that_keeps(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """KEEP_ALIVE_ACTION=keep: nobody calls, it is said, and the proxies go on, over the node's end as well."""
+    """KEEP_ALIVE_ACTION=keep: without calls the node warns, and the backend runs on, also after a restart."""
     with NodeProcess(tmp_path, KEEP_ALIVE_ACTION="keep") as node, control(node, "rest") as controller:
         with controller.logs() as logs:
             run(controller, [home], [member(ANNA, home)], keep_alive=1)
             before = core(node)
-            logs.find("no controller was heard of for 1 s; the backend goes on")
+            logs.find("no controller has called for 1 s; the backend keeps running")
         assert core(node) == before
         assert gets_in(home, ANNA, echo)
         again(node)
         until(lambda: gets_in(home, ANNA, echo), what="she is in")
 
 
+@pytest.mark.slow
 def test_keep_alive_goes_on_where_it_was(node: NodeProcess, home: Place) -> None:
-    """A node that is killed does not give its controller all of the time again, nor take any of it away."""
+    """After a kill the keep-alive's remaining time is unchanged."""
     with control(node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)], keep_alive=8)
     half = time.monotonic() + 5
@@ -207,7 +210,7 @@ def test_keep_alive_goes_on_where_it_was(node: NodeProcess, home: Place) -> None
 
 @pytest.fixture
 def small_disk(node: NodeProcess, home: Place) -> Iterator[psutil.Process]:
-    """A node that may not write a file any larger than this, which the configuration of a core is not."""
+    """A node whose file size limit is smaller than a core's configuration."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
     process = psutil.Process(node.pid)
@@ -215,8 +218,9 @@ def small_disk(node: NodeProcess, home: Place) -> Iterator[psutil.Process]:
     yield process
 
 
+@pytest.mark.slow
 def test_a_full_disk(small_disk: psutil.Process, node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """Nothing is refused, `info` warns, and when there is room again everything is written."""
+    """The node refuses no call, `info` warns, and once there is room everything is written."""
     with control(node, "grpc") as controller, control(node, "rest") as other:
         for _ in range(4):
             crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(2500)]
@@ -236,7 +240,7 @@ def test_a_full_disk(small_disk: psutil.Process, node: NodeProcess, home: Place,
 
 
 def test_a_damaged_file(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """It is moved aside, the node starts and says so, and is as good as new."""
+    """The node moves it aside, starts, warns, and works normally."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
         node.kill()
@@ -254,7 +258,7 @@ def test_a_damaged_file(node: NodeProcess, home: Place, echo: EchoServer) -> Non
 
 
 def test_files_are_private(node: NodeProcess, home: Place) -> None:
-    """Users' secrets are in a directory and in files that are the node's alone."""
+    """Users' secrets are in a directory and files that only the node can read."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
     assert node.state.stat().st_mode & 0o777 == 0o700
@@ -264,7 +268,7 @@ def test_files_are_private(node: NodeProcess, home: Place) -> None:
 
 
 def test_the_node_ends_with_its_core_stopped(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A core that does not answer any more holds up neither the node's end nor the next one's start."""
+    """A suspended core delays neither the node's end nor the next one's start."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
     os.kill(core(node), signal.SIGSTOP)

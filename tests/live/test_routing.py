@@ -1,4 +1,4 @@
-"""Rules and balancers that are changed while the core runs, with traffic that follows them, over both transports."""
+"""Rules and balancers changed while the core runs, with traffic that follows them, over both transports."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def elsewhere() -> Iterator[EchoServer]:
 
 @dataclass
 class Ways:
-    """A backend with three ways out: `direct`, `other`, which ends at another server, and `block`, which ends nobody.
+    """A backend with three outbounds: `direct`, `other`, which leads to another server, and `block`.
 
-    Who comes to the port of `balanced` is led by the balancer `both`. The first rule has no name, the second has.
+    The balancer `both` routes connections to the port of `balanced`. The first rule has no name, the second has
+    one.
     """
 
     place: Place
@@ -65,7 +66,7 @@ class Ways:
         run(controller, [self.place], [member(ANNA, self.place)], **{**self.other(), **more})
 
     def taken(self, to: EchoServer | None = None) -> str:
-        """The way out of a new connection."""
+        """The outbound of a new connection."""
         to = to or self.echo
         here, there = to.connections, self.elsewhere.connections
         if not gets_in(self.place, ANNA, to, timeout=1):
@@ -74,7 +75,7 @@ class Ways:
         return "direct" if to.connections > here else "other"
 
     def rule(self, outbound: str, tag: str = "mine") -> str:
-        """Of those who come to the echo server."""
+        """A rule for connections to the echo server."""
         return json.dumps({"port": self.echo.port, "outboundTag": outbound, "ruleTag": tag})
 
 
@@ -92,7 +93,7 @@ def asked(controller: Controller, **route: object) -> pb.RouteResult:
 
 
 def test_a_rule_moves_traffic(controller: Controller, ways: Ways) -> None:
-    """It stands behind those of the configuration, is listed and told of; without it all is as before."""
+    """An added rule follows those of the configuration and is listed; after its removal all is as before."""
     ways.start(controller)
     assert controller.routing_rules() == CONFIGURED
     assert ways.taken() == "direct"
@@ -110,7 +111,7 @@ def test_a_rule_moves_traffic(controller: Controller, ways: Ways) -> None:
 
 
 def test_a_rule_of_the_configuration_goes(controller: Controller, ways: Ways) -> None:
-    """By its name; another one may have that name then."""
+    """It is removed by name; another one may have that name then."""
     ways.start(controller)
     assert asked(controller, target_domain="b.test").outbound_tag == "block"
     controller.remove_routing_rule("named")
@@ -123,7 +124,7 @@ def test_a_rule_of_the_configuration_goes(controller: Controller, ways: Ways) ->
 
 
 def test_the_only_rule(controller: Controller, ways: Ways) -> None:
-    """With a reset it takes the place of all others, also of one with its name; the node's own stays."""
+    """With a reset it replaces all other rules, also one with its name; the node's own rules stay."""
     ways.start(controller)
     for outbound in ("other", "block"):
         controller.add_routing_rule(ways.rule(outbound, "named"), should_reset=True)
@@ -137,7 +138,7 @@ def test_the_only_rule(controller: Controller, ways: Ways) -> None:
 
 
 def test_a_balancer_is_led(controller: Controller, ways: Ways) -> None:
-    """It leads where it is told to, whatever it would choose, until it may choose again."""
+    """An override decides its outbound until it is removed."""
     ways.start(controller)
     assert ways.taken(ways.balanced) == "direct"
     for target in ("other", "block"):
@@ -154,7 +155,7 @@ def test_a_balancer_is_led(controller: Controller, ways: Ways) -> None:
 
 
 def test_routes(controller: Controller, ways: Ways) -> None:
-    """What the core says of a connection; where no rule fits the first outbound has it."""
+    """The core's answer for a connection; without a matching rule it is the first outbound."""
     ways.start(controller)
     told = asked(controller, target_domain="a.test")
     assert (told.outbound_tag, told.target_domain, told.network) == ("block", "a.test", "tcp")
@@ -198,7 +199,7 @@ REFUSED: Mapping[str, tuple[str, int, str, str]] = {
 
 
 def test_what_is_refused(controller: Controller, ways: Ways, node: NodeProcess) -> None:
-    """Each in words; nothing changes by it, and the core goes on."""
+    """Each with a text; nothing changes, and the core runs on."""
     ways.start(controller)
     core = node.newest_core()
     for rule, http, code, words in REFUSED.values():
@@ -222,7 +223,7 @@ def test_what_is_refused(controller: Controller, ways: Ways, node: NodeProcess) 
 
 
 def changed(controller: Controller, ways: Ways) -> None:
-    """A backend whose routing is not that of its configuration."""
+    """A backend whose routing differs from its configuration."""
     ways.start(controller)
     controller.remove_routing_rule("named")
     controller.add_routing_rule(ways.rule("other"))
@@ -245,7 +246,7 @@ def the_same_start(_: NodeProcess, controller: Controller, ways: Ways) -> None:
 
 
 def another_core(node: NodeProcess, controller: Controller, ways: Ways) -> None:
-    """It takes over beside the one that serves: a list that it read is another one by now."""
+    """Another core takes over, since a list that it had read has changed."""
     before = node.newest_core()
     (node.directory / "lists" / "more.dat").write_bytes(b"")
     until(lambda: any("more.dat" in warning for warning in controller.info().warnings), what="that is seen")
@@ -275,9 +276,10 @@ def lasting(tmp_path: Path) -> Iterator[NodeProcess]:
         yield node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_what_it_outlives(lasting: NodeProcess, ways: Ways, transport: str) -> None:
-    """Each of these, one after the other; another configuration has its own rules, and a Stop forgets all."""
+    """Changed routing survives each of these; another configuration has its own rules, and a Stop forgets all."""
     with control(lasting, transport) as controller:
         changed(controller, ways)
     for name, event in EVENTS.items():
@@ -295,6 +297,7 @@ def test_what_it_outlives(lasting: NodeProcess, ways: Ways, transport: str) -> N
         assert controller.routing_rules() == CONFIGURED
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_changes_nothing(own_node: NodeProcess, ways: Ways) -> None:
     with closing(RestController(own_node)) as controller:
         changed(controller, ways)
@@ -314,7 +317,7 @@ CALLS: Mapping[str, Callable[[Controller], object]] = {
 
 
 def test_on_sing_box(controller: Controller, all_kinds: Mapping[str, Kind]) -> None:
-    """It has no call for any of it."""
+    """It supports none of it."""
     run(controller, [Place(all_kinds["vless-raw"], "home", ground=SING_BOX)])
     for call in CALLS.values():
         with refused(501, "UNIMPLEMENTED"):

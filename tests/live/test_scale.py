@@ -1,4 +1,4 @@
-"""Very large sets of users on the real core: they come, stay, change and go, and nobody is dropped by it."""
+"""Very large rosters on the real core: users are added, kept, changed and removed, and no connection is dropped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.conftest import Place, gets_in, member, stays_out
 from tests.harness.grounds import SING_BOX, XRAY, Ground
 from tests.live.test_nobody_dropped import at_ease, known_to_core, undisturbed
 
-# Who is among all the others: one never changes, one comes, one goes, one has another id, one changes by himself.
+# Individual users: one never changes, one is added, one removed, one gets another id, one is changed alone.
 ANNA, BERT, CARL, DORA, EVE = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora", "eve"))
 
 
 def crowd(first: int, count: int, tags: Sequence[str], generation: int = 0) -> list[User]:
-    """Users without a client; those of another generation have other ids."""
+    """Users without a client; each generation has other ids."""
     return [
         User(
             email=f"{number}@crowd",
@@ -54,12 +54,12 @@ class Scene:
         return [*self.places[:1], *self.places[1:][-1:]]
 
     def everywhere(self, look: Callable[[Place, TestUser, EchoServer], bool], person: TestUser) -> None:
-        """On the first inbound and on the last."""
+        """Whether the user can use the first inbound and the last."""
         for place in self.ends:
             assert look(place, person, self.echo), (person.email, place.tag, look.__name__)
 
     def has(self, users: Sequence[User]) -> None:
-        """The core itself has exactly these users on every inbound."""
+        """Whether the core has exactly these users on every inbound."""
         emails = {user.email for user in users}
         for place in self.places:
             assert known_to_core(self.node, place) == emails
@@ -68,18 +68,19 @@ class Scene:
 SIZES = {
     "one inbound": (XRAY, 100_000, 1),
     "ten inbounds": (XRAY, 10_000, 10),
-    # Every change is a new run of this core, with all of them.
+    # Every change needs a new run of this core, with all users.
     "sing-box": (SING_BOX, 10_000, 2),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ground", "count", "inbounds"), SIZES.values(), ids=SIZES)
 def test_very_many_accounts(
     tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer, ground: Ground, count: int, inbounds: int
 ) -> None:
     """A Start, the same Start again, a sync with changes, and one user alone.
 
-    One connection lives through it all, or at least as long as nobody comes.
+    One connection lives through it all, or at least until a user is added.
     """
     places = [Place(all_kinds["vless-raw"], f"in-{number}", ground=ground) for number in range(inbounds)]
     with ExitStack() as stack:
@@ -99,7 +100,7 @@ def test_very_many_accounts(
 
 
 def sync_with_changes(scene: Scene, count: int) -> None:
-    """One in a hundred has another id, some come, some go."""
+    """One in a hundred has another id, some are added, some removed."""
     again = TestUser(DORA.email, TestUser.new("").uuid, DORA.password)
     scene.everywhere(gets_in, DORA)
     people = [member(person, *scene.places) for person in (ANNA, BERT, again, EVE)]
@@ -114,7 +115,7 @@ def sync_with_changes(scene: Scene, count: int) -> None:
 
 
 def one_alone(scene: Scene) -> None:
-    """One user among all of them is removed, and let in again."""
+    """One of all these users is removed, and added again."""
     scene.everywhere(gets_in, EVE)
     scene.controller.sync_user(member(EVE))
     scene.everywhere(stays_out, EVE)

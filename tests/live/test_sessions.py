@@ -1,6 +1,6 @@
-"""Users who come by QUIC or the like while their core is replaced: they are back soon, and nobody else notices.
+"""Users of QUIC and similar protocols while their core is replaced: they are back soon, and no other user is affected.
 
-Their clients hear when their sessions end. What others do, who find that out by themselves, is not up to a node.
+These clients notice the end of a session. How fast other clients notice it is not up to the node.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from tests.harness.grounds import Ground
 from tests.live.test_overlap import busy, newcomer, only, runs
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-# Seconds in which a user is served again on a busy machine, of which 0.3 nobody is at the port. Who does not hear of
-# that waits for half a minute.
+# Seconds until a user is served again on a busy machine, for 0.3 of which no process has the port. A client that does
+# not notice that waits for half a minute.
 SOON = 20.0
-# Seconds between two new connections of a user, and that one may take: its session may end before it has begun.
+# Seconds between two new connections of a user, and the timeout of one: its session may end before it has begun.
 PAUSE = 0.02
 PATIENCE = 1.5
 
 
 class Spot(NamedTuple):
-    """An inbound over UDP, as a controller has it, how it names a user there, and the user's client: a SOCKS port."""
+    """A UDP inbound as a controller sends it, with the user's credentials, and the user's client: a SOCKS port."""
 
     name: str
     inbound: Json
@@ -107,7 +107,7 @@ class Town:
         self._variants = itertools.cycle([Json(), {**ground.other}])
 
     def start(self, controller: Controller, *more: User) -> int:
-        """Another configuration. The process of its core."""
+        """Start another configuration. Returns the pid of its core."""
         before = runs(self.node)
         inbounds = [self.home.inbound, self.work.inbound, *(spot.inbound for spot in self.spots)]
         users = [member(BERT, self.home), member(ANNA, self.work), *(spot.user(spot.person) for spot in self.spots)]
@@ -116,7 +116,7 @@ class Town:
 
     @contextmanager
     def regulars(self, echo: EchoServer) -> Iterator[Mapping[str, Activity]]:
-        """The users of UDP are at work all the time; none of them was away for long."""
+        """Continuous traffic of the UDP users; none of them was interrupted for long."""
         with ExitStack() as stack:
             ports = {spot.name: stack.enter_context(spot.client(spot.person)) for spot in self.spots}
             for port in ports.values():
@@ -131,7 +131,7 @@ class Town:
 
 
 def are_back(regulars: Mapping[str, Activity]) -> None:
-    """Wait until each user has a connection that was begun from now on."""
+    """Wait until each user has a connection that began after this call."""
     now = time.monotonic()
     until(lambda: all(each.opened and each.opened[-1].begun > now for each in regulars.values()), SOON, "all are back")
 
@@ -145,8 +145,9 @@ def town(
     return Town(node, ground, all_kinds, list(made(certificate, ground)))
 
 
+@pytest.mark.slow
 def test_changes_in_a_row(town: Town, echo: EchoServer) -> None:
-    """Everybody by UDP is back each time, and counted; nobody by TCP notices, nor who has no session; old cores end."""
+    """All UDP users are back each time, and counted; TCP and sessionless users are not affected; old cores end."""
     with control(town.node, "grpc") as controller:
         controller.stop()
         controller.stats(UsersStat, reset=True)
@@ -177,7 +178,7 @@ def counted(controller: Controller, names: Iterable[str]) -> Mapping[str, Counte
 
 
 def test_probation(town: Town, echo: EchoServer) -> None:
-    """Who took over dies: users by UDP are back with the core before it."""
+    """The new core dies: UDP users are back with the old one."""
     with control(town.node, "rest") as controller:
         controller.stop()
         before = town.start(controller)
@@ -186,12 +187,12 @@ def test_probation(town: Town, echo: EchoServer) -> None:
             are_back(regulars)
             os.kill(new, signal.SIGKILL)
             only(town.node, before)
-            until(lambda: "did not hold" in controller.info().reason)
+            until(lambda: "failed soon after taking over" in controller.info().reason)
             are_back(regulars)
 
 
 def test_removed_user(town: Town, echo: EchoServer) -> None:
-    """A session that a core goes on with for a user who was removed ends at the next change."""
+    """A removed user's session that a core keeps ends at the next change."""
     spot = town.spots[0]
     with control(town.node, "grpc") as controller:
         controller.stop()

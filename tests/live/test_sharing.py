@@ -1,4 +1,4 @@
-"""Two runs of a core on the same ports: the new one takes over, and nobody is dropped or refused."""
+"""Two runs of a core on the same ports: the new one takes over, and no connection is dropped or refused."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.registry import REGISTRY
-from drivers.sockets.hiding import is_hidden
 from drivers.sockets.listeners import look
+from drivers.sockets.sock_diag import listeners
+from drivers.sockets.udp_hide import is_hidden
 from node.backend.roster import Roster
 from node.contract.accounts import Change
 from node.contract.counters import Scope, counter_name
@@ -50,13 +51,13 @@ reactor: Any = installed
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 VLESS, VMESS = Kind("vless", vless(), raw()), Kind("vmess", vmess(), raw())
 KNOCKER = "127.84.88.78"
-# Seconds within which a client is served again that hears when its session has ended, on a busy machine. One that does
-# not hear of it waits for half a minute.
+# Seconds until a client that notices the end of its session is served again, on a busy machine. A client that does not
+# notice it waits for half a minute.
 SOON = 8.0
 
 
 class Visitors:
-    """Connections one after the other by the SOCKS ports of users, inside the `with` block."""
+    """Sequential connections through users' SOCKS ports, inside the `with` block."""
 
     def __init__(self, echo: EchoServer, ports: Sequence[int]) -> None:
         self.came, self.failed = 0, list[OSError]()
@@ -91,7 +92,7 @@ def frozen(pid: int) -> Iterator[None]:
 
 
 class SharingTests(TestCase):
-    """On each core."""
+    """Tests on each core."""
 
     __test__ = False
     ground: Ground
@@ -127,7 +128,7 @@ class SharingTests(TestCase):
         return plan, await self.launched(plan, *people)
 
     async def followed(self, old: Any, plan: Plan, *people: TestUser) -> Any:
-        """A run that has joined the old one."""
+        """Start a run that joins the old one."""
         await old.join()
         new = await self.launched(plan, *people)
         await new.join()
@@ -152,7 +153,7 @@ class SharingTests(TestCase):
             await deferLater(reactor, 0.02)
 
     async def test_the_new_one_takes_over(self) -> None:
-        """With another configuration: links live on, no visitor fails, the old one is deserted in the end."""
+        """With another configuration: connections live on, none fails, and the old run ends without connections."""
         _, old = await self.started(ANNA)
         changed = await self.prepared(self.home.inbound, self.work.inbound, log=self.ground.verbose)
         self.assertEqual(list(await old.obstacles(changed)), [])
@@ -184,7 +185,7 @@ class SharingTests(TestCase):
         self.assertFalse([line for line in self.lines if KNOCKER in line])
 
     async def test_the_new_one_dies(self) -> None:
-        """What it was given goes to the old one at once."""
+        """Its new connections go back to the old run at once."""
         plan, old = await self.started(ANNA)
         port = self.socks(self.home, ANNA)
         link = self.link(port)
@@ -194,12 +195,12 @@ class SharingTests(TestCase):
         transfer.connect(port, self.echo).close()
         new.kill()
         await new.when_exited()
-        await old.connected()  # after what its end takes
+        await old.connected()  # once the end was handled
         transfer.connect(port, self.echo).close()
         transfer.echo(link, b"still there")
 
     async def test_the_new_one_hangs(self) -> None:
-        """It is found out in time, and nobody noticed."""
+        """This is detected in time, and no user is affected."""
         plan, old = await self.started(ANNA)
         port = self.socks(self.home, ANNA)
         new = await self.followed(old, plan, ANNA)
@@ -213,7 +214,7 @@ class SharingTests(TestCase):
         self.assertTrue(old.alive)
 
     async def test_ends(self) -> None:
-        """Of one that drains: its connections, and no port. Of the one that serves: nobody is refused, but waits."""
+        """The end of a draining run cuts its connections, no port; when the serving one ends new connections wait."""
         plan, old = await self.started(ANNA)
         port = self.socks(self.home, ANNA)
         link = self.link(port)
@@ -227,7 +228,7 @@ class SharingTests(TestCase):
         self.assertRaises(TimeoutError, meet, ("127.0.0.1", self.home.port), 0.3)
 
     async def test_users_of_both(self) -> None:
-        """Who is removed from the old one loses the connections there; who comes to the new one gets in."""
+        """A user removed from the old run is cut there; a user added to the new one is admitted."""
         plan, old = await self.started(ANNA, BERT)
         link, other = self.link(self.socks(self.home, ANNA)), self.link(self.socks(self.home, BERT))
         new = await self.followed(old, plan, ANNA, BERT)
@@ -238,18 +239,18 @@ class SharingTests(TestCase):
         transfer.echo(other, b"still there")
 
     async def test_obstacles(self) -> None:
-        """Each is known before anything is touched."""
+        """Each is found before anything is changed."""
         plan, old = await self.started()
         self.assertEqual(await old.obstacles(plan), [])
         strange: Any = object()
-        self.assertEqual(await old.obstacles(strange), ["the next core is of another kind"])
+        self.assertEqual(await old.obstacles(strange), ["the next core is of another type"])
         moved = await self.prepared({**self.home.inbound, "listen": "0.0.0.0"}, self.work.inbound)
         [obstacle] = await old.obstacles(moved)
-        self.assertIn(f"port {self.home.port} moves", obstacle)
+        self.assertIn(f"port {self.home.port} changes its address", obstacle)
         self.assertFalse(old.shared)
 
     async def test_sessions(self) -> None:
-        """Those by UDP end, and begin anew with the next run, or with the one before it; others go on."""
+        """UDP sessions end, and begin again with the next run, or with the old one; others live on."""
         certificate = certs.make(self.directory, [SERVER_NAME])
         kind = Kind("quic", hysteria(), tls(certificate, "hysteria", alpn=["h3"], hysteriaSettings={"version": 2}))
         self.work = Place(kind, "work", ground=self.ground)
@@ -279,7 +280,7 @@ class SharingTests(TestCase):
         self.assertEqual(await old.connected(), 1)
 
     async def serves(self, run: Generation) -> None:
-        """From now on."""
+        """From now on this run gets new connections."""
         before = await self.served(run)
 
         async def more() -> bool:
@@ -293,7 +294,7 @@ class SharingTests(TestCase):
             return all(is_hidden(stack.enter_context(one)) for one in found)
 
     async def test_datagrams(self) -> None:
-        """Of Shadowsocks they go where connections go, and a client of before and after notices nothing."""
+        """Shadowsocks datagrams go to the run of new connections; clients notice nothing."""
         self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
         plan, old = await self.started(ANNA)
         self.assertEqual(await old.obstacles(plan), [])
@@ -318,7 +319,7 @@ class SharingTests(TestCase):
             transfer.udp_echo(later, b"back", self.echo)
 
     async def test_datagrams_that_are_passed_on(self) -> None:
-        """They go to the run that is led to, like all others."""
+        """They go to the leading run, like all others."""
         port = free_port()
         plan = await self.prepared(self.passing(port))
         old = await self.launched(plan)
@@ -340,11 +341,11 @@ class SharingTests(TestCase):
                 self.assertTrue(passes())
 
     def passing(self, port: int) -> Json:
-        """An inbound that passes on to the echo server what comes to this port by UDP."""
+        """An inbound that forwards UDP of this port to the echo server."""
         raise NotImplementedError
 
     async def test_datagrams_at_the_end(self) -> None:
-        """None comes any more to the one that is led to, so that its counters rest; it answers still."""
+        """The leading run gets no more of them, so that its counters come to rest; it still replies."""
         self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
         plan, old = await self.started(ANNA)
         new = await self.followed(old, plan, ANNA)
@@ -369,7 +370,7 @@ class XrayTests(SharingTests):
         return {**inbound, "settings": settings}
 
     async def test_http_3(self) -> None:
-        """Clients of XHTTP would not hear of it, so it is not led anywhere."""
+        """XHTTP's clients would not notice, so its inbound is not shared."""
         h3 = tls(certs.make(self.directory, [SERVER_NAME]), "xhttp", ["h3"], xhttpSettings={"path": "/x"})
         self.home = Place(Kind("xhttp", vless(), h3), "home", ground=self.ground)
         plan, run = await self.started()
@@ -377,29 +378,34 @@ class XrayTests(SharingTests):
         self.assertIn("clients of 'home'", obstacle)
 
     async def test_udp_of_connections(self) -> None:
-        """That of SOCKS belongs to connections of the run, so it cannot be led; newer cores have none there."""
+        """SOCKS's UDP belongs to connections of the run, so it cannot be led; newer cores have no such port."""
         port = free_port()
         socks = {"tag": "socks", "listen": "127.0.0.1", "port": port, "protocol": "socks", "settings": {"udp": True}}
         run = await self.launched(plan := await self.prepared(socks))
-        told = f"UDP at 127.0.0.1:{port} cannot be led to another run of the core"
+        told = f"UDP at 127.0.0.1:{port} cannot be steered to another core"
         self.assertEqual(await run.obstacles(plan), [told] if xray_number() <= (26, 3, 27) else [])
 
     async def test_swaps(self) -> None:
-        """No inbound is swapped while listeners are shared: one by one, or by another run."""
+        """No inbound is swapped while listeners are shared: its listener stays, and accepts connections."""
         kind = Kind("ss", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
         self.home = Place(kind, "home", ground=self.ground)
         plan, old = await self.started(ANNA, BERT)
         removal = [Change("home", ANNA.email, None)]
         await old.join()
-        self.assertEqual(await old.apply(removal), ([], removal))
+        ports = [range(self.home.port, self.home.port + 1)]
+        before = listeners(ports)
+        self.assertEqual(await old.apply(removal), ([], []))
+        self.assertEqual((listeners(ports), old.accounts["home"].keys()), (before, {BERT.email}))
+        transfer.connect(self.socks(self.home, BERT), self.echo).close()
         new = await self.launched(plan, ANNA, BERT)
         await new.join()
         await new.lead()
-        self.assertEqual(await old.apply(removal), ([], []))
-        self.assertNotIn(ANNA.email, old.accounts["home"])
+        for run in (old, new):
+            self.assertEqual(await run.apply([Change("home", BERT.email, None)]), ([], []))
+            self.assertNotIn(BERT.email, run.accounts["home"])
 
     async def test_an_inbound_in_the_file_system(self) -> None:
-        """One process can have it; the core's own API is none."""
+        """Only one process can have it; the core's own API is no obstacle."""
         path = self.directory / "inbound"
         plan = await self.prepared({**self.home.inbound, "listen": str(path)})
         run = await self.launched(plan)
@@ -411,7 +417,7 @@ class XrayTests(SharingTests):
         self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {abstract}"])
 
     async def test_a_key_of_wireguard(self) -> None:
-        """Its peer knows one process: that is told, and nothing is touched."""
+        """Its peer knows only one process: this is reported, and nothing is changed."""
         key = base64.b64encode(bytes(32)).decode()
         settings = {"secretKey": key, "noKernelTun": True, "peers": [{"publicKey": key, "endpoint": "127.0.0.1:9"}]}
         outbounds = [{"protocol": "freedom"}, {"protocol": "wireguard", "tag": "warp", "settings": settings}]

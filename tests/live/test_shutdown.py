@@ -1,8 +1,10 @@
-"""The end of the node: each of its parts ends, whatever the others did, and what went wrong is said."""
+"""Shutdown of the node: each part ends, whatever happens in the others, and errors are logged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
 from tests.conftest import Place, control, member, run
+from tests.harness.pool import Pool
 
 ANNA = TestUser.new("anna@test")
 ROOT = Path(__file__).parents[2]
-# Python imports a module of this name before anything else.
+# Python imports a module of this name first.
 SITE = """
 import os
 
@@ -34,9 +37,27 @@ setattr(parts[part], name, fail)
 """
 
 
+def test_connections_that_are_kept(tmp_path: Path) -> None:
+    """A client that calls continuously on one connection gets a reply to each call that the node accepted."""
+    with NodeProcess(tmp_path) as node, closing(Pool(node)) as pool:
+        assert pool.get("/info") == 200
+        with ThreadPoolExecutor() as others:
+            caller = others.submit(ask_on, pool)
+            node.stop()
+            assert caller.exception() is None, caller.exception()
+
+
+def ask_on(pool: Pool) -> None:
+    """Call until the port is closed. Raises any other error of a call."""
+    with suppress(ConnectionRefusedError):
+        while True:
+            assert pool.get("/info") == 200
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ["RpcServer.stop", "Calls.close", "Runner.close"])
 def test_a_part_that_does_not_end_well(tmp_path: Path, all_kinds: Mapping[str, Kind], odd: str) -> None:
-    """The log names it; the store is closed all the same, and has what it has to; the process ends as it should."""
+    """The log names it; the store is closed and complete all the same; the process ends normally."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
     home = Place(all_kinds["vless-raw"], "home")
@@ -45,9 +66,9 @@ def test_a_part_that_does_not_end_well(tmp_path: Path, all_kinds: Mapping[str, K
             run(controller, [home], [member(ANNA, home)])
         assert node.stop() == -15
         said = "\n".join(node.lines)
-        assert "did not end well" in said
+        assert "could not stop" in said
         assert "an odd end" in said
-        # SQLite takes its second file away when it is closed.
+        # SQLite removes its second file when it is closed.
         assert not (node.state / "state.db-wal").exists()
         assert not list(node.state.glob("run/*.sock"))
         saved = Database(node.state / "state.db").load()

@@ -54,7 +54,7 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=list(BUILDS))
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """One where no core comes up beside another: where one has to come, the one before it ends."""
+    """A node without room for another core: if a change needs one, the old core ends first."""
     with box_of(request.param, tmp_path_factory.mktemp("node"), DRAIN_GENERATIONS="0") as running:
         yield running
 
@@ -65,7 +65,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> certs.Certificate:
 
 
 def test_every_type(box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
-    """A user of each type gets his bytes over TCP and UDP, and exactly these are counted, for him and his inbound."""
+    """A user of each type transfers over TCP and UDP: exactly these bytes are counted, for user and inbound."""
     doors = [Door(way) for way in ways(certificate, cover.port) if box.build in way.builds]
     people = {door: TestUser.new(f"{door.way.name}@Example.org") for door in doors}
     info = box.controller.start(
@@ -97,19 +97,19 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
             before = echo.datagrams
             transfer.udp_echo(association, bytes(1000), echo)
             expected = {way: count + 1000 * (echo.datagrams - before) for way, count in expected.items()}
-        # While it is open: a core may not count a datagram that it is about to have written when its way is closed.
+        # While it is open: a core may not count a datagram that it is writing when its connection closes.
         assert box.settles(UserStat, person.email, expected) == expected, door.way.name
         assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
 
 
-# Users who come and go
+# Changes of users
 
 
 @pytest.mark.parametrize("name", ["vless", "shadowsocks-2022", "hysteria2", "tuic", "mixed"])
 def test_a_removed_user_is_out(
     alone: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer, name: str
 ) -> None:
-    """His connections end within a second and no new one gets anywhere; another user of the inbound notices nothing."""
+    """The user's connections are cut within a second and no new one works; another user is not affected."""
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == name))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
     alone.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
@@ -135,7 +135,7 @@ def test_a_removed_user_is_out(
 
 
 def test_out_by_one_way_alone(alone: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
-    """Who may not come by ShadowTLS any more, but by the inbound behind it: what came that way ends, and only that."""
+    """A user removed from ShadowTLS, but not from the inbound behind it: only connections through ShadowTLS are cut."""
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == "shadowtls"))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
     direct = [{**door.outbounds(goes)[0], "server_port": door.inner_port}]
@@ -164,7 +164,7 @@ def test_out_by_one_way_alone(alone: Box, certificate: certs.Certificate, cover:
 def test_out_by_a_way_whose_users_nobody_sees(
     box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Behind ShadowTLS all are the one user of the configuration: who is removed is out with a new core."""
+    """Behind ShadowTLS all are one user of the configuration: a removed user is cut by a new core."""
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == "shadowtls"))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
     box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)], exclude=["shadowtls-inner"]))
@@ -180,7 +180,7 @@ def test_out_by_a_way_whose_users_nobody_sees(
 
 
 def test_added_users_and_every_byte(box: Box, echo: EchoServer) -> None:
-    """A new user can connect when the call returns; across four cores in a row no byte is lost or counted twice."""
+    """A new user can connect after the call; across four successive cores no byte is lost or counted twice."""
     door, first = Door(VLESS), TestUser.new("first")
     box.controller.start(backend(door.inbounds, [door.user(first)]))
     box.controller.stats(Inbounds, reset=True)
@@ -202,7 +202,7 @@ def test_added_users_and_every_byte(box: Box, echo: EchoServer) -> None:
 
 
 def test_a_sync_that_changes_nothing(box: Box, echo: EchoServer) -> None:
-    """Nobody notices it: neither the same users nor the same Start."""
+    """The same users, and the same Start, affect no connection."""
     door, people = Door(VLESS), [TestUser.new(f"{number}@x") for number in range(3)]
     users = [door.user(person) for person in people]
     box.controller.start(backend(door.inbounds, users))
@@ -213,7 +213,7 @@ def test_a_sync_that_changes_nothing(box: Box, echo: EchoServer) -> None:
 
 
 def test_changes_are_collected(box: Box) -> None:
-    """Many who come one after the other share a few new cores."""
+    """Many successive additions share a few new cores."""
     door = Door(VLESS)
     box.controller.start(backend(door.inbounds))
     people = [TestUser.new(f"{number}@x") for number in range(30)]
@@ -227,7 +227,7 @@ def test_changes_are_collected(box: Box) -> None:
 
 
 def test_a_changed_credential(box: Box, echo: EchoServer) -> None:
-    """The new one opens, the old one does not, and the connections by it are over."""
+    """The new one works, the old one does not, and its connections are cut."""
     door, old, new = Door(VLESS), TestUser.new("same"), TestUser.new("same")
     box.controller.start(backend(door.inbounds, [door.user(old)]))
     with client((door, old), (door, new)) as (first, second), transfer.connect(first, echo, timeout=1) as link:
@@ -240,7 +240,7 @@ def test_a_changed_credential(box: Box, echo: EchoServer) -> None:
 def test_nobody_gets_in_without_users(
     box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Inbounds without users serve nobody: some types would let everybody in then, others would not start."""
+    """Inbounds without users admit none: otherwise some types would admit all, others would not start."""
     doors = [Door(way) for way in ways(certificate, cover.port) if box.build in way.builds]
     box.controller.start(backend([inbound for door in doors for inbound in door.inbounds]))
     stranger = TestUser("stranger", "", "")
@@ -261,11 +261,11 @@ def test_nobody_gets_in_without_users(
     assert len(ports) > 8
 
 
-# What the node adds and takes away
+# Keys that the node adds and removes
 
 
 def test_the_apis_are_out_of_reach(box: Box, echo: EchoServer) -> None:
-    """A user gets at no port of the core's own, by whatever name of this machine; at others he does."""
+    """A user cannot reach the core's own ports by any name of this machine, but can reach others."""
     door, person, other = Door(VLESS), TestUser.new("nosy"), Door(shadowsocks_2022())
     box.controller.start(backend(door.inbounds + other.inbounds, [door.user(person)]))
     core = psutil.Process(box.node.newest_core())
@@ -288,7 +288,7 @@ def test_the_apis_are_out_of_reach(box: Box, echo: EchoServer) -> None:
 
 
 def test_a_configuration_in_its_own_spelling(box: Box, echo: EchoServer, tmp_path: Path) -> None:
-    """Comments, other cases and double keys are understood as the core does; what writes files or opens APIs is out."""
+    """Comments, case and duplicate keys are parsed as the core does; keys that write files or open APIs are removed."""
     door, person = Door(VLESS), TestUser.new("a")
     lines, pprof = tmp_path / "log", free_port()
     text = f"""{{ // a comment
@@ -315,7 +315,7 @@ def test_a_configuration_in_its_own_spelling(box: Box, echo: EchoServer, tmp_pat
 
 
 def test_what_the_core_refuses(box: Box, echo: EchoServer) -> None:
-    """It is a caller's fault, told in the core's words, and what runs goes on."""
+    """It is the caller's fault, reported with the core's message, and the running backend stays."""
     door, person = Door(VLESS), TestUser.new("a")
     box.controller.start(backend(door.inbounds, [door.user(person)]))
     with client((door, person)) as (port,), transfer.connect(port, echo) as link, talking(link):
@@ -332,7 +332,7 @@ def test_what_the_core_refuses(box: Box, echo: EchoServer) -> None:
 
 
 def test_what_shows_only_at_the_start(box: Box) -> None:
-    """A fault of the configuration is told from what the network or the machine did, which may pass."""
+    """A fault of the configuration is distinguished from one of network or machine, which may pass."""
     rule_set = {"type": "remote", "tag": "r", "format": "binary", "url": f"http://127.0.0.1:{free_port()}/r.srs"}
     seldom = {"type": "urltest", "tag": "fast", "outbounds": ["direct"], "interval": "1h"}
     outbounds = [{"type": "direct", "tag": "direct"}, seldom]
@@ -348,12 +348,12 @@ def test_what_shows_only_at_the_start(box: Box) -> None:
 
 
 def merged(part: Json) -> str:
-    """A configuration of one inbound, with this in it."""
+    """A configuration of one inbound, with these keys added."""
     return json.dumps({**json.loads(config(Door(VLESS).inbounds)), **part})
 
 
 def test_excluded_inbounds_keep_their_users(box: Box, echo: EchoServer) -> None:
-    """An inbound that is left to the configuration has its own users, who are counted too."""
+    """An excluded inbound has its own users, who are counted too."""
     door, own = Door(VLESS), TestUser.new("own")
     inbound = {**door.inbounds[0], "users": [{"name": "own", "uuid": own.uuid}]}
     box.controller.start(backend([inbound], [door.user(TestUser.new("other"))], exclude=["vless"]))
@@ -364,7 +364,7 @@ def test_excluded_inbounds_keep_their_users(box: Box, echo: EchoServer) -> None:
 
 
 def test_figures_of_the_core(box: Box) -> None:
-    """What this build knows of itself; what it does not know is not made up."""
+    """The figures that this build provides; others are not invented."""
     box.controller.start(backend(Door(VLESS).inbounds))
     stats = box.controller.backend_stats()
     assert stats.num_goroutine > 3 and stats.sys > 5_000_000 and stats.uptime < 60
@@ -372,7 +372,7 @@ def test_figures_of_the_core(box: Box) -> None:
 
 
 def test_naive(box: Box, certificate: certs.Certificate, echo: EchoServer) -> None:
-    """A user of Naive, which is HTTP's CONNECT with padding, comes in by his e-mail and password, and is counted."""
+    """A user of Naive (HTTP CONNECT with padding) connects with e-mail and password, and is counted."""
     server, _ = tls(certificate, "http/1.1")
     port, person = free_port(), TestUser.new("naive@x")
     inbound = {"type": "naive", "tag": "naive", "listen": "127.0.0.1", "listen_port": port, "network": "tcp", **server}
@@ -386,7 +386,7 @@ def test_naive(box: Box, certificate: certs.Certificate, echo: EchoServer) -> No
 
 
 def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: str, password: str) -> bool:
-    """Whether a CONNECT is answered well, with an echo there and back."""
+    """Whether a CONNECT succeeds, with an echo."""
     context = ssl.create_default_context(cafile=str(certificate.certificate))
     context.set_alpn_protocols(["http/1.1"])
     login = base64.b64encode(f"{name}:{password}".encode()).decode()
@@ -407,7 +407,7 @@ def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: st
             while stream.readline().strip():
                 pass
         if accepted:
-            # What is sent before the core has taken the connection from its HTTP server can be lost there.
+            # Bytes sent before the core has taken the connection over from its HTTP server can be lost.
             until(lambda: echo.connections > before)
             link.sendall(bytes((0, 12, 3)) + b"echo 5\nhello" + bytes(3))
             received = b""
@@ -420,13 +420,13 @@ def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: st
 
 
 def test_a_flow_that_is_cut_is_counted(alone: Box, echo: EchoServer) -> None:
-    """Downloads that a new core ends in the middle: what the users received is counted, and hardly more."""
+    """Downloads that a new core cuts in the middle: the received bytes are counted, and hardly more."""
     door = Door(VLESS)
     people = [TestUser.new(f"flow-{number}") for number in range(3)]
     alone.controller.start(backend(door.inbounds, map(door.user, people)))
 
     def download(port: int) -> int:
-        """Bytes received until the end, which comes too soon."""
+        """The bytes received until the premature end."""
         received = 0
         with transfer.connect(port, echo) as link:
             link.sendall(b"give 100000000000\n")

@@ -1,16 +1,22 @@
-"""Users' live connections on the real sing-box: whose they are, from where, and ending some of them."""
+"""Users' live connections on the real sing-box: their users and addresses, and ending some of them."""
 
 from __future__ import annotations
 
 import socket
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from unittest import mock
 
+import psutil
+import pytest
 from twisted.internet.threads import deferToThread
 
+from drivers.sing_box import api
 from drivers.sing_box.generation import SingBoxGeneration
 from node.contract.accounts import Change
 from node.contract.connections import Address, Live
+from node.errors import CoreFailed
 from scripts.staging import certs, transfer
 from scripts.staging.cover import CoverServer
 from scripts.staging.sing_box import SERVER_NAME, VLESS, Door, Way, shadowsocks, shadowsocks_2022, ways
@@ -19,7 +25,7 @@ from tests.harness.sing_box_run import SingBoxRun, both
 
 ANNA, BERT = TestUser.new("Anna@X"), TestUser.new("bert")
 HERE, THERE = "127.0.0.2", "127.0.0.3"
-# Those with which several connections of a client are one to the kernel, or none.
+# Transports with which several connections of a client are one to the kernel, or none.
 MUX = {"multiplex": {"enabled": True, "protocol": "h2mux", "max_connections": 1}}
 
 
@@ -28,7 +34,7 @@ def address(text: str) -> Address:
 
 
 async def lives(link: socket.socket) -> bool:
-    """Whether there is a way there and back."""
+    """Whether a connection echoes."""
     try:
         await deferToThread(transfer.small_echo, link, b"am I in?")
     except OSError:
@@ -37,7 +43,7 @@ async def lives(link: socket.socket) -> bool:
 
 
 class ConnectionTests(SingBoxRun):
-    """Which build it is matters little: one has its connections followed anyway."""
+    """The build matters little: on one of them the node follows connections anyway."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
@@ -49,7 +55,7 @@ class ConnectionTests(SingBoxRun):
         self.ways = {way.name: way for way in ways(certificate, cover.port)}
 
     async def seen(self, core: SingBoxGeneration, keys: Collection[str], count: int) -> list[Live]:
-        """What is told of these users once it is so much."""
+        """The connections of these users once there are so many."""
 
         async def told() -> list[Live]:
             found = await core.look(keys)
@@ -57,8 +63,9 @@ class ConnectionTests(SingBoxRun):
 
         return await self.until(told)
 
+    @pytest.mark.slow
     async def test_by_address(self) -> None:
-        """One address of a user ends, and nothing else: not the same user at another, not another user there."""
+        """Ending one address of a user affects neither the user at another address nor another user there."""
         for way in self.some_ways():
             with self.subTest(way=way.name):
                 await self.by_address(Door(way))
@@ -79,7 +86,7 @@ class ConnectionTests(SingBoxRun):
             *((key, address(HERE)) for key in ("anna@x", "bert")),
             ("anna@x", address(THERE)),
         }
-        # The core tells of connections beside what it carries, so it may be heard of one after its first bytes.
+        # The core reports connections concurrently, so a report may follow the connection's first bytes.
         await self.until(lambda: self.has_heard({(live.key, live.address): 2 for live in found}))
         assert all(core.may_carry(key) for key in ("anna@x", "bert")) and not core.may_carry("c")
         wanted = [live for live in found if (live.key, live.address) == ("anna@x", address(HERE))]
@@ -88,7 +95,7 @@ class ConnectionTests(SingBoxRun):
         left = await self.seen(core, ["anna@x", "bert"], len(found) - len(wanted))
         assert await core.end(wanted) == 0
         assert {(live.key, live.address) for live in left} == {("anna@x", address(THERE)), ("bert", address(HERE))}
-        # The client comes again, which is heard.
+        # The client reconnects, which is reported.
         self.heard.clear()
         again = await self.connected(ports[0])
         await self.until(lambda: self.has_heard({("anna@x", address(HERE)): 1}))
@@ -100,7 +107,7 @@ class ConnectionTests(SingBoxRun):
         await core.stop()
 
     async def has_heard(self, wanted: Mapping[tuple[str, Address], int]) -> bool:
-        """Whether it was told of so many connections; more are none that there were."""
+        """Whether at least so many connections of each were reported, and of no others."""
         heard = Counter(self.heard)
         assert heard <= Counter(wanted), heard
         return heard == Counter(wanted)
@@ -110,7 +117,7 @@ class ConnectionTests(SingBoxRun):
         return not await core.look(names) and not any(map(core.may_carry, names))
 
     async def settled(self, core: SingBoxGeneration, links: list[socket.socket]) -> list[Live]:
-        """Who is there, once the bytes of all are told."""
+        """The connections, once the bytes of all are reported."""
 
         async def told() -> list[Live]:
             found = await core.look(["anna@x", "bert"])
@@ -119,7 +126,7 @@ class ConnectionTests(SingBoxRun):
         return await self.until(told)
 
     async def test_silence(self) -> None:
-        """Who moves bytes is less silent than who does not."""
+        """A user who moves bytes is less silent than one who does not."""
         for way in (VLESS, self.ways["hysteria2"]):
             door = Door(way)
             core = await self.launched([door], [door.user(ANNA)])
@@ -137,7 +144,7 @@ class ConnectionTests(SingBoxRun):
             await core.stop()
 
     async def test_what_the_kernel_knows(self) -> None:
-        """Of a client by TCP how far away it is, and what it has confirmed: the protocol's own bytes are in it."""
+        """For a TCP client the round trip and the bytes it has acknowledged, including the protocol's overhead."""
         for way in (VLESS, self.ways["trojan"]):
             door = Door(way)
             core = await self.launched([door], [door.user(ANNA)])
@@ -153,7 +160,7 @@ class ConnectionTests(SingBoxRun):
             await core.stop()
 
     async def test_who_was_there_before(self) -> None:
-        """The core is first asked when somebody is connected already."""
+        """The core is first asked when a user is connected already."""
         door = Door(VLESS)
         core = await self.launched([door], [door.user(ANNA)])
         (port,) = await self.clients((door, ANNA, HERE))
@@ -163,7 +170,7 @@ class ConnectionTests(SingBoxRun):
         assert await core.end([live]) == 1 and not await lives(link)
 
     async def test_several_inbounds_and_a_front(self) -> None:
-        """One user by a live inbound, by another one and behind ShadowTLS, with a name that a core needs changed."""
+        """One user on a live inbound, another inbound and behind ShadowTLS, with a name that the core gets escaped."""
         person = TestUser.new("Å/b")
         doors = [Door(shadowsocks()), Door(VLESS)]
         core = await self.launched(doors, [both(person, *doors)])
@@ -173,10 +180,32 @@ class ConnectionTests(SingBoxRun):
         found = await self.seen(core, ["å/b"], 2)
         await self.until(lambda: self.has_heard({("å/b", address(HERE)): 2}))
         assert not core.unseen
-        # Who is removed is heard no more.
+        # Connections of a removed user are not reported any more.
         await core.apply([Change("shadowsocks", "å/b", None)])
         assert [await lives(link) for link in links] == [False, True]
         assert await core.end(found) == 1
+
+    async def test_a_core_that_hangs_while_somebody_is_removed(self) -> None:
+        """This is reported soon; the user is cut as soon as the core runs on, without another call."""
+        door = Door(VLESS)
+        core = await self.launched([door], [door.user(ANNA), door.user(BERT)])
+        ports = await self.clients((door, ANNA, HERE), (door, BERT, HERE))
+        links = [await self.connected(port) for port in ports]
+        assert core.pid is not None
+        process, began = psutil.Process(core.pid), time.monotonic()
+        process.suspend()
+        try:
+            with mock.patch.object(api, "ANSWER", 0.3), self.assertRaises(CoreFailed):
+                await core.apply([Change(door.way.name, "anna@x", None)])
+            assert time.monotonic() - began < 3
+        finally:
+            process.resume()
+
+        async def out() -> bool:
+            return not await lives(links[0])
+
+        await self.until(out)
+        assert await lives(links[1])
 
 
 class FollowedTests(ConnectionTests):

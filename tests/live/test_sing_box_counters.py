@@ -1,4 +1,4 @@
-"""The counters of a few names, on the real sing-box: the same as among all, whoever counts them."""
+"""Reading the counters of a few names on the real sing-box: the same values as reading all."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ UP, DOWN = 30_000, 50_000
 
 
 class CounterTests(SingBoxRun):
-    """With v2ray_api, which knows the users of the start; those who come later Shadowsocks counts."""
+    """With v2ray_api, which counts the users of the core's start; Shadowsocks counts those added later."""
 
     async def test_as_among_all(self) -> None:
-        """By several inbounds, live and not, whatever is in the name, in another case, and come while it runs."""
+        """On several inbounds, live and not, with any characters or case in the name, and for users added later."""
         live, other = Door(shadowsocks_2022()), Door(VLESS)
         core = await self.launched([live, other], [both(ANNA, live, other), both(SLASHED, live, other)])
         await self.let_in(core, live)
@@ -48,7 +48,7 @@ class CounterTests(SingBoxRun):
         assert one == "Anna@X", "of others nothing is asked"
 
     async def test_whom_nobody_knows(self) -> None:
-        """All is read: a user who left may have been counted by any spelling."""
+        """For an unknown user all counters are read: a removed user may have been counted under any spelling."""
         door = Door(VLESS)
         core = await self.launched([door], [door.user(ANNA)])
         every = await core.counters()
@@ -56,7 +56,7 @@ class CounterTests(SingBoxRun):
             assert (await core.some_counters(names)).keys() >= every.keys()
 
     async def test_nothing_carried(self) -> None:
-        """An inbound is told with nothing; a user is not."""
+        """An inbound without traffic has rows; a user without traffic has none."""
         door = Door(VLESS)
         core = await self.launched([door], [door.user(ANNA)])
         expected = {f"inbound>>>vless>>>traffic>>>{way}": 0 for way in ("uplink", "downlink")}
@@ -84,7 +84,7 @@ class CounterTests(SingBoxRun):
 
 
 class StreamTests(CounterTests):
-    """By the stream of connections, where the build has no counters."""
+    """With the stream of connections, for the build without counters."""
 
     build = "wheel"
 
@@ -94,3 +94,39 @@ class StreamTests(CounterTests):
         core = await self.launched([door], [door.user(ANNA)])
         with mock.patch.object(core._api._daemon, "_begin", side_effect=AssertionError("asked")):
             assert await core.some_counters(USERS[:1]) == {}
+
+    async def test_a_core_that_was_killed(self) -> None:
+        """The bytes reported before are known."""
+        door = Door(VLESS)
+        core = await self.launched([door], [door.user(ANNA)])
+        [port] = await self.clients((door, ANNA, "127.0.0.1"))
+        link = await self.connected(port)
+        await deferToThread(transfer.download, link, DOWN)
+        name = "user>>>Anna@X>>>traffic>>>downlink"
+
+        async def heard() -> bool:
+            return (await core.some_counters(USERS[:1])).get(name, 0) >= DOWN
+
+        await self.until(heard)
+        core.kill()
+        await core.when_exited()
+        assert (await core.counters())[name] >= DOWN
+        assert (await core.counters())["outbound>>>direct>>>traffic>>>downlink"] >= DOWN
+
+    async def test_a_killed_core_tells_no_less(self) -> None:
+        """Also for a user of a live inbound: if a counter decreased, its bytes would be booked twice."""
+        doors = Door(shadowsocks_2022()), Door(VLESS)
+        core = await self.launched(doors, [both(ANNA, *doors)])
+        for port in await self.clients(*((door, ANNA, "127.0.0.1") for door in doors)):
+            await self.use(port, 1)
+        name = "user>>>Anna@X>>>traffic>>>downlink"
+
+        async def counted() -> bool:
+            return (await core.counters()).get(name, 0) >= 2 * DOWN
+
+        await self.until(counted)
+        before = await core.counters()
+        core.kill()
+        await core.when_exited()
+        after = await core.counters()
+        assert {counter: value for counter, value in before.items() if after.get(counter, 0) < value} == {}

@@ -1,4 +1,4 @@
-"""Users of Shadowsocks in sing-box: they come, change and go while the core runs, and nobody else notices."""
+"""Shadowsocks users of sing-box are added, changed and removed while the core runs, without effect on others."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module", params=list(BUILDS))
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """One where no core comes up beside another: where one has to come, the one before it ends."""
+    """A node without room for another core: if a change needs one, the old core ends first."""
     with box_of(request.param, tmp_path_factory.mktemp("node"), DRAIN_GENERATIONS="0") as running:
         yield running
 
 
 def both(person: TestUser, *doors: Door) -> service_pb2.User:
-    """The user as a controller sends him for several inbounds."""
+    """The user as a controller sends them for several inbounds."""
     message = service_pb2.User(email=person.email)
     for door in doors:
         message.MergeFrom(service_pb2.User(inbounds=door.tags, proxies=door.user(person).proxies))
@@ -47,7 +47,7 @@ def both(person: TestUser, *doors: Door) -> service_pb2.User:
 
 @pytest.mark.parametrize("way", [shadowsocks_2022, shadowsocks])
 def test_nobody_notices(box: Box, echo: EchoServer, way: Callable[[], Way]) -> None:
-    """Others of the same inbound and of another one stay connected through an addition, a change and a removal."""
+    """Others of this and of another inbound stay connected through an addition, a change and a removal."""
     door, other = Door(way()), Door(VLESS)
     stays, elsewhere = TestUser.new("stays"), TestUser.new("elsewhere")
     old, new = TestUser.new("same"), TestUser.new("same")
@@ -79,7 +79,7 @@ def test_nobody_notices(box: Box, echo: EchoServer, way: Callable[[], Way]) -> N
 
 
 def test_every_byte(box: Box, echo: EchoServer) -> None:
-    """Of who is there from the start, who comes, goes and comes back, by one inbound and by two, across a new core."""
+    """Of users from the start, added, removed and re-added ones, on one inbound and on two, across a new core."""
     door, other = Door(shadowsocks_2022()), Door(VLESS)
     first, late, third = TestUser.new("first"), TestUser.new("late"), TestUser.new("Third")
     box.controller.start(backend(door.inbounds + other.inbounds, [both(first, door, other)]))
@@ -107,7 +107,7 @@ def test_every_byte(box: Box, echo: EchoServer) -> None:
         box.controller.sync_user(door.user(late))
         use(door, late)
         core = box.node.newest_core()
-        # VLESS needs another core; Shadowsocks comes along.
+        # VLESS needs another core, which also gets the Shadowsocks user.
         box.controller.sync_user(both(late, door, other))
         assert box.node.newest_core() != core
         use(door, late)
@@ -127,7 +127,7 @@ def test_every_byte(box: Box, echo: EchoServer) -> None:
 
 
 def test_a_name_that_is_no_path(box: Box, echo: EchoServer) -> None:
-    """A user with any characters in his e-mail comes, is counted, shown by his name, and goes."""
+    """A user with any characters in their e-mail is added, counted, shown by name, and removed."""
     door, person = Door(shadowsocks_2022()), TestUser.new("a/b%2F c?d#é;..")
     box.controller.start(backend(door.inbounds))
     with client((door, person)) as (port,), box.controller.logs() as log:
@@ -145,7 +145,7 @@ def test_a_name_that_is_no_path(box: Box, echo: EchoServer) -> None:
 
 
 def test_others_of_this_machine_are_not_answered(box: Box) -> None:
-    """Who finds the port of the users needs a path that is nowhere told, in the core's most talkative lines either."""
+    """The port for users needs a secret path, which is logged nowhere, even at the highest log level."""
     door = Door(shadowsocks_2022())
     with box.controller.logs() as log:
         box.controller.start(backend(door.inbounds, log={"level": "trace"}))
@@ -170,7 +170,7 @@ def _status(port: int, path: str) -> int:
 
 
 def test_keys_are_in_no_file(box: Box) -> None:
-    """The users are in the core's memory alone."""
+    """The users are only in the core's memory."""
     door, person = Door(shadowsocks()), TestUser.new("a")
     box.controller.start(backend(door.inbounds, [door.user(person)]))
     assert accepts(door.port)
@@ -179,7 +179,7 @@ def test_keys_are_in_no_file(box: Box) -> None:
 
 
 def test_a_core_that_comes_back_has_them(box: Box, echo: EchoServer) -> None:
-    """Those who came meanwhile, too."""
+    """Including those added meanwhile."""
     door, first, late = Door(shadowsocks_2022()), TestUser.new("first"), TestUser.new("late")
     box.controller.stop()
     box.controller.start(backend(door.inbounds, [door.user(first)]))
@@ -192,7 +192,7 @@ def test_a_core_that_comes_back_has_them(box: Box, echo: EchoServer) -> None:
 
 
 def test_another_spelling(alone: Box, echo: EchoServer) -> None:
-    """An e-mail in another case with the same credential changes nothing, but by what name its user is removed."""
+    """Another case of an e-mail with the same credential changes only the name by which the user is removed."""
     live, other = Door(shadowsocks_2022()), Door(VLESS)
     person, stays = TestUser.new("Anna@X"), TestUser.new("stays")
     again = TestUser("anna@x", person.uuid, person.password)

@@ -1,4 +1,4 @@
-"""Runs of sing-box that do not come up, are not wanted any more or crash: nothing that belonged to them stays."""
+"""Runs of sing-box that fail to start, are cancelled or crash leave nothing behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class RunTests(TestCase):
-    """On both builds: they differ in what follows a run."""
+    """On both builds: they differ in what follows a run's connections."""
 
     build = "built"
 
@@ -67,7 +67,7 @@ class RunTests(TestCase):
         return Change(door.way.name, "bert", account.packed)
 
     async def calls(self) -> int:
-        """Connections to the API of any core: nothing follows a run without one."""
+        """Open connections to the API of any core: without one nothing follows a run."""
         return sum(isinstance(getattr(reader, "protocol", None), Connection) for reader in reactor.getReaders())
 
     async def cores(self) -> list[psutil.Process]:
@@ -75,7 +75,7 @@ class RunTests(TestCase):
         return [one for one in children if one.status() != psutil.STATUS_ZOMBIE]
 
     async def test_a_start_that_is_cancelled_leaves_no_core(self) -> None:
-        """Before it answers, when it does, and after."""
+        """Before the core replies, when it does, and after."""
         door = Door(VLESS)
         core = await self.launched(door)
         await core.stop()
@@ -96,7 +96,7 @@ class RunTests(TestCase):
             assert not await self.calls(), step
 
     async def test_a_change_for_which_no_descriptor_is_left(self) -> None:
-        """The old core has ended and no other can begin: that is said so, and is tried again."""
+        """The old core has ended and no other can start: this is reported as such, and retried."""
         core = await self.launched(door := Door(VLESS))
         none_left = mock.patch("os.memfd_create", side_effect=OSError(errno.EMFILE, "Too many open files"))
         self.addCleanup(none_left.stop)
@@ -110,7 +110,7 @@ class RunTests(TestCase):
         assert not await self.cores()
 
     async def test_a_change_whose_configuration_is_refused_too_late(self) -> None:
-        """A certificate that goes between the check and the start: it is no caller's fault that there is no core."""
+        """A certificate vanishes between check and start: the missing core is not the caller's fault."""
         certificate = certs.make(self.directory, [SERVER_NAME])
         trojan = next(way for way in ways(certificate, 1) if way.name == "trojan")
         core = await self.launched(door := Door(trojan))
@@ -124,7 +124,7 @@ class RunTests(TestCase):
         assert not await self.cores()
 
     async def test_a_core_that_dies_while_a_change_is_checked(self) -> None:
-        """No other one is begun for the change: whoever keeps the core up does that, and would end this one for it."""
+        """No other core is started for the change: the supervisor does that, and would end this one."""
         core = await self.launched(door := Door(VLESS))
         newcomer = await self.newcomer(core, door)
         check, runs = self.plan.check, self.runs(core)
@@ -140,7 +140,7 @@ class RunTests(TestCase):
         assert not await self.cores()
 
     async def test_an_end_that_fails(self) -> None:
-        """The core ends all the same, and another one runs, without those who were to come; they are told."""
+        """The core ends all the same, and another one runs, without the users to be added, who are reported."""
         core = await self.launched(door := Door(VLESS))
 
         async def end(_: Generation) -> None:
@@ -155,7 +155,7 @@ class RunTests(TestCase):
         assert not await self.cores()
 
     async def test_crashes_leave_nothing(self) -> None:
-        """Neither what follows a run nor its connections."""
+        """Neither followers of a run nor its connections."""
         core = await self.launched(Door(VLESS), Door(shadowsocks_2022()))
         for _ in range(3):
             await core.apply([Change("vless", "anna", None)])
@@ -168,7 +168,7 @@ class RunTests(TestCase):
         await until_none(self.calls)
 
     async def test_nothing_begins_for_a_run_that_is_over(self) -> None:
-        """What is asked of it then fails."""
+        """Calls to it fail."""
         core = await self.launched(Door(VLESS))
         await core.stop()
         with self.assertRaises(CoreFailed):

@@ -1,4 +1,4 @@
-"""Users are held to their speeds on real cores: by the sockets of their clients, shared by who is at work."""
+"""Speed limits on real cores: enforced on the clients' sockets, shared by a user's active connections."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from drivers.sockets.hiding import disconnect
 from drivers.sockets.sock_diag import listeners
+from drivers.sockets.udp_hide import disconnect
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
 from node.backend.generations import Generations
@@ -38,26 +39,26 @@ from tests.harness.sing_box_run import SingBoxRun
 reactor: Any = installed
 KIND = Kind("vless-raw", vless(), raw())
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
-# Clients may put their connections together.
+# Clients may multiplex their connections.
 MUX = {"multiplex": {"enabled": True, "protocol": "h2mux", "max_connections": 1}}
 MUXED = replace(VLESS, server={"multiplex": {"enabled": True}}, client=MUX)
 MBYTE = 1_000_000
 SLOW, SLOWER = Limit(down=16_000_000), Limit(down=8_000_000)
-# What a busy machine does to a second and a half.
+# Tolerance for a measurement of a second and a half on a busy machine.
 ABOUT = 0.2
 
 
 def nobody(key: str, address: Address) -> None:
-    """Is told whose a connection is."""
+    """Ignore whose connection it is."""
 
 
 class SpeedTests(SingBoxRun):
-    """What a limit is, is said by the test."""
+    """The tests set the limits."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
         self.limits: dict[str, Limit] = {}
-        # By which clients of the core come.
+        # The inbound of the core's clients.
         self.door: Door | None = None
         self.generations = Generations()
         self.pacer = Pacer(reactor, self.generations, lambda key: self.limits.get(key, NONE))
@@ -72,7 +73,7 @@ class SpeedTests(SingBoxRun):
         return await self.launched([door], [door.user(ANNA), door.user(BERT)])
 
     async def started(self, port: int) -> None:
-        """The same, and paced."""
+        """The same, with speed limits."""
         run = await self.begun(port)
         assert isinstance(run, Paces) and not run.unseen and not run.unpaced
         run.arrived = self.pacer.arrived
@@ -88,7 +89,7 @@ class SpeedTests(SingBoxRun):
         self.generations.adopt(run)
 
     async def downloads(self, person: TestUser, count: int = 1) -> list[Download]:
-        """Begin so many."""
+        """Start so many downloads."""
         found = []
         for _ in range(count):
             link = await deferToThread(plain_vless.connect, self.port, person.uuid, self.echo)
@@ -97,7 +98,7 @@ class SpeedTests(SingBoxRun):
         return found
 
     async def speed(self, some: Sequence[Download], seconds: float = 1.5) -> float:
-        """Of all of them together, in bytes a second."""
+        """The sum of their speeds, in bytes a second."""
         began, before = reactor.seconds(), sum(one.received for one in some)
         await deferLater(reactor, seconds)
         took = reactor.seconds() - began
@@ -117,6 +118,7 @@ class SpeedTests(SingBoxRun):
         self.limits[person.email] = limit
         self.pacer.changed([person.email])
 
+    @pytest.mark.slow
     async def test_connections_share_a_speed_that_changes_and_a_neighbour_has_none(self) -> None:
         self.say(ANNA, SLOW)
         hers, his = await self.downloads(ANNA, 4), await self.downloads(BERT)
@@ -124,7 +126,7 @@ class SpeedTests(SingBoxRun):
         assert await self.speed(his) > 20 * MBYTE
         self.say(ANNA, SLOWER)
         await self.until_about(MBYTE, *hers)
-        # Who is left has what the others leave.
+        # The remaining ones share what the others leave.
         for one in hers[1:]:
             await deferToThread(one.close)
         await self.until_about(MBYTE, hers[0])
@@ -132,8 +134,9 @@ class SpeedTests(SingBoxRun):
         await self.until_speed(hers[:1], lambda speed: speed > 20 * MBYTE)
         assert self.pacer.warnings == []
 
+    @pytest.mark.slow
     async def test_it_holds_for_each_connection_from_one_port(self) -> None:
-        """Clients choose the port that they come from, and may come by it again before anybody looks."""
+        """A client chooses its source port, and may reuse it before the node looks at the sockets."""
         self.say(ANNA, SLOW)
         own = free_port()
         for _ in range(3):
@@ -145,7 +148,7 @@ class SpeedTests(SingBoxRun):
 
     async def test_it_holds_from_the_first_byte_where_all_have_a_speed(self) -> None:
         run = await self.all_limited()
-        # Nobody says whose a connection is.
+        # The core's reports of connections are ignored.
         run.arrived = nobody
         (hers,) = await self.downloads(ANNA)
         began = reactor.seconds()
@@ -157,18 +160,18 @@ class SpeedTests(SingBoxRun):
         await self.until_speed([his], lambda speed: speed > 20 * MBYTE)
 
     async def all_limited(self) -> Paces:
-        """Both have a speed, which the listener carries."""
+        """Both users have a limit, which the listener carries."""
         self.limits |= {ANNA.email: SLOW, BERT.email: SLOWER}
         self.pacer.changed(self.limits)
         await self.until(self.settled)
         return cast(Paces, self.generations.current)
 
     async def settled(self) -> bool:
-        """Listeners carry it."""
+        """Wait until the listeners carry it."""
         return set(self.told.values()) == {SLOW.down // 8}
 
     async def test_a_connection_that_carries_nothing_loses_a_speed_that_is_none_any_more(self) -> None:
-        """A client that puts its connections together keeps one open."""
+        """A multiplexing client keeps an idle connection open."""
         assert self.door is not None
         self.say(ANNA, SLOW)
         (port,) = await self.clients((self.door, ANNA, "127.0.0.2"))
@@ -188,14 +191,14 @@ class SpeedTests(SingBoxRun):
 
 
 class XraySpeedTests(SpeedTests):
-    # Here a connection is its user's as long as it lives.
+    # Here a connection belongs to one user for its whole life.
     test_a_connection_that_carries_nothing_loses_a_speed_that_is_none_any_more = None  # type: ignore[assignment]
 
     async def begun(self, port: int) -> Generation:
         return await self.launched_xray([KIND.inbound(port, "in")], dict.fromkeys((ANNA, BERT), "in"))
 
     async def launched_xray(self, inbounds: Sequence[Json], places: Mapping[TestUser, str]) -> Generation:
-        """A core with these users, each by one inbound."""
+        """A core with these users, each on one inbound."""
         settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory)}
         host = Host(reactor, LogRing(reactor, 1000), self.directory, settings)
         plan = await Xray(host).prepare(json.dumps(server_config(inbounds)), frozenset())
@@ -240,11 +243,11 @@ class XraySpeedTests(SpeedTests):
         await run._users._swap("in", [])
         (other,) = self.sockets()
         assert other != place
-        # What changes users has it seen to.
+        # As after a change of users.
         await run.apply([])
         run.arrived = nobody
         assert await self.speed(await self.downloads(ANNA)) < 2 * MBYTE * (1 + ABOUT)
 
     def sockets(self) -> list[int]:
-        """The inodes of what listens."""
+        """The inodes of listening sockets."""
         return listeners([range(self.port, self.port + 1)])[self.port]

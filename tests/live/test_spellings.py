@@ -1,4 +1,4 @@
-"""The two names that inbounds of Xray have for their users: the controller's get in by either, on every core."""
+"""The two keys for users of an Xray inbound: the controller's users are admitted with either, on every version."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ANNA, OWN = TestUser.new("anna@test"), TestUser.new("own@test")
 
 
 def spelled(place: Place, key: str) -> Json:
-    """The inbound with a user of its own, under this name."""
+    """The inbound with a user of its own, under this key."""
     settings = {name: value for name, value in place.inbound["settings"].items() if name != "clients"}
     if "method" not in settings and place.kind.protocol.name == "shadowsocks":
-        # A core that does not know the name looks for one user for all.
+        # A core that does not know the key looks for a single user's.
         settings |= {"method": "aes-256-gcm", "password": "of the server"}
     return {**place.inbound, "settings": {**settings, key: [place.kind.account(OWN)]}}
 
@@ -29,7 +29,7 @@ def spelled(place: Place, key: str) -> Json:
 @over("grpc")
 @pytest.mark.parametrize("key", ["clients", "users"])
 def test_either_name(key: str, all_kinds: Mapping[str, Kind], controller: Controller, echo: EchoServer) -> None:
-    """Whom the configuration has under either name does not; who comes later does, and leaves again."""
+    """The configuration's user under either key is not admitted; users added later are, and can be removed."""
     names = ("vless-raw", "vmess-raw", "trojan-tls", "shadowsocks-aes-256-gcm", "shadowsocks-2022-aes-128", "hysteria2")
     places = [Place(all_kinds[name], name) for name in names]
     controller.stop()

@@ -1,4 +1,4 @@
-"""A core that does not answer for some seconds: nobody is told that it did what it did not, and then it does it."""
+"""A core that does not reply for some seconds: the node never confirms what the core did not do, and then does it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import Place, gets_in, live, member, over, run, stays_out
 from tests.harness.grounds import Ground
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
-# Seconds: longer than a call to the core may take, shorter than what makes the node end it.
+# Seconds: longer than the timeout of a call to the core, shorter than the time after which the node ends it.
 STALL = 7.0
 
 
@@ -32,14 +32,14 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """Without another run beside the one that stands still: what is done in the end, that one does."""
+    """Without another run beside the suspended one, so that this one applies the change in the end."""
     with NodeProcess(tmp_path_factory.mktemp("node"), DRAIN_GENERATIONS="0") as running:
         yield running
 
 
 @contextmanager
 def stalled(node: NodeProcess) -> Iterator[int]:
-    """The core does nothing inside the block."""
+    """Suspend the core inside the block."""
     [core] = node.core_pids()
     os.kill(core, signal.SIGSTOP)
     try:
@@ -57,7 +57,7 @@ def succeeds(call: Callable[[], object]) -> bool:
 
 
 def removes(node: NodeProcess, home: Place, echo: EchoServer, call: Callable[[], object]) -> None:
-    """The call takes Anna out of a core that stands still: it does not succeed before she is out, and soon she is."""
+    """The call removes Anna from a suspended core: it does not succeed before she is cut, which happens soon."""
     with ThreadPoolExecutor(1) as pool:
         with stalled(node) as core:
             began = time.monotonic()
@@ -72,17 +72,18 @@ def removes(node: NodeProcess, home: Place, echo: EchoServer, call: Callable[[],
 
 @over("rest")
 def test_one_who_is_removed(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """SyncUser does not call done what was not done. It is done soon, and said again it is a success."""
+    """SyncUser does not confirm an unapplied removal. It is applied soon, and the repeated call succeeds."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     removes(node, home, echo, lambda: controller.sync_user(member(ANNA)))
     controller.sync_user(member(ANNA))
     assert stays_out(home, ANNA, echo)
 
 
+@pytest.mark.slow
 @live
 @over("grpc")
 def test_a_start_without_one(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """Nor does a Start that takes the running core back, which is no success then."""
+    """Nor does a Start that keeps the running core, which fails then."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     removes(node, home, echo, lambda: run(controller, [home], [member(BERT, home)]))
     run(controller, [home], [member(BERT, home)])

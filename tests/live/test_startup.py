@@ -1,10 +1,11 @@
-"""How the node starts and ends: settings and their faults, ports, systemd, what it leaves on disk and as processes."""
+"""Start and end of the node: settings and their faults, ports, systemd, files and processes left behind."""
 
 from __future__ import annotations
 
 import os
 import re
 import resource
+import signal
 import socket
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.wait import accepts, until
 from tests.harness.forked import Forked
+from tests.harness.listening import Listener
 
 ROOT = Path(__file__).parents[2]
 TWISTD = Path(sys.executable).with_name("twistd")
@@ -54,7 +56,7 @@ class Address:
 
 
 class Place:
-    """A directory to start nodes in by hand, with settings that work; an empty value takes one of them away."""
+    """A directory to start nodes in, with settings that work; an empty value removes one."""
 
     def __init__(self, directory: Path, child: type[Child]) -> None:
         self.directory = directory
@@ -68,17 +70,17 @@ class Place:
 
     @contextmanager
     def node(self, *options: str, **environment: str) -> Iterator[Child]:
-        """A node that is expected to say that it is ready."""
+        """A node that must report that it is ready."""
         with self.child(_argv(*options), self._environment(environment), directory=self.directory) as child:
             child.ready(lambda: "is ready: " in child.output, 20, "the node is ready")
             yield child
 
     def refused(self, *options: str, **environment: str) -> list[str]:
-        """The faults that a node tells which must not start."""
+        """The faults that a node reports that must not start."""
         return [line.partition(FAULT)[2] for line in self.ended(*options, **environment) if FAULT in line]
 
     def ended(self, *options: str, **environment: str) -> list[str]:
-        """What a node says that must not start: it ends with status 1, without a traceback, and leaves no process."""
+        """The output of a node that must not start: it exits with 1, without a traceback, and leaves no process."""
         child = self.child(_argv(*options), self._environment(environment), directory=self.directory)
         try:
             status = child.wait(20)
@@ -112,7 +114,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     return Place(tmp_path, getattr(request, "param", Forked))
 
 
-# As an operator's node does; for some of each kind.
+# Executed as by an operator, not forked; for some tests of each kind.
 from_nothing = pytest.mark.parametrize("place", [Child], ids=["from_nothing"], indirect=True)
 
 
@@ -121,7 +123,7 @@ def _argv(*options: str) -> list[str]:
 
 
 def _session(pid: int) -> list[int]:
-    """Who is left of the session that this process began."""
+    """The remaining processes of the session that this process began."""
     left = []
     for other in psutil.pids():
         try:
@@ -137,7 +139,7 @@ def _listening(pid: int) -> set[int]:
 
 
 def _works(address: Address) -> None:
-    """Both transports answer this key."""
+    """Check that both transports accept this key."""
     for controller in (RestController(address), RpcController(address)):
         assert controller.info().version
         controller.close()
@@ -145,7 +147,7 @@ def _works(address: Address) -> None:
 
 @from_nothing
 def test_descriptors(place: Place) -> None:
-    """A node that was given few open files takes as many as it may have."""
+    """A node with a low soft limit of open files raises it to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -170,14 +172,14 @@ def test_descriptors(place: Place) -> None:
     ids=["missing", "empty", "nil", "nil-bare", "short"],
 )
 def test_bad_key(place: Place, key: str, says: str) -> None:
-    """Without a usable key the node does not start, says why in one line, and does not repeat the key."""
+    """Without a usable key the node refuses to start, with one line that does not contain the key."""
     (fault,) = place.refused(API_KEY=key)
     assert says in fault
     assert not key.strip() or key.strip() not in fault
 
 
 def test_empty_key_file(place: Place) -> None:
-    """A file without a key is no key, and is named."""
+    """A file without a key is a fault that names the file."""
     file = place.directory / "key"
     file.write_text("\n")
     (fault,) = place.refused(API_KEY="", API_KEY_FILE=str(file))
@@ -186,15 +188,15 @@ def test_empty_key_file(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_KEY_FILE"])
 def test_missing_pair(place: Place, name: str) -> None:
-    """A certificate or key that is not there is named, with what makes one."""
+    """A missing certificate or key is named, with the command that makes one."""
     (fault,) = place.refused(**{name: str(place.directory / "nothing.pem")})
     assert name in fault
     assert "nothing.pem" in fault
-    assert "node.certificate" in fault
+    assert "nodectl certificate make" in fault
 
 
 def test_mismatched_key(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A key of another certificate is one clear line, before any port is taken."""
+    """A key of another certificate is one clear line, before any port is bound."""
     other = certs.make(tmp_path_factory.mktemp("other"), ["localhost"])
     (fault,) = place.refused(SSL_KEY_FILE=str(other.key))
     assert "is not the key of the certificate" in fault
@@ -209,7 +211,7 @@ def test_garbage_instead_of_a_certificate(place: Place) -> None:
 
 @from_nothing
 def test_several_faults(place: Place) -> None:
-    """All faults are told at once, a line each."""
+    """All faults are reported at once, a line each."""
     faults = place.refused(API_KEY="short", REST_PORT="70000", GRPC_PORT="x", SSL_CERT_FILE="/nothing", DEBUG="maybe")
     named = ["API_KEY", "REST_PORT", "GRPC_PORT", "SSL_CERT_FILE", "DEBUG"]
     assert sorted(fault.partition(":")[0] for fault in faults) == sorted(named)
@@ -224,7 +226,7 @@ def test_same_port_twice(place: Place) -> None:
 @pytest.mark.parametrize("name", ["REST_PORT", "GRPC_PORT"])
 @pytest.mark.parametrize("host", ["127.0.0.1", ""], ids=["loopback", "everywhere"])
 def test_taken_port(place: Place, name: str, host: str) -> None:
-    """A port that somebody has ends the node with one line that names it, and frees the other one."""
+    """A taken port ends the node with one line that names it, and frees the other port."""
     ports = {"REST_PORT": place.rest_port, "GRPC_PORT": place.grpc_port}
     with socket.create_server(("127.0.0.1", ports[name])):
         (fault,) = place.refused(NODE_HOST=host)
@@ -233,7 +235,7 @@ def test_taken_port(place: Place, name: str, host: str) -> None:
 
 
 def test_second_node_on_the_ports(place: Place) -> None:
-    """A second node on the same ports does not start, and the first goes on."""
+    """A second node on the same ports does not start, and the first is unaffected."""
     with place.node():
         (fault,) = place.refused(STATE_DIR=str(place.directory / "other"))
         assert str(place.rest_port) in fault or str(place.grpc_port) in fault
@@ -242,7 +244,7 @@ def test_second_node_on_the_ports(place: Place) -> None:
 
 @from_nothing
 def test_second_node_in_the_state(place: Place) -> None:
-    """A second node with the same STATE_DIR does not start, and the first goes on."""
+    """A second node with the same STATE_DIR does not start, and the first is unaffected."""
     with place.node():
         (fault,) = place.refused(REST_PORT=str(free_port()), GRPC_PORT=str(free_port()))
         assert str(place.state) in fault
@@ -254,7 +256,7 @@ def test_second_node_in_the_state(place: Place) -> None:
 
 @pytest.mark.parametrize("protocol", ["rest", "grpc", "REST", ""], ids=["rest", "grpc", "upper", "alone"])
 def test_service_port(place: Place, protocol: str) -> None:
-    """SERVICE_PORT, for SERVICE_PROTOCOL or gRPC without one, is the one port that is open, and serves both."""
+    """SERVICE_PORT, for SERVICE_PROTOCOL or else gRPC, is the only open port, and serves both."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL=protocol, SERVICE_PORT=str(port), REST_PORT="", GRPC_PORT="") as node:
         assert _listening(node.pid) == {port}
@@ -265,7 +267,7 @@ def test_service_port(place: Place, protocol: str) -> None:
 
 
 def test_service_port_and_the_other(place: Place) -> None:
-    """The other port is open as well where it is set by its own name."""
+    """The other port is open as well if it is set by its own name."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL="grpc", SERVICE_PORT=str(port), GRPC_PORT="") as node:
         assert _listening(node.pid) == {port, place.rest_port}
@@ -285,7 +287,7 @@ def test_order_of_settings(place: Place) -> None:
 
 
 def test_settings_of_another_node(place: Place) -> None:
-    """What another deployed node was configured with is taken where it means something, and else named once."""
+    """Settings of another deployed node are used where they apply; the others are named once."""
     port = free_port()
     lines = [
         f"SERVICE_PORT= {port}",
@@ -305,7 +307,7 @@ def test_settings_of_another_node(place: Place) -> None:
 
 @from_nothing
 def test_defaults_in_the_state(place: Place) -> None:
-    """Key and certificate are found in STATE_DIR where nothing else is said."""
+    """By default key and certificate are read from STATE_DIR."""
     place.state.mkdir()
     (place.state / "api_key").write_text(f"{KEY}\n")
     place.pair.certificate.rename(place.state / "certificate.pem")
@@ -315,7 +317,7 @@ def test_defaults_in_the_state(place: Place) -> None:
 
 
 def test_help(place: Place) -> None:
-    """`twistd node --help` tells every setting; those that are secret are no options."""
+    """`twistd node --help` has every setting, except that secret ones are no options."""
     done = subprocess.run(
         [str(TWISTD), "node", "--help"],
         env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
@@ -334,7 +336,7 @@ def test_help(place: Place) -> None:
 
 @pytest.mark.parametrize("key", [KEY, ""], ids=["key in the environment", "no other key"])
 def test_key_is_no_option(place: Place, key: str) -> None:
-    """A key on the command line is refused, whether there is another or not, and is not shown."""
+    """A key on the command line is refused, with or without another key, and is not shown."""
     given = str(uuid.uuid4())
     lines = place.ended(f"--api-key={given}", API_KEY=key)
     assert not any(given in line for line in lines)
@@ -344,7 +346,7 @@ def test_key_is_no_option(place: Place, key: str) -> None:
 
 
 def test_every_address_by_default(place: Place) -> None:
-    """Without NODE_HOST both interfaces answer over IPv4 and IPv6."""
+    """Without NODE_HOST both interfaces listen on IPv4 and IPv6."""
     with place.node(NODE_HOST=""):
         _works(place.address("127.0.0.1"))
         for port in (place.rest_port, place.grpc_port):
@@ -353,7 +355,7 @@ def test_every_address_by_default(place: Place) -> None:
 
 
 def test_one_ipv6_address(place: Place) -> None:
-    """NODE_HOST=::1 serves that address and no other."""
+    """NODE_HOST=::1 serves only that address."""
     with place.node(NODE_HOST="::1"):
         _works_on_ipv6(place)
         assert not any(map(accepts, (place.rest_port, place.grpc_port)))
@@ -370,7 +372,7 @@ def _works_on_ipv6(place: Place) -> None:
 
 
 class Systemd(threading.Thread):
-    """Hears what the node tells systemd; `ports` were accepting at READY=1 if `ready_accepts` is true."""
+    """Receives the node's notifications; with `ready_accepts` it checks that `ports` accept at READY=1."""
 
     def __init__(self, path: Path, ports: list[int]) -> None:
         super().__init__(daemon=True)
@@ -393,7 +395,7 @@ class Systemd(threading.Thread):
 
 @from_nothing
 def test_notify(place: Place) -> None:
-    """systemd hears READY=1 when both ports accept, and STOPPING=1 at the end, once each."""
+    """systemd receives READY=1 once both ports accept, and STOPPING=1 at the end, once each."""
     systemd = Systemd(place.directory / "notify", [place.rest_port, place.grpc_port])
     systemd.start()
     with place.node(NOTIFY_SOCKET=str(systemd.path)):
@@ -404,7 +406,7 @@ def test_notify(place: Place) -> None:
 
 
 def test_watchdog(place: Place) -> None:
-    """systemd's watchdog hears of the node while it runs."""
+    """systemd receives watchdog notifications while the node runs."""
     systemd = Systemd(place.directory / "notify", [])
     systemd.start()
     with place.node(NOTIFY_SOCKET=str(systemd.path), WATCHDOG_USEC="200000"):
@@ -412,8 +414,36 @@ def test_watchdog(place: Place) -> None:
     systemd.join(timeout=10)
 
 
+@from_nothing
+@pytest.mark.parametrize(
+    ("number", "kinds"), [(signal.SIGHUP, ["certificate.loaded"]), (signal.SIGUSR2, ["node.upgrading", "node.started"])]
+)
+def test_signals_before_it_is_ready(place: Place, number: signal.Signals, kinds: list[str]) -> None:
+    """Signals during the start are held back: the node starts, and then handles them."""
+    with place.child(_argv(), place._environment({}), directory=place.directory) as child:
+        until(lambda: waits(child.pid, number), 10, "the signal is held back")
+
+        def ready() -> bool:
+            os.kill(child.pid, number)
+            return "is ready: " in child.output
+
+        child.ready(ready, 30, "the node is ready")
+        with closing(RestController(place.address())) as controller, Listener(controller) as listener:
+            last = listener.find("node.started").sequence
+            for kind in kinds:
+                last = listener.find(kind, last).sequence
+        assert child.running and not waits(child.pid, number)
+
+
+def waits(pid: int, number: signal.Signals) -> bool:
+    """Whether the process's main thread blocks this signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(re.search(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+    return bool(mask >> (number - 1) & 1)
+
+
 def test_nothing_is_ready_in_vain(place: Place) -> None:
-    """A node that cannot start never says READY=1."""
+    """A node that cannot start never sends READY=1."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener, ExitStack() as stack:
         listener.bind(str(place.directory / "notify"))
         listener.setblocking(False)
@@ -427,7 +457,7 @@ def test_nothing_is_ready_in_vain(place: Place) -> None:
 
 
 def test_term_with_everything_open(tmp_path: Path) -> None:
-    """TERM ends a node within 3 s, log streams of both transports and a running core notwithstanding."""
+    """TERM ends a node within 3 s, despite log streams of both transports and a running core."""
     with NodeProcess(tmp_path) as node, ExitStack() as stack:
         controllers = (RestController(node), RestController(node, dialect="x-api-key"), RpcController(node))
         readers = [stack.enter_context(controller.logs()) for controller in controllers]
@@ -462,8 +492,8 @@ def open_before(directory: Path) -> Path:
 
 
 def test_modes_in_the_state() -> None:
-    """STATE_DIR and what is below it is for the node alone, even where the directory was open before."""
-    # With a name that is short enough for sockets to be in it.
+    """Only the node can access STATE_DIR and its contents, even if the directory was open before."""
+    # With a path that is short enough for sockets in it.
     with tempfile.TemporaryDirectory() as directory, NodeProcess(open_before(Path(directory))) as node:
         controller = RestController(node)
         controller.start(backend([VLESS.inbound(free_port(), "in")]))
@@ -479,7 +509,7 @@ def _private(path: Path) -> bool:
 
 
 def test_start_again_after_kill(tmp_path: Path) -> None:
-    """A node that was killed leaves no core behind, and starts again on its ports at once."""
+    """A killed node leaves no core behind, and starts again on its ports at once."""
     with NodeProcess(tmp_path) as node:
         controller = RestController(node)
         controller.start(backend([VLESS.inbound(free_port(), "in")]))
@@ -491,7 +521,7 @@ def test_start_again_after_kill(tmp_path: Path) -> None:
 
 
 def test_wrong_key_is_refused(place: Place) -> None:
-    """The key of the settings is the one that is asked for."""
+    """Only the settings' key is accepted."""
     with place.node(API_KEY="another-key-of-a-node"), pytest.raises(ControllerError) as refused:
         RestController(place.address()).info()
     assert refused.value.status == "401"

@@ -1,4 +1,4 @@
-"""Strangers at the node's ports: whatever they do, it lives on and serves those who have the key."""
+"""Strangers at the node's ports: whatever they do, it survives and serves callers with the key."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from protos.service_pb2 import Empty
 from scripts.staging import certs
@@ -19,7 +21,7 @@ from tests.live.test_transport import all_of, connected, der, served
 
 
 def test_knocking_while_the_certificate_is_renewed(tmp_path: Path) -> None:
-    """Connections and handshakes without an end, and renewals meanwhile, do not end the node."""
+    """Endless connections and handshakes, and renewals meanwhile, do not end the node."""
     with NodeProcess(tmp_path) as node:
         with knocking(node.grpc_port) as rounds:
             for number in range(10):
@@ -30,7 +32,7 @@ def test_knocking_while_the_certificate_is_renewed(tmp_path: Path) -> None:
 
 
 def renew(node: NodeProcess, directory: Path) -> None:
-    """Put another certificate in place and wait until the gRPC port serves it."""
+    """Replace the certificate and wait until the gRPC port serves it."""
     directory.mkdir()
     pair = certs.make(directory, ["localhost", node.host])
     pair.certificate.replace(node.certificate.certificate)
@@ -41,7 +43,7 @@ def renew(node: NodeProcess, directory: Path) -> None:
 
 
 def test_a_path_that_is_no_text(tmp_path: Path) -> None:
-    """A call whose path is not UTF-8, which gRPC's server could not bear, ends nobody's call, nor does it get there."""
+    """A call with a path that is not UTF-8 would crash gRPC's server; it is refused before, and ends no other call."""
     with NodeProcess(tmp_path) as node, Rpc(node) as before, RpcController(node).logs() as reader:
         until(lambda: reader.lines, what="the stream is open")
         for _ in range(10):
@@ -54,6 +56,7 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
         assert [line for line in node.lines if "Traceback" in line or "stderr" in line] == [], node.lines
 
 
+@pytest.mark.slow
 def test_silent_and_slow_ones_go(tmp_path: Path) -> None:
     """200 silent and 200 slow strangers at each port are gone within 20 s, and controllers are served meanwhile."""
     with NodeProcess(tmp_path) as node, RpcController(node).logs() as reader, Rpc(node) as rpc:
@@ -70,7 +73,7 @@ def test_silent_and_slow_ones_go(tmp_path: Path) -> None:
 
 
 def test_strangers_write_next_to_nothing(own_node: NodeProcess) -> None:
-    """Whatever strangers send to either port, there is one line of each kind about it in the log."""
+    """The log has one line of each kind for any number of strangers' requests on either port."""
     RestController(own_node).info()
     until(lambda: any("is ready" in line for line in own_node.lines), what="the node has said all")
     before = len(own_node.lines)
@@ -86,4 +89,4 @@ def test_strangers_write_next_to_nothing(own_node: NodeProcess) -> None:
         call(own_node.grpc_port, b"/service.NodeService/Stop", *headers)
     assert RpcController(own_node).info().version
     kinds = [line.partition("#warn] ")[2] for line in own_node.lines[before:]]
-    assert sorted(kinds) == ["a TLS handshake failed: 127.0.0.1", "a wrong key, or none: 127.0.0.1"]
+    assert sorted(kinds) == ["a TLS handshake failed: 127.0.0.1", "a request with a wrong key or none: 127.0.0.1"]

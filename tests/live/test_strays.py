@@ -1,4 +1,4 @@
-"""What the node asks Xray of the connections of which it wrote no line: who is online, and from where."""
+"""Queries to Xray about connections without an access line: online users and their addresses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def _online(socket: Path) -> dict[str, list[str]]:
 def test_the_core_tells_who_is_online(
     controller: Controller, node: NodeProcess, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """All at once, by their e-mails as they were spelled, and nobody else."""
+    """All at once, with the spelling of their e-mails, and no other users."""
     place = Place(all_kinds["vless-raw"], "in")
     with settled([place], cover):
         run(controller, [place], [member(ANNA, place), member(BERT, place)])

@@ -1,4 +1,4 @@
-"""Swaps of an inbound that fail, and new runs of a core for its users: who is removed is out, and no port is deaf."""
+"""Failing swaps of an inbound, and new runs of a core for users: removed users are cut, and no port stays closed."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tests.harness.renewing import Renewing
 reactor: Any = installed
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-# What no core knows.
+# An account that every core refuses.
 BAD = pack(CARL.email, "no.such.Account", b"")
 
 
 class BrokenApi(Api):
-    """Takes inbounds out, and for the next `failures` times does not put them back."""
+    """Removes inbounds, and fails the next `failures` times to add them again."""
 
     failures = 0
 
@@ -84,14 +84,14 @@ class SwapTests(TestCase):
         return roster.target
 
     async def apply(self, changes: Sequence[Change]) -> set[str]:
-        """Who is refused."""
+        """Apply changes. Returns the refused users."""
         refused = await self.runs.apply(changes)
         assert isinstance(self.runs.run, XrayGeneration)
         self.core = self.runs.run
         return {refusal.email for refusal in refused}
 
     async def names(self, tag: str) -> set[str]:
-        """Whom the core lets in, which is whom it confirmed."""
+        """The users in the core, which must be those that it confirmed."""
         self.assertEqual(await self.core.audit(), 0)
         api: Api = self.core._api
         return {user.email for user in await api.list_users(tag)}
@@ -100,7 +100,7 @@ class SwapTests(TestCase):
         return [change for change in diff(self.core.accounts, self.target(*people)) if change.tag == self.place.tag]
 
     async def test_a_swap_that_fails(self) -> None:
-        """Who is removed is out all the same, who comes is refused, and who stays gets in."""
+        """Removed users are cut all the same, added ones are refused, and others stay."""
         self.api.failures, first = 1, self.core
         self.assertEqual(await self.apply(self.changes(ANNA, CARL)), {CARL.email})
         self.assertEqual(await self.names(self.place.tag), {ANNA.email})
@@ -108,7 +108,7 @@ class SwapTests(TestCase):
         self.assertIs(self.core, first)
 
     async def test_an_inbound_that_cannot_be_put_back(self) -> None:
-        """It takes a new run of the core, which has everybody that it shall have."""
+        """A new run of the core gets all users."""
         self.api.failures, first = 2, self.core
         self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
         self.assertEqual(self.runs.ended, [first])
@@ -117,7 +117,7 @@ class SwapTests(TestCase):
         self.assertTrue(accepts(self.place.port))
 
     async def test_a_closed_door(self) -> None:
-        """The listener of an inbound that is swapped is closed like that before it, and all of them open again."""
+        """The listener of an inbound is closed during its swap as before, and all of them open again."""
         places = [("127.0.0.1", place.port) for place in (self.place, self.other)]
         await self.core.close_door()
         self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
@@ -128,7 +128,7 @@ class SwapTests(TestCase):
             socket.create_connection(place, 5).close()
 
     async def test_nobody_is_left_in_an_inbound_that_is_gone(self) -> None:
-        """An inbound that cannot be put back lets nobody in, and nobody is said to be in it."""
+        """An inbound that cannot be restored admits no user, and none is reported in it."""
         self.api.failures = 2
         refused, left = await self.core.apply(self.changes(ANNA, CARL))
         self.assertEqual(refused, [])
@@ -138,7 +138,7 @@ class SwapTests(TestCase):
         self.assertEqual(await self.core.apply(left), ([], left))
 
     async def test_a_run_that_the_core_refuses(self) -> None:
-        """Users whom the core refuses do not keep who leaves in it: it runs again without either."""
+        """Users whom the core refuses do not keep removed ones in: it runs again without either."""
         self.api.failures, first = 2, self.core
         coming = [Change(self.place.tag, CARL.email, BAD)]
         leaving = [Change(self.place.tag, BERT.email, None)]
@@ -150,13 +150,13 @@ class SwapTests(TestCase):
         self.assertEqual(await self.names(self.place.tag), {ANNA.email})
 
     async def test_nobody_leaves_for_users_whom_the_core_refuses(self) -> None:
-        """Where nobody has to be put out the core that runs goes on."""
+        """If no user must be removed the running core stays."""
         refused = await self.runs.renew([Change(self.place.tag, CARL.email, BAD)])
         self.assertIs(self.runs.run, self.core)
         self.assertEqual((len(refused), self.runs.ended), (1, []))
 
     async def test_a_core_that_is_gone(self) -> None:
-        """No second core is run beside the one that comes back by itself, and has them then."""
+        """No second core is started beside the restarting one, which gets the users."""
         self.core.kill()
         await self.core.when_exited()
         first: XrayGeneration = self.core
@@ -166,7 +166,7 @@ class SwapTests(TestCase):
 
 
 class StalledChannel:
-    """Of a core that answers nothing."""
+    """A channel to a core that never replies."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -179,7 +179,7 @@ class StalledChannel:
 
 
 def test_a_core_that_does_not_answer_is_not_asked_thousands_of_times() -> None:
-    """When one of many calls runs out the others fail at once, each by its own name."""
+    """When one of many calls times out the others fail at once, each with its name."""
     api, stalled = Api(reactor, "nowhere"), StalledChannel()
     api._channel = stalled  # type: ignore[assignment]
     asking = api.alter([Operation("home", f"{number}@test", None) for number in range(5_000)])

@@ -1,4 +1,4 @@
-"""From one core to another by Start, and users who change from run to run: what was transferred is billed, and once."""
+"""Starts from one core to the other, and users who change between runs: all bytes are billed, once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(reply: StatResponse) -> Bill:
 
 
 class Meter:
-    """What users moved, as the destination saw it."""
+    """The users' bytes, as the destination counted them."""
 
     def __init__(self, echo: EchoServer) -> None:
         self.moved = Bill()
@@ -42,7 +42,7 @@ class Meter:
 
     @contextmanager
     def transfer(self, port: int, person: TestUser) -> Iterator[None]:
-        """The user moves bytes, another number each time; inside, his connection is still open."""
+        """The user moves another number of bytes; inside, the connection is still open."""
         self._size += 997
         before = self._echo.received, self._echo.sent
         with transfer.connect(port, self._echo) as link:
@@ -64,11 +64,12 @@ def on_each(kind: Kind) -> list[Place]:
     return [Place(kind, first.tag, first.port, ground) for ground in GROUNDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("take", [False, True], ids=["at the end", "each time"])
 def test_there_and_back(
     own_node: NodeProcess, all_kinds: Mapping[str, Kind], echo: EchoServer, meter: Meter, take: bool
 ) -> None:
-    """From Xray to sing-box and back, twice, with users and open connections: `info` tells, and bills are exact."""
+    """From Xray to sing-box and back, twice, with users and open connections: `info` is right, and bills are exact."""
     billed, before = Bill(), 0
     with ExitStack() as stack:
         controllers: list[Controller] = [stack.enter_context(control(own_node, each)) for each in ("grpc", "rest")]
@@ -80,7 +81,7 @@ def test_there_and_back(
             assert core != before
             before = core
             for person in (ANNA, BERT):
-                # They stay connected, and are when the core is replaced.
+                # They stay connected until the core is replaced.
                 port = stack.enter_context(way(place, person))
                 stack.enter_context(meter.transfer(port, person))
             if take:
@@ -88,15 +89,16 @@ def test_there_and_back(
         controllers[0].stop()
         billed += rows(controllers[1].stats(UsersStat, reset=True))
         assert billed == meter.moved
-        # Handlers of both, under the tags that they have in common.
+        # Inbounds and outbounds of both, under their common tags.
         users = sum(value for (_, direction), value in meter.moved.items() if direction == "uplink")
         assert users <= rows(controllers[0].stats(Inbounds))["home", "uplink"] <= 1.01 * users
         assert rows(controllers[0].stats(Outbounds))["direct", "uplink"] == users
         assert not controllers[0].stats(UsersStat).stats
 
 
+@pytest.mark.slow
 def test_users_go_along(own_node: NodeProcess, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
-    """Each core has the users of its own Start and syncs and no others, the next node resumes the last one."""
+    """Each core has exactly the users of its own Start and syncs, and the next node resumes the last one."""
     there, here = on_each(all_kinds["vless-raw"])
     with control(own_node, "rest") as controller:
         run(controller, [there], [member(ANNA, there)])
@@ -117,7 +119,7 @@ def test_users_go_along(own_node: NodeProcess, all_kinds: Mapping[str, Kind], ec
 def test_a_switch_that_is_refused(
     own_node: NodeProcess, all_kinds: Mapping[str, Kind], echo: EchoServer, way_there: Sequence[Ground]
 ) -> None:
-    """A configuration that the other core refuses leaves this one alone, and everybody on it."""
+    """If the other core refuses the configuration, this core and its connections stay."""
     ground, other = way_there
     place = Place(all_kinds["vless-raw"], "home", ground=ground)
     with control(own_node, "grpc") as controller:
@@ -134,7 +136,7 @@ def test_a_switch_that_is_refused(
 def test_four_changes_in_a_row(
     own_node: NodeProcess, all_kinds: Mapping[str, Kind], ground: Ground, echo: EchoServer, meter: Meter
 ) -> None:
-    """Users of many protocols transfer while others come, four times: whatever that takes, every byte is billed."""
+    """Users of many protocols transfer during four additions: every byte is billed."""
     places = [Place(all_kinds[name], name, ground=ground) for name in NAMES]
     people = [TestUser.new(f"{name}@test") for name in NAMES]
     members = [member(person, place) for person, place in zip(people, places, strict=True)]

@@ -1,4 +1,4 @@
-"""Proxied traffic through a real node: who gets through, and that every byte of it is counted for the right one."""
+"""Proxied traffic through a real node: only users get through, and every byte is counted for the right one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, connection, control, gets_in, member, over, run, settled, stays_out, way
 from tests.harness.grounds import Ground
 
-# What Xray leaves out of an inbound's downlink, for a connection.
+# Bytes that Xray leaves out of an inbound's downlink for each connection.
 UNCOUNTED = 8192
 ANNA, BERT, CORA = TestUser.new("Anna@test"), TestUser.new("bert@test"), TestUser.new("cora@test")
 
@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
 
 
 class Resident(NamedTuple):
-    """An inbound with one user, and the SOCKS port that leads into it as him."""
+    """An inbound with one user, and the SOCKS port that leads to it as that user."""
 
     place: Place
     person: TestUser
@@ -60,7 +60,7 @@ def counted(controller: Controller, kind: StatType, name: str, reset: bool = Fal
 
 
 def listed(controller: Controller, kind: StatType, reset: bool = False) -> dict[tuple[str, str], int]:
-    """All rows, by name and direction; none comes twice."""
+    """All rows, by name and direction; none occurs twice."""
     stats = controller.stats(kind, reset=reset).stats
     rows = {(stat.name, stat.type): stat.value for stat in stats}
     assert len(rows) == len(stats)
@@ -69,13 +69,13 @@ def listed(controller: Controller, kind: StatType, reset: bool = False) -> dict[
 
 
 def seen(echo: EchoServer) -> Traffic:
-    """What the destination has received and sent."""
+    """The bytes that the destination has received and sent."""
     return Traffic(echo.received, echo.sent)
 
 
 @contextmanager
 def tls_source(certificate: Certificate) -> Iterator[int]:
-    """The port of a TLS 1.3 server that answers each number with so many bytes."""
+    """The port of a TLS 1.3 server that replies to each number with so many bytes."""
     port, context = free_port(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate.certificate, certificate.key)
 
@@ -96,7 +96,7 @@ def receive(link: ssl.SSLSocket, size: int) -> None:
 
 
 def unknown(call: Callable[[], object]) -> None:
-    """The call is refused since there is nothing of that name."""
+    """The call is refused as for an unknown name."""
     with pytest.raises(ControllerError) as refused:
         call()
     assert refused.value.status in ("404", "NOT_FOUND")
@@ -120,7 +120,7 @@ def residents(all_kinds: Mapping[str, Kind], node: NodeProcess, cover: CoverServ
 def test_bytes_are_counted(
     name: str, residents: Mapping[str, Resident], echo: EchoServer, controller: Controller
 ) -> None:
-    """A user of Start transfers, and while his connection is open each byte is counted, for him and the outbound."""
+    """While a connection is open each of its bytes is counted, for the user and the outbound."""
     person, email = residents[name], residents[name].person.email
     user, outbound, sent = counted(controller, UserStat, email), counted(controller, Outbound, "direct"), seen(echo)
     with transfer.connect(person.socks_port, echo) as link:
@@ -128,7 +128,7 @@ def test_bytes_are_counted(
         transfer.download(link, 300_000)
         transfer.upload(link, 200_000)
         moved = seen(echo).minus(sent)
-        # A reading that was under way may answer.
+        # The reply may be from a reading that had begun before.
         until(lambda: counted(controller, UserStat, email).minus(user) == moved, 2, "each byte is counted")
         assert counted(controller, Outbound, "direct").minus(outbound) == moved
     echo.drop()
@@ -138,7 +138,7 @@ def test_bytes_are_counted(
 
 @over("grpc")
 def test_vision_is_counted_live(tmp_path: Path, residents: Mapping[str, Resident], controller: Controller) -> None:
-    """TLS inside Vision, which a kernel could splice past the counters, is counted while the connection is open."""
+    """TLS inside Vision, which the kernel could splice past the counters, is counted while the connection is open."""
     resident = residents["vless-reality-vision"]
     certificate = certs.make(tmp_path, ["inner.test"])
     context = ssl.create_default_context(cafile=certificate.certificate)
@@ -156,13 +156,13 @@ def test_vision_is_counted_live(tmp_path: Path, residents: Mapping[str, Resident
 
 @pytest.mark.parametrize("name", NAMES)
 def test_strangers_stay_out(name: str, residents: Mapping[str, Resident], echo: EchoServer) -> None:
-    """Somebody with a credential of his own making gets through no inbound, where its user does."""
+    """An unknown credential works on no inbound on which its user's does."""
     assert gets_in(residents[name].place, residents[name].person, echo)
     assert stays_out(residents[name].place, TestUser.new("stranger@test"), echo)
 
 
 def test_datagrams_are_counted(residents: Mapping[str, Resident], echo: EchoServer, node: NodeProcess) -> None:
-    """Bytes of UDP are counted as well."""
+    """UDP bytes are counted as well."""
     resident = residents["vless-raw"]
     with control(node, "rest") as controller, socks.UdpAssociation(resident.socks_port) as association:
         before, sent = counted(controller, UserStat, resident.person.email), echo.datagrams
@@ -177,7 +177,7 @@ def test_datagrams_are_counted(residents: Mapping[str, Resident], echo: EchoServ
 def test_inbounds_are_counted(
     name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
 ) -> None:
-    """An inbound counts what its users moved, and what the protocol adds; Xray may leave out a part of a download."""
+    """An inbound counts its users' bytes, and the protocol's overhead; Xray may leave out part of a download."""
     place, person, before = Place(all_kinds[name], f"counts {name}"), TestUser.new("inbound@test"), seen(echo)
     with settled([place], cover):
         run(controller, [place], [member(person, place)])
@@ -190,7 +190,7 @@ def test_inbounds_are_counted(
 
 
 def test_inbounds_beside_hysteria(all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller) -> None:
-    """Some cores cannot count both Hysteria's users and inbounds: then the node says so, and never shows zeros."""
+    """Some cores cannot count both Hysteria's users and inbounds: the node warns, and never shows zeros."""
     home, hysteria = Place(all_kinds["vless-raw"], "beside"), Place(all_kinds["hysteria2"], "hysteria")
     info = run(controller, [home, hysteria], [member(ANNA, home)])
     with connection(home, ANNA, echo) as link:
@@ -209,7 +209,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 @pytest.fixture
 def counters(controller: Controller, home: Place, echo: EchoServer) -> Traffic:
-    """A backend that has counted a download of Anna's and nothing else; her bytes. Bert has none."""
+    """A backend that has counted only a download of Anna's; her bytes. Bert has none."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     for kind in (UsersStat, Outbounds, Inbounds):
         listed(controller, kind, reset=True)
@@ -220,7 +220,7 @@ def counters(controller: Controller, home: Place, echo: EchoServer) -> Traffic:
 
 
 def test_reset_takes(counters: Traffic, controller: Controller) -> None:
-    """Counters are left as they are when they are read, and begin anew when they are read with `reset`."""
+    """A reading keeps counters, and one with `reset` sets them to zero."""
     for kind in (UsersStat, Outbounds):
         rows = listed(controller, kind)
         assert listed(controller, kind) == rows
@@ -230,19 +230,19 @@ def test_reset_takes(counters: Traffic, controller: Controller) -> None:
 
 
 def own(rows: Mapping[tuple[str, str], int], home: Place) -> dict[tuple[str, str], int]:
-    """Those of this inbound; cores that drain have others, until they end."""
+    """The rows of this inbound; draining cores have others until they end."""
     return {row: moved for row, moved in rows.items() if row[0] == home.tag}
 
 
 def test_reset_of_one(counters: Traffic, controller: Controller, home: Place) -> None:
-    """One user, inbound or outbound can be read and reset by itself, and nothing else is touched."""
+    """One user, inbound or outbound can be read and reset alone, without effect on others."""
     others = own(listed(controller, Inbounds), home)
     assert counted(controller, UserStat, ANNA.email, reset=True) == counters
     assert counted(controller, Outbound, "direct", reset=True) == counters
     assert counted(controller, UserStat, ANNA.email) == Traffic(0, 0)
     assert counted(controller, Outbound, "direct") == Traffic(0, 0)
     assert own(listed(controller, Inbounds), home) == others
-    # Xray counts the protocol's own bytes as well.
+    # Xray counts the protocol's overhead as well.
     assert counted(controller, Inbound, home.tag, reset=True).uplink >= counters.uplink
     assert counted(controller, Inbound, home.tag) == Traffic(0, 0)
 
@@ -264,21 +264,21 @@ def test_rows(counters: Traffic, controller: Controller, home: Place) -> None:
 
 
 def test_names(counters: Traffic, controller: Controller) -> None:
-    """A user without traffic is known and has none; whoever is not known is an error, not a zero."""
+    """A user without traffic is known and has none; an unknown one is an error, not a zero."""
     assert counted(controller, UserStat, BERT.email) == Traffic(0, 0)
     for kind in (UserStat, Inbound, Outbound):
         unknown(lambda kind=kind: controller.stats(kind, "nobody@test"))  # type: ignore[misc]
 
 
 def test_names_too_long_for_the_core(counters: Traffic, controller: Controller) -> None:
-    """Nobody has them; and the readings of others do not fail with theirs, nor has an operator anything to see to."""
+    """No user can have them; they neither fail readings of others nor cause warnings."""
     for kind in (UserStat, Inbound, Outbound):
         unknown(lambda kind=kind: controller.stats(kind, "n" * 5_000_000))  # type: ignore[misc]
         assert not [warning for warning in controller.info().warnings if "counters" in warning]
 
 
 def test_counters_survive_stop(counters: Traffic, controller: Controller, home: Place) -> None:
-    """What was counted can be read after a Stop, and after the next Start, and only then is it gone."""
+    """Counted bytes can be read after a Stop, and after the next Start, and are only then gone."""
     controller.stop()
     assert counted(controller, UserStat, ANNA.email) == counters
     assert counted(controller, Outbound, "direct") == counters
@@ -289,15 +289,16 @@ def test_counters_survive_stop(counters: Traffic, controller: Controller, home: 
 
 
 def test_removed_users_are_counted(counters: Traffic, controller: Controller) -> None:
-    """The bytes of a user who is removed are there until they are read."""
+    """The bytes of a removed user are kept until they are read."""
     controller.sync_user(member(ANNA))
     assert counted(controller, UserStat, ANNA.email) == counters
     assert sum(listed(controller, UsersStat, reset=True).values()) == sum(counters)
     assert not listed(controller, UsersStat)
 
 
+@pytest.mark.both
 def test_sync_loses_nothing(counters: Traffic, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """A full sync takes nothing from anybody's counters: what came before it and what comes after it adds up."""
+    """A full sync keeps all counters: bytes before and after it add up."""
     before = seen(echo)
     with connection(home, BERT, echo) as link:
         transfer.download(link, 10_000)
@@ -315,7 +316,7 @@ def test_sync_loses_nothing(counters: Traffic, controller: Controller, home: Pla
 
 
 def test_online(counters: Traffic, controller: Controller, home: Place, echo: EchoServer) -> None:
-    """A user is online from each address that he has a connection from, once, and no longer when he has none."""
+    """A user is online from each of their connections' addresses, once, and no longer without one."""
     with connection(home, BERT, echo), connection(home, BERT, echo):
         assert controller.online(BERT.email).value == 1
         reply = controller.online_ips(BERT.email)
@@ -323,7 +324,7 @@ def test_online(counters: Traffic, controller: Controller, home: Place, echo: Ec
         assert list(reply.ips) == [SOURCE]
         assert abs(reply.ips[SOURCE] - time.time()) < 60
         with way(home, BERT, source="127.0.0.3") as port, transfer.connect(port, echo):
-            # sing-box's list may be 0.2 s old.
+            # sing-box's list may be up to 0.2 s old.
             until(lambda: controller.online(BERT.email).value == 2, 10, "he is online from there, too")
             assert set(controller.online_ips(BERT.email).ips) == {SOURCE, "127.0.0.3"}
     until(lambda: controller.online(BERT.email).value == 0, what="he is offline")
@@ -331,7 +332,7 @@ def test_online(counters: Traffic, controller: Controller, home: Place, echo: Ec
 
 
 def test_online_names(counters: Traffic, controller: Controller) -> None:
-    """A known user who never came is online from nowhere; whoever is not known is an error."""
+    """A known user without connections is online from nowhere; an unknown one is an error."""
     assert controller.online(BERT.email).value == 0
     assert controller.online(BERT.email).name == BERT.email
     assert not controller.online_ips(BERT.email).ips
@@ -340,7 +341,7 @@ def test_online_names(counters: Traffic, controller: Controller) -> None:
 
 
 def test_both_transports_see_the_same(counters: Traffic, node: NodeProcess) -> None:
-    """What one transport took is taken for the other."""
+    """Bytes that one transport has reset are reset for the other."""
     with control(node, "rest") as rest, control(node, "grpc") as grpc:
         assert listed(rest, UsersStat) == listed(grpc, UsersStat)
         assert sum(listed(rest, UsersStat, reset=True).values()) == sum(counters)

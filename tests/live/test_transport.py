@@ -1,4 +1,4 @@
-"""What lies below the calls, on both transports: TLS, its certificates and their replacement, ALPN, limits."""
+"""Below the calls, on both transports: TLS, certificates and their replacement, ALPN, limits."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def connected(port: int, context: ssl.SSLContext, name: str = "localhost") -> It
 
 
 def served(port: int) -> bytes | None:
-    """The certificate that a new connection gets, whether it is to be trusted or not."""
+    """The certificate that a new connection gets, trusted or not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -96,7 +96,7 @@ def der(pem: Path) -> bytes:
 @each_port
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1], ids=["1.0", "1.1"])
 def test_old_versions(node: NodeProcess, transport: str, version: ssl.TLSVersion) -> None:
-    """A client that speaks no more than TLS 1.1 is refused by the node, which says why."""
+    """The node refuses a client with at most TLS 1.1, with the reason."""
     context = trusting(node, "h2", "http/1.1")
     context.set_ciphers("ALL:@SECLEVEL=0")
     with warnings.catch_warnings():
@@ -104,14 +104,14 @@ def test_old_versions(node: NodeProcess, transport: str, version: ssl.TLSVersion
         context.minimum_version = context.maximum_version = version
     with pytest.raises(ssl.SSLError) as refused, connected(port_of(node, transport), context):
         pass
-    # Any other reason would be the client's own.
+    # Any other reason would come from the client.
     assert refused.value.reason == "TLSV1_ALERT_PROTOCOL_VERSION"
 
 
 @each_port
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 def test_good_versions(node: NodeProcess, transport: str, version: ssl.TLSVersion) -> None:
-    """TLS 1.2 and 1.3 work, 1.2 with forward secrecy and authenticated ciphers alone."""
+    """TLS 1.2 and 1.3 work, 1.2 only with forward secrecy and authenticated ciphers."""
     context = trusting(node, "h2", "http/1.1")
     context.minimum_version = context.maximum_version = version
     with connected(port_of(node, transport), context) as secure:
@@ -127,19 +127,19 @@ def test_good_versions(node: NodeProcess, transport: str, version: ssl.TLSVersio
 
 @each_port
 def test_newest_version_is_preferred(node: NodeProcess, transport: str) -> None:
-    """A client that can have TLS 1.3 gets it."""
+    """A client that supports TLS 1.3 gets it."""
     with connected(port_of(node, transport), trusting(node, "h2", "http/1.1")) as secure:
         assert secure.version() == "TLSv1.3"
 
 
 def test_same_certificate(node: NodeProcess) -> None:
-    """Both transports serve the one certificate of the settings."""
+    """Both transports serve the certificate of the settings."""
     assert both_serve(node, der(node.certificate.certificate))
 
 
 @each_port
 def test_no_plain_text(node: NodeProcess, transport: str) -> None:
-    """What is no TLS is not answered, and does no harm."""
+    """Bytes that are not TLS get no reply, and do no harm."""
     with socket.create_connection(("127.0.0.1", port_of(node, transport)), timeout=5) as link:
         link.sendall(b"GET /info HTTP/1.1\r\nHost: node\r\n\r\n")
         assert b"HTTP/1.1" not in all_of(link)
@@ -147,7 +147,7 @@ def test_no_plain_text(node: NodeProcess, transport: str) -> None:
 
 
 def all_of(link: socket.socket) -> bytes:
-    """Everything that comes until the other side ends."""
+    """All bytes until the other side closes."""
     received = b""
     try:
         while data := link.recv(65_536):
@@ -172,7 +172,7 @@ def all_of(link: socket.socket) -> bytes:
     ids=["none", "http", "both", "h2", "others"],
 )
 def test_rest_is_http_1(node: NodeProcess, offered: tuple[str, ...], chosen: str | None) -> None:
-    """Where HTTP/1.1 is offered it is chosen; who offers others alone, and speaks it then, is answered all the same."""
+    """If HTTP/1.1 is offered it is chosen; a client that offers others but sends it gets a reply as well."""
     with connected(node.rest_port, trusting(node, *offered)) as secure:
         assert secure.selected_alpn_protocol() == chosen
         secure.sendall(b"GET /info HTTP/1.1\r\nHost: node\r\nx-api-key: %s\r\n\r\n" % node.key.encode())
@@ -199,7 +199,7 @@ def test_both_protocols_on_each_port(node: NodeProcess) -> None:
 
 
 def test_the_server_behind_is_nobody_elses(node: NodeProcess) -> None:
-    """gRPC listens on a unix socket of the node's user alone, and on no port."""
+    """gRPC listens on a unix socket that only the node's user can access, and on no port."""
     assert stat.S_IMODE(behind(node).stat().st_mode) == 0o600
     links = psutil.Process(node.pid).net_connections("inet")
     assert {link.laddr.port for link in links if link.status == "LISTEN"} == {node.rest_port, node.grpc_port}
@@ -213,7 +213,7 @@ def behind(node: NodeProcess) -> Path:
 
 
 def test_a_socket_that_was_left(tmp_path: Path) -> None:
-    """A node that was killed leaves its socket, and the next one is not disturbed by it."""
+    """A killed node leaves its socket, which does not disturb the next one."""
     node = NodeProcess(tmp_path)
     with node:
         left = behind(node)
@@ -241,7 +241,7 @@ class Pinned:
 
 
 def test_own_certificate_is_pinned(tmp_path: Path) -> None:
-    """With the certificate that the node makes for itself, controllers pin that one PEM and check the host's name."""
+    """Controllers pin the node's self-made certificate by its PEM and check the host name."""
     made = ensure(tmp_path / "pair", ["node.test"])
     pem = made.certificate.read_text()
     assert len(pem) <= 2048, "what panels take"
@@ -286,7 +286,7 @@ def grpc_accepts(node: NodeProcess, pem: str, name: str) -> bool:
 
 @contextmanager
 def open_streams(node: NodeProcess) -> Iterator[list[LogReader]]:
-    """Log streams of both transports, that must survive, all by the same connection."""
+    """Log streams of both transports that must survive on the same connection."""
     controllers = (RestController(node), RpcController(node))
     with ExitStack() as stack:
         readers = [stack.enter_context(controller.logs()) for controller in controllers]
@@ -300,7 +300,7 @@ def open_streams(node: NodeProcess) -> Iterator[list[LogReader]]:
 
 
 def test_replaced_at_sighup(tmp_path: Path) -> None:
-    """After SIGHUP new connections get the new pair on both transports, and open ones go on."""
+    """After SIGHUP new connections get the new pair on both transports, and open ones stay."""
     with NodeProcess(tmp_path) as node, open_streams(node):
         old, others = der(node.certificate.certificate), tmp_path / "new"
         others.mkdir()
@@ -319,7 +319,7 @@ def test_replaced_at_sighup(tmp_path: Path) -> None:
 
 
 def test_bad_pair_keeps_the_old(tmp_path: Path) -> None:
-    """A pair that cannot be served leaves the old one in use, says why, and is replaced as soon as it is right."""
+    """An invalid pair leaves the old one in use, is logged with the reason, and is replaced once it is valid."""
     with NodeProcess(tmp_path) as node, open_streams(node):
         old, right = der(node.certificate.certificate), node.certificate.key.read_bytes()
         for bad in (certs.make(_made(tmp_path / "other"), NAMES).key.read_bytes(), b"nonsense", b""):
@@ -344,8 +344,9 @@ def _made(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_replaced_without_a_signal(tmp_path: Path) -> None:
-    """A pair that was replaced is served after some seconds without a word, as with a renewal that knows no node."""
+    """A replaced pair is served after some seconds without a signal, as after a renewal that does not know the node."""
     with NodeProcess(tmp_path) as node, open_streams(node):
         new = certs.make(_made(tmp_path / "new"), NAMES)
         expected = der(new.certificate)
@@ -357,8 +358,9 @@ def test_replaced_without_a_signal(tmp_path: Path) -> None:
 # Limits
 
 
+@pytest.mark.slow
 def test_strangers_lock_nobody_out(tmp_path: Path) -> None:
-    """With every place of REST taken by strangers, and then by idle connections of a controller, one is served."""
+    """With all places of REST taken by strangers, then by idle connections, a controller is served."""
     limit = Limits().max_connections
     with NodeProcess(tmp_path) as node, ExitStack() as stack:
         for _ in range(limit):
@@ -375,7 +377,7 @@ def test_strangers_lock_nobody_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [b"X-Filler: " + b"x" * 1000 + b"\r\n", b"X-" + b"x" * 1000], ids=["many", "long"])
 def test_headers_are_limited(node: NodeProcess, line: bytes) -> None:
-    """Headers without end, by number or by length, are a bad request, after which nothing is taken from the client."""
+    """Endless headers, by number or by length, are a bad request, after which nothing more is read."""
     with connected(node.rest_port, trusting(node)) as secure:
         secure.sendall(b"GET /info HTTP/1.1\r\n" + line * 200)
         response = http.client.HTTPResponse(secure)
@@ -390,7 +392,7 @@ def test_headers_are_limited(node: NodeProcess, line: bytes) -> None:
 
 @each_port
 def test_errors_arrive(node: NodeProcess, transport: str) -> None:
-    """However many users are refused and whatever their names, and however long a name is, the caller is told."""
+    """With any number and names of refused users, and any length of a name, the caller gets the error."""
     with control(node, transport) as controller:
         controller.start(BACKEND)
         nameless = [User(email=f"{'ж' * 300}{number}", inbounds=["in"]) for number in range(60)]
@@ -406,7 +408,7 @@ def test_errors_arrive(node: NodeProcess, transport: str) -> None:
 
 
 def test_many_idle_streams(node: NodeProcess) -> None:
-    """A hundred open log streams on each transport do not keep other calls waiting."""
+    """A hundred open log streams on each transport do not delay other calls."""
     controllers = (RestController(node), RpcController(node))
     with ExitStack() as stack:
         readers = [stack.enter_context(controller.logs()) for controller in controllers for _ in range(100)]
@@ -465,6 +467,6 @@ async def _calls(node: NodeProcess) -> None:
 
 
 def test_grpclib(node: NodeProcess) -> None:
-    """The library that deployed controllers use works for every kind of call, on one connection."""
+    """The library of deployed controllers works for every kind of call, on one connection."""
     asyncio.run(asyncio.wait_for(_calls(node), 30))
     assert RestController(node).online("249").value == 0

@@ -1,4 +1,4 @@
-"""Updates among users, Starts, limits, crashes and kills in any order: at the end core, memory, disk and jobs agree."""
+"""Updates, users, Starts, limits, crashes and kills in random order: core, memory, disk and jobs agree at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GEO = ("geoip.dat", "geosite.dat")
 
 
 class Updated(Chaos):
-    """Everything, and updates; some of what there is to fetch is no good."""
+    """All random operations, and updates, some of them broken."""
 
     mirror: Mirror
     digests: Mapping[str, str]
@@ -73,7 +73,7 @@ def node(tmp_path: Path, mirror: Mirror) -> Iterator[NodeProcess]:
 
 
 def offered(mirror: Mirror, ground: Ground) -> dict[str, str]:
-    """Versions that are right, one that dies, and one that is not there, with their digests."""
+    """Versions that are valid, one that dies, and one that is missing, with their digests."""
     base, found = known(ground), {"90.1.1": "0" * 64}
     head, _, tail = NEW[ground.name].rpartition(".")
     for number, before in enumerate(("", "", DYING)):
@@ -86,6 +86,7 @@ def jobs(controller: Controller) -> list[pb.Job]:
     return list(controller.call("GetJob", pb.Jobs, pb.JobRequest()).jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crashes", [False, True], ids=["", "with crashes"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_agree_at_the_end(
@@ -98,7 +99,7 @@ def test_all_agree_at_the_end(
     cover: CoverServer,
     echo: EchoServer,
 ) -> None:
-    """What runs is what the jobs say, who should be in is, and on disk is what runs and the one before it."""
+    """The jobs' version runs, allowed users are admitted, and disk has the current and the previous version."""
     place = Place(all_kinds["vless-raw"], "in", ground=ground)
     Updated.mirror, Updated.digests = mirror, offered(mirror, ground)
     with closing(RpcController(node)) as controller, control(node, "rest") as other:
@@ -134,7 +135,7 @@ def test_all_agree_at_the_end(
 
 
 def agree_on_disk(node: NodeProcess, ground: Ground, version: str) -> None:
-    """What is chosen is what runs; of releases and lists there are the chosen ones and those before."""
+    """The chosen versions run; only they and the previous ones of releases and lists are on disk."""
     updates = node.state / "updates"
     if not (updates / "chosen").exists():
         assert version == known(ground)

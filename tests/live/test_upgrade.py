@@ -1,4 +1,4 @@
-"""The node becomes another version of itself while users are connected: nobody is dropped, and nothing is lost."""
+"""The node upgrades itself in place while users are connected: no connection is dropped, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,8 +30,9 @@ from scripts.staging.rpc import Rpc
 from scripts.staging.users import TestUser
 from scripts.staging.version import Version
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, gets_in, member, run, stays_out, talking
+from tests.conftest import Place, connection, daily, gets_in, member, run, stays_out, talking
 from tests.harness.grounds import Ground
+from tests.harness.pool import Pool
 from tests.harness.upgraded import FAILED, RealNode, die_in_between, kept, said, upgrade
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
@@ -38,9 +40,10 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def version(tmp_path: Path) -> Version:
+def version(tmp_path: Path, request: pytest.FixtureRequest) -> Version:
     version = Version(tmp_path)
-    version.add("node/upgrade/program.py", "PATIENCE = 8.0")
+    if "hangs" in request.node.name:
+        version.add("node/upgrade/program.py", "PATIENCE = 8.0")
     return version
 
 
@@ -62,10 +65,12 @@ def controller(real: NodeProcess) -> Iterator[Controller]:
         yield controller
 
 
+@pytest.mark.slow
+@pytest.mark.both
 def test_nobody_is_dropped(
     real: NodeProcess, version: Version, ground: Ground, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
-    """Connections carry bytes all the while, the core is the same process, its users are as they were."""
+    """Connections carry bytes throughout, the core is the same process, with the same users."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     core = real.newest_core()
     with connection(home, ANNA, echo) as link, talking(link):
@@ -78,15 +83,17 @@ def test_nobody_is_dropped(
         assert gets_in(home, BERT, echo) and stays_out(home, CARL, echo)
         controller.sync_user(member(BERT))
         assert stays_out(home, BERT, echo)
-        assert real.core_pids() == [core]
+        # After the removal another sing-box may run beside it.
+        assert core in real.core_pids()
         controller.sync_user(member(CARL, home))
         assert gets_in(home, CARL, echo)
 
 
+@pytest.mark.slow
 def test_no_byte_is_lost_or_counted_twice(
     real: NodeProcess, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
-    """What users carried before, during and after is told once, of connections that live on and of those that ended."""
+    """Bytes before, during and after are counted once, of surviving connections and of ended ones."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     with connection(home, ANNA, echo) as link:
         for _ in range(3):
@@ -105,6 +112,7 @@ def test_no_byte_is_lost_or_counted_twice(
     assert 0 <= traffic(controller.stats(Inbounds))["home"]["downlink"] - 7 * MIB < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [RestController, RpcController])
 def test_no_line_is_lost_or_told_twice(
     transport: type[RestController] | type[RpcController],
@@ -114,7 +122,7 @@ def test_no_line_is_lost_or_told_twice(
     controller: Controller,
     echo: EchoServer,
 ) -> None:
-    """Who follows the log over it has each connection's line once, of those in between, too."""
+    """A log stream over the upgrade has each connection's line once, also of those during it."""
     level = {} if ground.name == "xray" else {"log": {"level": "info"}}
     run(controller, [home], [member(ANNA, home)], **level)
     words = "accepted" if ground.name == "xray" else "inbound connection from"
@@ -135,7 +143,7 @@ def test_no_line_is_lost_or_told_twice(
 
 
 def visit(come: Callable[[], None], done: threading.Event) -> None:
-    while not done.is_set():
+    while not done.wait(0.01):
         come()
 
 
@@ -143,7 +151,7 @@ def lines_with(reader: LogReader, words: str) -> list[str]:
     return [line for line in reader.lines if words in line]
 
 
-# What may be wrong with a version, by where it shows, and what the operator is told of it.
+# Faults of a version, by where they show, and the operator's message.
 BROKEN: Mapping[str, tuple[str, str, str]] = {
     "at import": ("node/settings.py", "raise RuntimeError('no import')", "no import"),
     "at start": (
@@ -185,11 +193,12 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", list(BROKEN))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", daily(["at start", "hangs", "at the hand-over", "with everything opened"], BROKEN))
 def test_a_wrong_version(
     fault: str, real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
-    """Users notice nothing of one that does not come up: the version before goes on, and says why."""
+    """Users are not affected by a version that fails to start: the old one runs on, and logs the reason."""
     run(controller, [home], [member(ANNA, home)])
     core, (module, code, words) = real.newest_core(), BROKEN[fault]
     with connection(home, ANNA, echo) as link, talking(link):
@@ -203,8 +212,9 @@ def test_a_wrong_version(
     assert gets_in(home, ANNA, echo) and stays_out(home, BERT, echo)
 
 
+@pytest.mark.nightly
 def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """It hears of the node often enough, where a version hangs, too: else it would end the node and the core."""
+    """It is notified often enough, also if a version hangs: else it would end the node and the core."""
     version, silence, heard = Version(tmp_path), 15, [time.monotonic()]
     version.add(*BROKEN["hangs with everything opened"][:2])
     (version.root / "node/tap.py").rename(tmp_path / "hangs.py")
@@ -232,12 +242,13 @@ def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     assert max(later - earlier for earlier, later in pairwise(heard)) < silence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [RestController, RpcController])
 @pytest.mark.parametrize("anew", [True, False], ids=["new connections", "one connection"])
 def test_controllers_wait(
     transport: type[RestController] | type[RpcController], anew: bool, real: NodeProcess, home: Place
 ) -> None:
-    """No call is refused, on a connection that there was or on a new one: it waits until there is a node again."""
+    """No call is refused, on an existing connection or a new one: it waits until the new version serves."""
     faults: list[str] = []
     done, calls = threading.Event(), 0
     with closing(transport(real)) as first:
@@ -266,25 +277,55 @@ def test_controllers_wait(
     assert not faults and calls
 
 
+@pytest.mark.slow
+def test_connections_that_are_kept(real: NodeProcess, home: Place, controller: Controller) -> None:
+    """A client that checks its connection before each call, as pools do, gets a reply to every call."""
+    run(controller, [home], [member(ANNA, home)])
+    faults: list[str] = []
+    done, calls = threading.Event(), 0
+    pool = Pool(real)
+
+    def call() -> None:
+        nonlocal calls
+        try:
+            assert pool.get("/info") == 200
+            calls += 1
+        except (OSError, HTTPException) as error:
+            faults.append(repr(error))
+
+    caller = threading.Thread(target=lambda: visit(call, done))
+    caller.start()
+    try:
+        for _ in range(4):
+            upgrade(real)
+    finally:
+        done.set()
+        caller.join()
+    pool.close()
+    assert not faults and calls
+
+
+@pytest.mark.slow
 def test_a_core_that_dies_in_between(
     real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
-    """It is started anew by the next version, at once."""
+    """The new version starts another core at once."""
     run(controller, [home], [member(ANNA, home)])
     core = real.newest_core()
     die_in_between(version, core)
     version.name("9.0.0")
     upgrade(real, "txnode 9.0.0 is ready")
     until(lambda: gets_in(home, ANNA, echo), 20, "Anna gets in")
-    # The core lets her in a moment before the node knows.
+    # The core may accept her before the node's state is running.
     until(lambda: controller.info().state == "running", 10, "the backend runs")
     assert real.newest_core() != core and said(real, FAILED) == 0
 
 
+@pytest.mark.slow
 def test_a_reload_in_between(
     real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
-    """Who has a new certificate does not ask whether there is an upgrade: SIGHUP waits, and ends nothing."""
+    """SIGHUP during an upgrade, as from a certificate's renewal, waits, and ends nothing."""
     run(controller, [home], [member(ANNA, home)])
     core, pid = real.newest_core(), real.pid
     version.add("node/upgrade/succession.py", "import time\ntime.sleep(1.5)")
@@ -298,8 +339,9 @@ def test_a_reload_in_between(
     assert real.core_pids() == [core]
 
 
+@pytest.mark.slow
 def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, controller: Controller) -> None:
-    """It waits until there is somebody to hear it: the node ends in order, and the core with it."""
+    """TERM waits for the new version: the node ends cleanly, and the core with it."""
     run(controller, [home], [member(ANNA, home)])
     version.add("node/upgrade/succession.py", "import time\ntime.sleep(1.5)")
     pid = real.pid
@@ -310,9 +352,10 @@ def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, c
     until(lambda: not real.core_pids(), 10, "no core is left")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [True, False], ids=["a core", "no core"])
 def test_a_signal_at_the_last_moment(runs: bool, tmp_path: Path, version: Version, home: Place) -> None:
-    """One that comes when all has been closed, and is heard by the version that goes: it is not forgotten."""
+    """A signal that the old version gets after it has closed everything is passed on to the new one."""
     slow = "import time\n_write = write\ndef write(*words):\n    time.sleep(1.5)\n    return _write(*words)"
     version.add("node/upgrade/succession.py", slow)
     with RealNode(tmp_path, PYTHONPATH=str(version.root)) as node, closing(RestController(node)) as controller:
@@ -320,16 +363,17 @@ def test_a_signal_at_the_last_moment(runs: bool, tmp_path: Path, version: Versio
         if runs:
             run(controller, [home], [member(ANNA, home)])
         os.kill(node.pid, signal.SIGUSR2)
-        until(lambda: said(node, "the node becomes"), 20, "the version that goes closes all")
+        until(lambda: said(node, "upgrading the node to"), 20, "the version that goes closes all")
         os.kill(node.pid, signal.SIGTERM)
         assert node._running.wait() in (0, -signal.SIGTERM)
         assert said(node, "starting up") == 1 and "Traceback" not in "".join(node.lines)
         until(lambda: not node.core_pids(), 10, "no core is left")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["nothing", "stopped"])
 def test_without_a_core(state: str, real: NodeProcess, home: Place, controller: Controller, echo: EchoServer) -> None:
-    """There is nothing to go on with; the next version does what it is told, and remembers what was stopped."""
+    """There is no core to hand over; the new version works, and remembers a stopped backend."""
     if state != "nothing":
         run(controller, [home], [member(ANNA, home)])
         controller.stop()
@@ -340,8 +384,9 @@ def test_without_a_core(state: str, real: NodeProcess, home: Place, controller: 
     assert gets_in(home, ANNA, echo)
 
 
+@pytest.mark.slow
 def test_limits_go_on(real: NodeProcess, home: Place, controller: Controller, echo: EchoServer) -> None:
-    """What a user has used of their quota is known to the next version: who is over is out, and stays out."""
+    """The new version knows users' use of their quotas: barred users are and stay barred."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     controller.set_limits({ANNA.email: Limits(bytes=Quota(bytes=3 * MIB))})
     with connection(home, ANNA, echo) as carrying:
@@ -351,7 +396,7 @@ def test_limits_go_on(real: NodeProcess, home: Place, controller: Controller, ec
         transfer.download(carrying, MIB)
     until(lambda: stays_out(home, ANNA, echo), 20, "Anna is over her quota")
     upgrade(real)
-    # While there is no node nobody ends what sing-box lets in all the same.
+    # Without a node nothing cuts barred users whom sing-box accepts.
     until(lambda: stays_out(home, ANNA, echo), 10, "Anna is out")
     assert controller.limits().users[0].off_for == ["quota"]
     assert gets_in(home, BERT, echo)
@@ -360,7 +405,7 @@ def test_limits_go_on(real: NodeProcess, home: Place, controller: Controller, ec
 
 
 def test_streams_that_never_end(real: NodeProcess, home: Place) -> None:
-    """A log stream, one of requests that panels never close, and strangers who say nothing hold up nobody."""
+    """A log stream, a request stream that a panel never closes, and silent strangers do not delay it."""
     with closing(RpcController(real)) as rpc, closing(RestController(real)) as rest, ExitStack() as stack:
         run(rpc, [home], [member(ANNA, home)])
         readers = [stack.enter_context(each.logs()) for each in (rpc, rest)]
@@ -381,6 +426,6 @@ def test_streams_that_never_end(real: NodeProcess, home: Place) -> None:
 
 
 def feeding(over: threading.Event) -> Iterator[User]:
-    """A stream of requests that says nothing until it is over."""
+    """An open request stream that sends nothing until its end."""
     over.wait(60)
     yield from ()

@@ -1,7 +1,7 @@
-"""WireGuard inbounds: users who come, change and go while the tunnel is up, with real traffic through it.
+"""WireGuard inbounds: users are added, changed and removed while the tunnel is up, with real traffic through it.
 
-Only on a core that has such users, which `TXNODE_TEST_XRAY_NEW` names. The tunnel takes nothing to 127.0.0.0/8, so all
-of it is redirected to the echo server.
+Only on a core with WireGuard users, which `TXNODE_TEST_XRAY_NEW` names. The tunnel carries nothing to 127.0.0.0/8, so
+all its traffic is redirected to the echo server.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from scripts.staging.wait import until
 from tests.conftest import NEWER_XRAY, Place, connection, control, member, talking
 
 TAG, ANYWHERE = "tunnel", "192.0.2.1"
-# Seconds in which a tunnel that is up has brought something, and in which one comes up; after which nothing comes any
-# more; and in which clients find out that their session is over.
+# Seconds: timeout of a reply through an open tunnel; until a tunnel is open; without a reply until it counts as closed;
+# and until clients notice that their session is over.
 SOON, UP, OUT, PATIENT = 3.0, 15.0, 1.0, 60.0
 
 
@@ -70,7 +70,7 @@ class Peer:
 
 
 class Tunnel:
-    """A WireGuard inbound, and what leads all of its traffic to the echo server."""
+    """A WireGuard inbound, and the redirection of its traffic to the echo server."""
 
     def __init__(self, echo: EchoServer) -> None:
         self.echo, self.port, self.secret = echo, free_port(), key()
@@ -106,7 +106,7 @@ class Tunnel:
             yield port
 
     def connect(self, way: int, timeout: float = UP) -> socket.socket:
-        """A connection to the echo server on which something went there and back. Raises `OSError`."""
+        """A connection to the echo server after a first echo. Raises `OSError`."""
         link = socks.connect(way, ANYWHERE, self.echo.port, timeout)
         try:
             transfer.echo(link, b"hello")
@@ -116,7 +116,7 @@ class Tunnel:
         return link
 
     def gets_in(self, peer: Peer, timeout: float = UP) -> bool:
-        """Whether a client that is new gets something through as this user."""
+        """Whether a new client gets an echo as this user."""
         before = self.echo.connections
         with self.way(peer) as port:
             try:
@@ -179,7 +179,7 @@ def refused(controller: Controller, *users: User) -> str:
 
 
 def test_life_of_a_user(controller: Controller, tunnel: Tunnel) -> None:
-    """Who is there at the start and who is added gets in; with another key only with that; who is removed no more."""
+    """Users of the start and added ones are admitted; changed, only with the new key; removed, no more."""
     tunnel.start(controller, ANNA)
     assert not any("left as configured" in warning for warning in controller.info().warnings)
     assert not tunnel.gets_in(BERT, OUT)
@@ -196,7 +196,7 @@ def test_life_of_a_user(controller: Controller, tunnel: Tunnel) -> None:
 
 @grpc
 def test_every_byte(controller: Controller, tunnel: Tunnel) -> None:
-    """TCP and UDP are counted for the user to the byte, up and down; they are online from their address in there."""
+    """TCP and UDP bytes of the user are counted exactly, up and down; they are online with their tunnel address."""
     anna, bert = replace(ANNA, email="counted@test"), replace(BERT, email="idle@test")
     tunnel.start(controller, anna, bert)
     echo = tunnel.echo
@@ -217,7 +217,7 @@ def test_every_byte(controller: Controller, tunnel: Tunnel) -> None:
 
 @grpc
 def test_removed(controller: Controller, tunnel: Tunnel) -> None:
-    """Nothing passes any more for who is removed, in either direction, and others do not notice."""
+    """Nothing passes for a removed user, in either direction, and others are not affected."""
     tunnel.start(controller, ANNA, BERT)
     with tunnel.way(ANNA) as hers, tunnel.way(BERT) as his, tunnel.connect(hers) as link, tunnel.connect(his) as other:
         with talking(other):
@@ -231,7 +231,7 @@ def test_removed(controller: Controller, tunnel: Tunnel) -> None:
 
 @grpc
 def test_other_addresses_without_a_break(controller: Controller, tunnel: Tunnel) -> None:
-    """A user who gets an address more, or loses one, goes on talking by the others, and may use a new one at once."""
+    """A user who gains or loses an address keeps using the others, and may use a new one at once."""
     tunnel.start(controller, ANNA.at("10.7.0.2/32"))
     with tunnel.way(ANNA.at("10.7.0.2/32")) as way, tunnel.connect(way) as link, talking(link):
         sync(controller, ANNA.at("10.7.0.2/32", "10.7.0.9/32").user)
@@ -248,7 +248,7 @@ def test_other_addresses_without_a_break(controller: Controller, tunnel: Tunnel)
 
 @grpc
 def test_one_owner(controller: Controller, tunnel: Tunnel) -> None:
-    """An address or a key that somebody has is not given away: who comes later is told, and in when it is free."""
+    """An address or key in use is not given to another user, who is refused, and admitted once it is free."""
     tunnel.start(controller, ANNA)
     thief = Peer("thief@test", ("10.7.0.2/32",))
     assert "'anna@test' has the same address 10.7.0.2" in refused(controller, thief.user)
@@ -264,7 +264,7 @@ def test_one_owner(controller: Controller, tunnel: Tunnel) -> None:
 
 @grpc
 def test_addresses_change_hands(controller: Controller, tunnel: Tunnel) -> None:
-    """Two users who trade their addresses in one sync are both in with the other's, and are counted as themselves."""
+    """Two users who swap their addresses in one sync are both admitted with the other's, and counted as themselves."""
     anna, bert = replace(ANNA, email="first@test"), replace(BERT, email="second@test")
     tunnel.start(controller, anna.at(*bert.ips), bert.at(*anna.ips))
     sync(controller, anna.user, bert.user)
@@ -280,7 +280,7 @@ def test_addresses_change_hands(controller: Controller, tunnel: Tunnel) -> None:
 @pytest.mark.slow
 @grpc
 def test_another_configuration(controller: Controller, tunnel: Tunnel, home: Place) -> None:
-    """It takes over while connections by TCP go on; a client of the tunnel is back when it begins a new session."""
+    """It takes over while TCP connections stay; a client of the tunnel is back with its next session."""
     tunnel.start(controller, ANNA, BERT, also=home)
     with tunnel.way(ANNA) as way, connection(home, CARL, tunnel.echo) as link:
         tunnel.connect(way).close()
@@ -292,7 +292,7 @@ def test_another_configuration(controller: Controller, tunnel: Tunnel, home: Pla
 
 
 def test_it_comes_back(tmp_path: Path, tunnel: Tunnel) -> None:
-    """After a crash of the core, and with the node after its end, with the users of the last call; a Start attaches."""
+    """After a crash of the core, and after the node's restart, with the last users; an equal Start keeps the core."""
     with running(tmp_path) as node:
         with control(node, "grpc") as controller:
             tunnel.start(controller, ANNA)

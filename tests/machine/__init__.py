@@ -1,4 +1,4 @@
-"""What needs root, tools of Debian's packages (see `packages`) and minutes: `scripts/test --machine` runs it alone.
+"""Tests that need root, tools from Debian's packages (see `packages`) and minutes: `scripts/test --machine` runs them.
 
-Each test here has the mark `machine`. Where a tool is missing it fails.
+Each has the mark `machine`, and fails if a tool is missing.
 """

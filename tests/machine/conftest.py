@@ -1,6 +1,6 @@
-"""What the tests of the machine share: a Debian, wheels of this clone, a server on which `scripts/install` ran.
+"""Fixtures of the machine tests: a Debian, wheels of this clone, a server on which `scripts/install` ran.
 
-TXNODE_TEST_DEBIAN names a directory in which the Debian stays for the next run; else it is made anew, in a minute.
+TXNODE_TEST_DEBIAN is a directory that keeps the Debian for later runs; without it each run takes a minute to make one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def debian() -> Iterator[Path]:
-    """The tree of a Debian 12 with Python and a systemd."""
+    """The file tree of a Debian 12 with Python and systemd."""
     kept = os.environ.get("TXNODE_TEST_DEBIAN")
-    # Not below /tmp, which may be memory.
+    # Not below /tmp, which may be in memory.
     root = Path(kept or f"/var/tmp/txnode-debian-{os.getpid()}")
     if not root.is_dir():
         command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)]
@@ -54,7 +54,7 @@ def debian() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def scratch() -> Iterator[Path]:
-    """A directory of the tests' own on a file system that layers can lie on."""
+    """A directory on a file system that supports overlays."""
     directory = Path(f"/var/tmp/txnode-machine-{os.getpid()}")
     directory.mkdir()
     yield directory
@@ -63,7 +63,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def clone(scratch: Path) -> Path:
-    """A copy of what git knows of this clone."""
+    """A copy of this clone's files that git tracks."""
     copy = scratch / "clone"
     copy.mkdir()
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=CLONE, capture_output=True, check=True).stdout
@@ -85,7 +85,7 @@ class Wheel:
 
 @pytest.fixture(scope="session")
 def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
-    """Makes one of this clone with another version, and with a line added to `node/tap.py`."""
+    """Build a wheel of this clone with another version, and with a line added to `node/tap.py`."""
 
     def make(version: str, line: str = "") -> Wheel:
         directory = scratch / f"wheel-{version}"
@@ -102,7 +102,7 @@ def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
 
 @pytest.fixture(scope="session")
 def wheelhouse(scratch: Path) -> Path:
-    """Everything of the lock, for the Python of Debian 12: a guest reaches no index."""
+    """All packages of the lock for Debian 12's Python, as a guest cannot reach an index."""
     house = scratch / "wheels"
     python = ("--python-version=3.11", "--only-binary=:all:")
     _pip("download", "--require-hashes", "-r", str(CLONE / _LOCK), *python, "-d", str(house))
@@ -115,23 +115,23 @@ def _pip(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Server:
-    """A guest with this clone in /srv/clone, and what visits it."""
+    """A guest with this clone in /srv/clone, and clients of it."""
 
     guest: Guest
     visitor: Path
 
     def install(self, *arguments: str, check: bool = True) -> str:
-        """What `scripts/install` says, where pip has the wheelhouse alone."""
+        """Run `scripts/install`, with the wheelhouse as pip's only source. Returns its output."""
         pip = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=/srv/wheels")
         return self.guest.run("env", *pip, "/srv/clone/scripts/install", *arguments, check=check)
 
     def visit(self, what: str) -> dict[str, object]:
-        """See `tests.machine.visit`."""
+        """Run `tests.machine.visit`."""
         return _last_of(self.guest.network(*self._visit(what)))
 
     @contextmanager
     def staying(self) -> Iterator[dict[str, object]]:
-        """Inside, a user stays connected, and others come anew; what became of them is known afterwards."""
+        """Inside, a user stays connected, and others connect repeatedly. The dictionary is filled at the end."""
         found: dict[str, object] = {}
         there, over = (self.visitor.with_name(f"{self.visitor.name}.{word}") for word in ("there", "over"))
         for file in (there, over):
@@ -152,7 +152,7 @@ class Server:
         return ["env", f"--chdir={CLONE}", *command]
 
     def give(self, wheel: Wheel) -> list[str]:
-        """The wheel, as `scripts/install` takes it."""
+        """Copy the wheel to the guest. Returns the arguments of `scripts/install` for it."""
         shutil.copy(wheel.file, self.guest.root / "srv")
         return ["--from", f"/srv/{wheel.file.name}", "--sha256", wheel.digest]
 
@@ -164,21 +164,21 @@ def _last_of(said: str) -> dict[str, object]:
 
 @pytest.fixture(scope="session")
 def supplied(debian: Path, scratch: Path, clone: Path, wheelhouse: Path) -> Layers:
-    """The Debian with what a server gets by other ways: the clone, the wheels, the cores."""
+    """The Debian with the clone, the wheels and the cores, which a server would download."""
     layers = Layers((debian,), scratch / "supplied")
     with layers.mounted() as root:
         shutil.copytree(clone, root / "srv" / "clone")
         shutil.copytree(wheelhouse, root / "srv" / "wheels")
         for core in (find_xray(), find_sing_box()):
             shutil.copytree(core.parent, root / "opt" / "txnode" / "cores" / core.parent.name)
-        # It would wait for a network, which there is not.
+        # It would wait for a network, which the guest lacks.
         (root / "etc/systemd/system/systemd-networkd-wait-online.service").symlink_to("/dev/null")
     return layers
 
 
 @dataclass(frozen=True)
 class Installed:
-    """The layers of a server on which `scripts/install` ran once, and what that said."""
+    """The layers of a server on which `scripts/install` ran once, and its output."""
 
     layers: Layers
     said: str
@@ -195,7 +195,7 @@ def installed(supplied: Layers, scratch: Path) -> Installed:
 
 @pytest.fixture
 def server(installed: Installed, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """One for this test alone, whose node is up."""
+    """A server for this test alone, whose node is up."""
     directory = scratch / request.node.name
     with ExitStack() as stack:
         root = stack.enter_context(Layers(installed.layers.all, directory).mounted())

@@ -1,4 +1,4 @@
-"""deploy/ansible, by Ansible: on a server with a systemd, and in a chroot, where nothing runs."""
+"""deploy/ansible, run by Ansible: on a server with systemd, and in a chroot, where nothing runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.machine.tools import MAKING, Tools, run, tools
 _PLAYBOOKS = CLONE / "deploy" / "ansible"
 _PACKAGES = ("ansible==12.*", "ansible-lint==26.*")
 _INSIDE = "env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8"
-# As chroot is called: the tree, then the command.
+# Called like chroot: with the tree, then the command.
 _INTO_GUEST = f"""#!/bin/sh
 shift
 exec nsenter --target=%s --pid --mount --uts --ipc --net --cgroup -- {_INSIDE} "$@"
@@ -54,13 +54,13 @@ def _of(made: Tools) -> Path:
 
 
 def _core(executable: Path) -> dict[str, str]:
-    """As the role takes one: its directory has its name and its version."""
+    """A core as the role expects it: in a directory with its name and version."""
     return {"name": executable.name, "version": executable.parent.name.removeprefix(f"{executable.name}-")}
 
 
 @dataclass
 class Host:
-    """One host for Ansible, and what its play has to know."""
+    """A host for Ansible, and the variables of its play."""
 
     ansible: Path
     directory: Path
@@ -68,7 +68,7 @@ class Host:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def play(self, *arguments: str, playbook: str = "site.yml") -> list[str]:
-        """The tasks that changed something. Raises `AssertionError` with all that Ansible said if one failed."""
+        """Run a play. Returns the tasks with changes; raises `AssertionError` with Ansible's output if one failed."""
         inventory = self.directory / "inventory.json"
         group = {"hosts": {"host": self.connection}, "vars": self.variables}
         inventory.write_text(json.dumps({"txnode": group}))
@@ -89,7 +89,7 @@ class Host:
 def host(
     ansible: Path, wheel: Callable[..., Wheel], scratch: Path, request: pytest.FixtureRequest
 ) -> Callable[[Path, str], Host]:
-    """Makes one of a tree and of what enters it, with a version of its own to install."""
+    """Make a `Host` of a tree and of the command that enters it, with a separate version to install."""
     made = wheel(f"7.0.{abs(hash(request.node.name)) % 1000}")
     directory = scratch / f"{request.node.name}-ansible"
     directory.mkdir()
@@ -122,22 +122,22 @@ def host(
 
 @pytest.fixture
 def guest(supplied: Layers, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Guest]:
-    """A server on which there is no node yet."""
+    """A server without a node."""
     layers = Layers(supplied.all, scratch / request.node.name)
     with layers.mounted() as root, Guest(root) as running:
         yield running
 
 
 def test_the_linter_has_nothing_to_say(ansible: Path) -> None:
-    """By its strictest profile."""
+    """The linter accepts the role with its strictest profile."""
     path = f"{ansible}:{os.environ['PATH']}"
     run([ansible / "ansible-lint", "--offline", "--strict", "--profile", "production"], _PLAYBOOKS, PATH=path)
 
 
 def test_a_server_is_what_the_variables_say(guest: Guest, host: Callable[[Path, str], Host]) -> None:
-    """A look at a new server changes nothing on it; the first run brings the node up, the second has nothing to do.
+    """A check run on a new server changes nothing; the first run starts the node, the second changes nothing.
 
-    Then a certificate and keys are read anew by the node that runs, and a setting restarts it, when it is drained.
+    Then the running node reloads a certificate and keys, and a changed setting restarts it after a drain.
     """
     at = host(guest.root, _INTO_GUEST % guest.pid)
     assert at.play("--check")
@@ -155,7 +155,7 @@ def test_a_server_is_what_the_variables_say(guest: Guest, host: Callable[[Path, 
 
 
 def _reloaded(guest: Guest, at: Host) -> None:
-    """Keys and certificates come without a restart, by the files of the service's own user."""
+    """New keys and certificates are reloaded without a restart, from files of the service's user."""
     pair = certs.make(at.directory, ["node.example.com"])
     running = guest.shows("MainPID")
     at.variables["txnode_certificate"] = pair.certificate.read_text()
@@ -173,7 +173,7 @@ def _reloaded(guest: Guest, at: Host) -> None:
 
 
 def _restarted(guest: Guest, at: Host) -> None:
-    """The host is taken out, then restarted, then brought back; what it is taken out of is the operator's."""
+    """The host is taken out of service, restarted and brought back, with the operator's commands."""
     told = at.directory / "tell.yml"
     told.write_text(_TASKS)
     running = guest.shows("MainPID")
@@ -190,7 +190,7 @@ def _restarted(guest: Guest, at: Host) -> None:
 
 
 def test_a_setting_that_the_node_does_not_have(guest: Guest, host: Callable[[Path, str], Host]) -> None:
-    """It is refused before anything is done, by its name."""
+    """An unknown setting is refused by name before any change."""
     at = host(guest.root, _INTO_GUEST % guest.pid)
     at.variables["txnode_settings"]["LOG_BUFER_SIZE"] = 1
     with pytest.raises(AssertionError, match="LOG_BUFER_SIZE"):
@@ -201,7 +201,7 @@ def test_a_setting_that_the_node_does_not_have(guest: Guest, host: Callable[[Pat
 def test_a_chroot(
     supplied: Layers, scratch: Path, host: Callable[[Path, str], Host], request: pytest.FixtureRequest
 ) -> None:
-    """As for an image: all is written and enabled, nothing is started; the second run has nothing to do."""
+    """As for an image: everything is written and enabled, nothing is started; a second run changes nothing."""
     with Layers(supplied.all, scratch / request.node.name).mounted() as root:
         at = host(root, _INTO_TREE)
         assert "Write the unit" in at.play()

@@ -1,4 +1,4 @@
-"""deploy/helm/txnode, by Helm: what it renders is valid by the schemas of Kubernetes, with all values and with none."""
+"""deploy/helm/txnode, rendered by Helm: it matches the schemas of Kubernetes, with all values and with none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.machine.tools import MAKING, Tools, run, tools
 
 _CHART = Path(__file__).parents[2] / "deploy" / "helm" / "txnode"
 _HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
-# Has the schemas of the versions of Kubernetes.
+# Has the schemas of all versions of Kubernetes.
 _SCHEMAS = "kubernetes-validate==1.37.0"
 _VERSIONS = ("1.30", "1.33", "1.37")
 _VALIDATE = """
@@ -50,12 +50,12 @@ def made() -> Iterator[Tools]:
 
 @pytest.fixture
 def rendered(made: Tools, tmp_path: Path) -> Path:
-    """What Helm makes of the values in values.yaml beside it."""
+    """A file for rendered manifests; their values are in values.yaml next to it."""
     return tmp_path / "rendered.yaml"
 
 
 def render(made: Tools, file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """What Helm makes of these values, in the file too, by kind."""
+    """Render the chart with these values into the file. Returns the manifests by kind."""
     given = file.with_name("values.yaml")
     given.write_text(yaml.safe_dump(values))
     options = ("--kube-version", "1.33.0", "--values", given)
@@ -65,7 +65,7 @@ def render(made: Tools, file: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", [{}, _ALL], ids=["none", "all"])
 def test_kubernetes_takes_it(made: Tools, rendered: Path, values: dict[str, Any]) -> None:
-    """Helm's linter too."""
+    """The schemas and Helm's linter accept the chart."""
     run([made.go("helm", _HELM), "lint", "--strict", _CHART, "--kube-version", "1.33.0"])
     render(made, rendered, values)
     python = made.python("kubernetes", _SCHEMAS) / "python"
@@ -74,7 +74,7 @@ def test_kubernetes_takes_it(made: Tools, rendered: Path, values: dict[str, Any]
 
 
 def test_the_node_has_what_it_needs_and_nothing_else(made: Tools, rendered: Path) -> None:
-    """The network of the host, a read-only root, no capability; a stop that is longer than its drain."""
+    """The host's network, a read-only root, no capabilities; more time to stop than to drain."""
     pod = render(made, rendered, {"drainSeconds": 120})["DaemonSet"]["spec"]["template"]["spec"]
     [node] = pod["containers"]
     assert pod["hostNetwork"]
@@ -90,7 +90,7 @@ def test_the_node_has_what_it_needs_and_nothing_else(made: Tools, rendered: Path
 
 
 def test_values_arrive(made: Tools, rendered: Path) -> None:
-    """Settings as the node reads them, secrets as files."""
+    """Settings arrive as environment variables, secrets as files."""
     found = render(made, rendered, _ALL)
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     environment = {row["name"]: row.get("value") for row in pod["containers"][0]["env"]}
@@ -112,6 +112,6 @@ def test_values_arrive(made: Tools, rendered: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(made: Tools, rendered: Path, values: dict[str, Any], named: str) -> None:
-    """By its name, before anything reaches a cluster."""
+    """Invalid values are refused by name when the chart is rendered."""
     with pytest.raises(AssertionError, match=named):
         render(made, rendered, values)

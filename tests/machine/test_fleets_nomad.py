@@ -1,4 +1,4 @@
-"""deploy/nomad, by Nomad's own parser of jobs: a module of Nomad, which needs neither an agent nor a cluster."""
+"""deploy/nomad, checked with Nomad's own job parser: a Go module, which needs neither an agent nor a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ func main() {
 }
 """
 _STEPS = (
-    # Nomad is built with these itself.
+    # Nomad itself is built with these replacements.
     ("mod", "edit", "-replace", "github.com/hashicorp/hcl=github.com/hashicorp/hcl@v1.0.1-nomad-1"),
     ("get", "github.com/hashicorp/nomad@v1.11.0"),
     ("get", "github.com/hashicorp/nomad/api@v0.0.0-20260907080526-08ef8f3d26da"),
@@ -56,13 +56,13 @@ def parser() -> Iterator[Path]:
 
 
 def parse(parser: Path, *variables: str, job: Path = _JOB) -> Any:
-    """The one group of the job, as Nomad has it."""
+    """The job's only group, as Nomad parses it."""
     [group] = json.loads(run([parser, job, *variables]))["TaskGroups"]
     return group
 
 
 def test_nomad_takes_it(parser: Path) -> None:
-    """The host's network, no capability, a read-only root, and secrets that are read again without a restart."""
+    """The host's network, no capabilities, a read-only root, and secrets that are reloaded without a restart."""
     group = parse(parser)
     [task] = group["Tasks"]
     assert group["Networks"][0]["Mode"] == "host"
@@ -75,7 +75,7 @@ def test_nomad_takes_it(parser: Path) -> None:
 
 
 def test_variables_arrive(parser: Path) -> None:
-    """Settings go before nothing that the job itself sets; a certificate is a file of the task's own."""
+    """Variables cannot override settings of the job itself; a certificate becomes a file of the task."""
     given = ("rest_port=8443", "drain_seconds=60", "certificate=true", "drop_nobody=true", 'settings={RESUME="off"}')
     group = parse(parser, *given)
     [task] = group["Tasks"]
@@ -88,7 +88,7 @@ def test_variables_arrive(parser: Path) -> None:
 
 
 def test_the_parser_refuses_what_nomad_does_not_have(parser: Path, tmp_path: Path) -> None:
-    """Else the other tests could not fail."""
+    """The parser refuses an unknown key, so that the other tests can fail."""
     wrong = tmp_path / "wrong.nomad.hcl"
     wrong.write_text(_JOB.read_text().replace("kill_timeout", "kill_timeot"))
     with pytest.raises(AssertionError, match="kill_timeot"):

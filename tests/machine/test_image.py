@@ -1,4 +1,4 @@
-"""deploy/Containerfile, built by buildah on a base of Debian's packages, and run by crun as compose.yaml has it."""
+"""deploy/Containerfile, built by buildah on a base of Debian's packages, and run by crun as in compose.yaml."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHEEL_OF_SING_BOX = "1.14.4"
 
 
 class Builder:
-    """buildah with a storage of its own."""
+    """buildah with separate storage."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -40,7 +40,7 @@ class Builder:
 
 @pytest.fixture(scope="module")
 def image(debian: Path, scratch: Path, clone: Path) -> Iterator[Image]:
-    """Built and mounted: Xray is brought along, sing-box is fetched by its digest."""
+    """The image, built and mounted: Xray is copied in, sing-box is downloaded by its digest."""
     buildah = Builder(scratch / "builder")
     buildah.directory.mkdir()
     base = buildah("from", "scratch")
@@ -61,7 +61,7 @@ def image(debian: Path, scratch: Path, clone: Path) -> Iterator[Image]:
 
 
 def _ways_out(directory: Path) -> dict[str, Path]:
-    """This machine's ways to PyPI, for the build alone."""
+    """Files with this machine's pip settings and certificates, only for the build."""
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     found = re.findall(r"\.((?:extra-)?index-url|proxy|trusted-host)='(.*)'$", listed.stdout, re.MULTILINE)
     lines = ["[global]", "cert = /run/secrets/ca", *(f"{name} = {value}" for name, value in found)]
@@ -73,7 +73,7 @@ def _ways_out(directory: Path) -> dict[str, Path]:
 
 
 def test_what_is_in_it(image: Image) -> None:
-    """Both cores, the labels, a bill of materials that names all, and nothing of the build's ways to the network."""
+    """The image has both cores, labels and a complete bill of materials, but no network settings of the build."""
     labels = image.config["Labels"]
     assert labels["org.opencontainers.image.version"] == __version__
     assert labels["org.opencontainers.image.licenses"] == "MIT"
@@ -89,9 +89,9 @@ def test_what_is_in_it(image: Image) -> None:
 
 
 def test_it_serves_users(image: Image, scratch: Path) -> None:
-    """Not root, without a capability, on a root file system that it cannot write: a Start, traffic, a health, an end.
+    """It runs without root, capabilities and a writable root: a Start, traffic, a health check, a clean stop.
 
-    What ran runs again in another container with the same volume.
+    Another container with the same volume resumes the backend.
     """
     key = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
     container = Container(image, scratch / "txnode-bundle", scratch / "volume", {"API_KEY": key})

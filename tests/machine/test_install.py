@@ -1,4 +1,4 @@
-"""`scripts/install` on a Debian with a live systemd: the first run, the second, upgrades that work or fail, the end."""
+"""`scripts/install` on a Debian with systemd: first and second run, upgrades that succeed or fail, removal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS = ("opt", "etc/txnode", "etc/systemd/system", "usr/local", "root", "home")
 
 
 def _content(root: Path) -> dict[str, tuple[int, str]]:
-    """Every file of the places that an install may touch: when it was changed, and what is in it."""
+    """Modification time and content of every file in the places that an install may change."""
     found = {}
     for place in _OURS:
         for path in sorted((root / place).rglob("*")):
@@ -30,7 +30,7 @@ def test_the_script_is_clean() -> None:
 
 
 def test_the_first_run_and_the_second(installed: Installed, server: Server) -> None:
-    """The first makes a node that serves users. The second finds all as it should be, and changes nothing."""
+    """The first run makes a node that serves users; the second changes nothing."""
     assert "serves" in installed.said
     assert "node.example.com" in installed.said
     assert server.visit("start")["warnings"] == []
@@ -41,7 +41,7 @@ def test_the_first_run_and_the_second(installed: Installed, server: Server) -> N
 
 
 def test_an_upgrade_and_the_way_back(server: Server, wheel: Callable[..., Wheel]) -> None:
-    """The next version runs with the state of the one before, and so does the one before when it is named."""
+    """The next version runs with the state of the previous one, and so does the previous one after a downgrade."""
     server.visit("start")
     assert "serves" in server.install(*server.give(wheel("9.1.0")))
     assert server.visit("use")["version"] == "9.1.0"
@@ -51,16 +51,16 @@ def test_an_upgrade_and_the_way_back(server: Server, wheel: Callable[..., Wheel]
 
 
 def test_an_upgrade_that_does_not_come_up(server: Server, wheel: Callable[..., Wheel]) -> None:
-    """The version before runs again, with its backend and users, and the script says so by its status, too."""
+    """The previous version runs again, with its backend and users, and the script's exit status reports the failure."""
     before = server.visit("start")["version"]
     said = server.install(*server.give(wheel("9.2.0", "raise SystemExit('broken on purpose')")), check=False)
     assert "broken on purpose" in said
-    assert "The version before runs." in said
+    assert "The previous version runs again." in said
     assert server.visit("use")["version"] == before
 
 
 def test_a_wheel_with_another_digest(server: Server, wheel: Callable[..., Wheel]) -> None:
-    """Nothing of it is installed."""
+    """A wheel with another digest is not installed."""
     given = server.give(wheel("9.3.0"))
     before, process = _content(server.guest.root), server.guest.shows("MainPID")
     assert "not installed" in server.install(*given[:-1], "0" * 64, check=False)
@@ -69,7 +69,7 @@ def test_a_wheel_with_another_digest(server: Server, wheel: Callable[..., Wheel]
 
 
 def test_the_end(server: Server) -> None:
-    """What is left is state and settings, with which it comes back; with --purge nothing is."""
+    """A removal keeps state and settings for a later install; with --purge it keeps nothing."""
     server.visit("start")
     server.install("--uninstall")
     assert not (server.guest.root / "opt" / "txnode").exists()

@@ -1,4 +1,4 @@
-"""A real Prometheus: its tool on rules and on a scrape; and a server that scrapes a node with a core and traffic."""
+"""A real Prometheus: promtool on rules and on a scrape, and a server that scrapes a node with a core and traffic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.harness.rest import Rest
 
 pytestmark = [pytest.mark.machine, pytest.mark.core]
 
-# Nobody who runs a core.
+# A user who runs no core.
 OTHER = "nobody"
 SCRAPE = """
 global: {scrape_interval: 1s, evaluation_interval: 1s}
@@ -61,7 +61,7 @@ def promtool(*arguments: str, stdin: str = "") -> str:
 
 
 def test_the_rules_do_what_they_say() -> None:
-    """They are rules, and fire when they should, by their own tests."""
+    """promtool accepts the rules and passes their unit tests."""
     assert "SUCCESS" in promtool("check", "rules", str(RULES))
     assert "SUCCESS" in promtool("test", "rules", str(RULES.with_name("rules_test.yml")))
 
@@ -79,7 +79,7 @@ def watched(tmp_path: Path) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """Of somebody else, who can write there."""
+    """A directory that another user owns."""
     path = Path(tempfile.mkdtemp(prefix="txnode-prometheus-"))
     shutil.chown(path, OTHER)
     yield path
@@ -87,7 +87,7 @@ def directory() -> Iterator[Path]:
 
 
 class Prometheus:
-    """A server of a user of its own on a free port."""
+    """A Prometheus server under another user, on a free port."""
 
     def __init__(self, directory: Path, node: NodeProcess) -> None:
         self.port = free_port()
@@ -109,7 +109,7 @@ class Prometheus:
             return json.load(reply)["data"]
 
     def query(self, expression: str) -> list[Any]:
-        """What it is now, over all that was scraped."""
+        """The current result of an expression."""
         found: list[Any] = self.ask("query", query=expression)["result"]
         return found
 
@@ -122,14 +122,14 @@ def prometheus(directory: Path, watched: NodeProcess) -> Iterator[Prometheus]:
 
 
 def test_a_scrape_is_as_it_should_be(watched: NodeProcess, place: Place) -> None:
-    """promtool finds no fault with the names, kinds and texts."""
+    """promtool accepts the names, kinds and texts of the metrics."""
     run(RestController(watched), [place], [member(TestUser.new("ann@test"), place)])
     page = Rest(watched).call("GET", "/metrics").text
     assert promtool("check", "metrics", stdin=page) == ""
 
 
 def plain(expression: str) -> str:
-    """As Grafana would ask it, for everything."""
+    """The expression with Grafana's variables set to match everything."""
     ranges = {"$__rate_interval": "10s", "$__range": "1m", "$instance": ".*"}
     for name, value in ranges.items():
         expression = expression.replace(name, value)
@@ -137,7 +137,7 @@ def plain(expression: str) -> str:
 
 
 def compared(expression: str) -> str:
-    """What a rule looks at, whatever it is just now: comparisons give 0 or 1, where there is data on both sides."""
+    """The expression with `bool` comparisons, so that it returns 0 or 1 wherever both sides have data."""
     for sign in ("==", ">", "<"):
         expression = expression.replace(f" {sign} ", f" {sign} bool ")
     return expression
@@ -146,7 +146,7 @@ def compared(expression: str) -> str:
 def test_all_that_rules_and_panels_name_has_data(
     watched: NodeProcess, prometheus: Prometheus, place: Place, echo: EchoServer
 ) -> None:
-    """All three ways of asking work; after some traffic every expression of the dashboard gives something."""
+    """All three ways of scraping work; after some traffic every expression of the dashboard has data."""
     ann = TestUser.new("ann@test")
     run(RestController(watched), [place], [member(ann, place)])
     with connection(place, ann, echo) as link:
@@ -162,7 +162,7 @@ def test_all_that_rules_and_panels_name_has_data(
 
 
 def test_an_alert_fires(watched: NodeProcess, prometheus: Prometheus, place: Place) -> None:
-    """A node that is not ready is alerted about."""
+    """An alert fires for a node that is not ready."""
     until(lambda: prometheus.query("txnode_ready == 1"), 60, "it is scraped")
     watched.stop()
 

@@ -1,4 +1,4 @@
-"""deploy/node.service under a live systemd, as `scripts/install` writes it: its life, its sandbox, a reboot."""
+"""deploy/node.service under systemd, as `scripts/install` writes it: life cycle, sandbox, reboot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import psutil
 from scripts.staging.wait import until
 from tests.machine.conftest import CLONE, Server
 
-# Seconds in which users are served again when the node was killed: the unit waits for a moment, the node and its core
-# come up, here on a machine at work.
+# Seconds until users are served again after the node was killed: the unit's restart delay, and the start of the node
+# and its core, on a busy machine.
 SERVED = 6.0
 
 
 def _score(server: Server) -> str:
-    """The exposure that `systemd-analyze security` finds, of 10.0, and its word for that."""
+    """The exposure level of `systemd-analyze security`, of 10.0, and its label."""
     last = server.guest.run("systemd-analyze", "security", "--no-pager", "node").strip().splitlines()[-1]
     found = re.search(r"Overall exposure level for node\.service: ([\d.]+) (\w+)", last)
     assert found, last
@@ -25,7 +25,7 @@ def _score(server: Server) -> str:
 
 
 def test_it_is_ready_and_reloads(server: Server) -> None:
-    """systemd has heard READY=1; a reload reads keys and certificate, in the same process."""
+    """systemd has received READY=1; a reload reads keys and certificate, in the same process."""
     guest = server.guest
     assert (guest.shows("ActiveState"), guest.shows("SubState")) == ("active", "running")
     assert guest.shows("Type") == "notify"
@@ -34,12 +34,12 @@ def test_it_is_ready_and_reloads(server: Server) -> None:
     guest.run("sh", "-c", "cat /srv/pair/key.pem >/var/lib/txnode/key.pem")
     guest.run("sh", "-c", "cat /srv/pair/certificate.pem >/var/lib/txnode/certificate.pem")
     guest.run("systemctl", "reload", "node")
-    assert server.visit("start")["warnings"] == []  # its controller knows the new certificate alone
+    assert server.visit("start")["warnings"] == []  # Its controller pins the new certificate.
     assert guest.shows("MainPID") == process
 
 
 def test_a_reload_is_an_upgrade(server: Server) -> None:
-    """The process is the same, another program runs in it, and users notice nothing."""
+    """The same process runs another program, and users notice nothing."""
     server.visit("start")
     ready = _ready(server)
     with server.staying() as users:
@@ -52,7 +52,7 @@ def test_a_reload_is_an_upgrade(server: Server) -> None:
 
 
 def test_the_node_is_killed(server: Server) -> None:
-    """Everybody is disconnected, and served again within seconds."""
+    """All users are disconnected, and served again within seconds."""
     server.visit("start")
     with server.staying() as users:
         _kill(server)
@@ -62,7 +62,7 @@ def test_the_node_is_killed(server: Server) -> None:
 
 
 def test_the_node_is_killed_and_its_core_lives_on(server: Server) -> None:
-    """With the drop-in nobody is dropped, and new users get in all the time; a stop ends all."""
+    """With the drop-in no connection is dropped, and new users can connect all the time; a stop ends everything."""
     guest = server.guest
     guest.run("install", "-Dm644", "/srv/clone/deploy/node-adopt.conf", "/etc/systemd/system/node.service.d/adopt.conf")
     guest.run("systemctl", "daemon-reload")
@@ -92,7 +92,7 @@ def _kill(server: Server) -> None:
 
 
 def _said(server: Server) -> str:
-    """By the node's last process."""
+    """The log of the node's last process."""
     number = server.guest.shows("InvocationID")
     return server.guest.run("journalctl", f"_SYSTEMD_INVOCATION_ID={number}", "--no-pager")
 
@@ -102,9 +102,9 @@ def _ready(server: Server) -> int:
 
 
 def test_users_are_served_in_the_sandbox(server: Server) -> None:
-    """A core runs as the service's own user, without a warning: nothing that the node needs is withheld from it.
+    """A core runs as the service's user, without a warning: the sandbox withholds nothing that the node needs.
 
-    What the documentation says of the sandbox is what systemd finds.
+    The documentation's exposure level is that of systemd.
     """
     assert server.visit("start")["warnings"] == []
     [core] = [process for process in _processes(server) if process.name() == "xray"]
@@ -113,12 +113,12 @@ def test_users_are_served_in_the_sandbox(server: Server) -> None:
 
 
 def _processes(server: Server) -> list[psutil.Process]:
-    """The guest's, as they are seen outside."""
+    """The guest's processes, with their outer pids."""
     return psutil.Process(server.guest.pid).children(recursive=True)
 
 
 def test_a_node_that_hangs_is_started_again(server: Server) -> None:
-    """Stopped dead, it tells systemd nothing any more: the watchdog ends it, and users are served again."""
+    """A suspended node sends no watchdog notification: systemd ends it, and users are served again."""
     server.visit("start")
     server.guest.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "node")
     until(lambda: server.guest.shows("NRestarts") == "1", 60, "systemd has started it again")
@@ -128,7 +128,7 @@ def test_a_node_that_hangs_is_started_again(server: Server) -> None:
 
 
 def test_it_stops_within_its_time(server: Server) -> None:
-    """With a core and its users the end is in good order, and nothing is left of it."""
+    """With a core and users the stop is clean, and no process is left."""
     server.visit("start")
     began = time.monotonic()
     server.guest.run("systemctl", "stop", "node")
@@ -138,7 +138,7 @@ def test_it_stops_within_its_time(server: Server) -> None:
 
 
 def test_users_are_served_after_a_reboot(server: Server) -> None:
-    """No controller calls: what ran before the machine went down runs again."""
+    """Without a call of a controller the node resumes the backend that ran before the shutdown."""
     server.visit("start")
     server.guest.reboot()
     until(lambda: server.guest.shows("SubState") == "running", 30, "it is ready")

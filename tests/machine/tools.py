@@ -1,6 +1,6 @@
-"""Programs that check manifests, of PyPI and of Go's modules: in a directory of their own, not in the clone.
+"""Programs that check manifests, from PyPI and Go modules, in a separate directory.
 
-TXNODE_TEST_TOOLS names a directory in which they stay for the next run; else they are made anew, in some minutes.
+TXNODE_TEST_TOOLS is a directory that keeps them for later runs; without it each run takes some minutes to make them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# Seconds for a test that may have to make them.
+# Timeout in seconds of a test that may have to make them.
 MAKING = 1800
 
 
 @dataclass(frozen=True)
 class Tools:
-    """Where they are; each is made when it is asked for the first time."""
+    """The directory of the programs; each is made on first use."""
 
     directory: Path
 
     def python(self, name: str, *requirements: str) -> Path:
-        """The programs of an environment with these packages."""
+        """The `bin` of a virtual environment with these packages."""
         place = self.directory / name
         if not (place / "complete").exists():
             run([sys.executable, "-m", "venv", "--clear", place])
@@ -34,14 +34,14 @@ class Tools:
         return place / "bin"
 
     def go(self, name: str, package: str) -> Path:
-        """A program of a Go module with its version. Needs Go."""
+        """A program from a Go package with its version. Needs Go."""
         program = self.directory / "go" / name
         if not program.exists():
             run(["go", "install", package], GOBIN=str(program.parent))
         return program
 
     def go_program(self, name: str, text: str, *steps: Sequence[str]) -> Path:
-        """A program of our own, in a module for which these steps of `go` choose others."""
+        """Build a Go program from source; `steps` are `go` commands that set up its module."""
         place = self.directory / "go" / f"{name}-module"
         program = place / name
         if not program.exists():
@@ -64,7 +64,7 @@ def tools() -> Iterator[Tools]:
 
 
 def run(command: Sequence[str | Path], directory: Path | None = None, **environment: str) -> str:
-    """What it prints, on both outputs. Raises `AssertionError` with that if it fails."""
+    """Run a command. Returns stdout and stderr; raises `AssertionError` with them if it fails."""
     done = subprocess.run(
         command,
         cwd=directory or "/",

@@ -1,12 +1,13 @@
-"""A controller and a user of a node in another network: `python -m tests.machine.visit start|use|stay PEM KEY FILE`.
+"""A controller and a user of a node in another network namespace.
 
-`start` has the node run an Xray with one user, who is then in FILE; it and `use` have the user get a megabyte through
-it, and wait until the node has counted all of that. Prints what the node says of itself, as JSON, but not that there is
-a newer Xray than the one of these tests.
+`python -m tests.machine.visit start|use|stay PEM KEY FILE`
 
-`stay` has that user connected, while others come anew again and again, until there is a file FILE.over; there is one
-FILE.there when they are. Prints how often the first one was answered, how many others were, for how many seconds at
-most none of them was served, and with `dropped` why the first one's connection ended, if it did.
+`start` starts an Xray with one user, whom it writes to FILE. `start` and `use` download a megabyte as the user, and
+wait until the node has counted it. They print the node's info as JSON, without warnings about the tests' old Xray.
+
+`stay` keeps that user connected while others connect repeatedly, until a file FILE.over exists; it creates FILE.there
+when they are connected. It prints how many echoes the first one got, how many others were served, the longest time in
+seconds without one, and as `dropped` why the first connection ended, if it did.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _PAUSE = 0.02
 
 
 def visit(what: str, node: Address, file: Path) -> dict[str, object]:
-    """What the node says of itself once its user was served."""
+    """Serve the user. Returns the node's info afterwards."""
     with closing(RpcController(node)) as controller, EchoServer() as echo, tempfile.TemporaryDirectory() as directory:
         kind = kinds(certs.make(Path(directory), [SERVER_NAME]), cover_port=1)["vless-raw"]
         if what == "start":
@@ -46,7 +47,7 @@ def visit(what: str, node: Address, file: Path) -> dict[str, object]:
         until(lambda: controller.info().running, 60, "the backend runs")
         _served(controller, place, visitor, echo)
         info = controller.info()
-        warnings = [warning for warning in info.warnings if "There is a safer core" not in warning]
+        warnings = [warning for warning in info.warnings if "safer core" not in warning]
         return {"version": info.version, "core": info.core_version, "warnings": warnings}
 
 

@@ -28,7 +28,7 @@ class AioTests(TestCase):
             self.aio.stopService()
 
     async def test_run_gives_the_result(self) -> None:
-        """A coroutine of asyncio's runs on its own thread, and the reactor is given what it returns."""
+        """An asyncio coroutine runs on its own thread, and the reactor gets its result."""
 
         async def work() -> str:
             await asyncio.sleep(0)
@@ -37,7 +37,7 @@ class AioTests(TestCase):
         self.assertEqual(await self.aio.run(work()), "aio")
 
     async def test_run_gives_the_error(self) -> None:
-        """What a coroutine raises is raised on the reactor."""
+        """An exception of the coroutine is raised on the reactor."""
 
         async def work() -> None:
             raise KeyError("x")
@@ -46,12 +46,12 @@ class AioTests(TestCase):
             await self.aio.run(work())
 
     async def test_results_arrive_on_the_reactor(self) -> None:
-        """Callbacks of `run` are made on the reactor's thread."""
+        """Callbacks of `run` are called on the reactor's thread."""
         thread = await self.aio.run(asyncio.sleep(0)).addCallback(lambda _: threading.current_thread())
         self.assertIs(thread, threading.main_thread())
 
     async def test_cancelling_run_cancels_the_coroutine(self) -> None:
-        """A Deferred that is cancelled ends its coroutine, which can clean up."""
+        """Cancelling the Deferred cancels the coroutine, which can clean up."""
         begun, cancelled = threading.Event(), threading.Event()
 
         async def work() -> None:
@@ -78,7 +78,7 @@ class AioTests(TestCase):
             await self.aio.run(work())
 
     async def test_call_gives_the_result(self) -> None:
-        """A coroutine function of the reactor's runs on its thread, and asyncio is given what it returns."""
+        """A coroutine function runs on the reactor's thread, and asyncio gets its result."""
 
         async def on_reactor(number: int) -> tuple[int, bool]:
             await deferLater(reactor, 0)
@@ -87,7 +87,7 @@ class AioTests(TestCase):
         self.assertEqual(await self.aio.run(self.aio.call(on_reactor, 1)), (2, True))
 
     async def test_call_gives_the_error(self) -> None:
-        """What it raises is raised in asyncio, before and after its first wait."""
+        """Its exception is raised in asyncio, before and after its first wait."""
 
         async def on_reactor(wait: bool) -> None:
             if wait:
@@ -99,7 +99,7 @@ class AioTests(TestCase):
                 await self.aio.run(self.aio.call(on_reactor, wait))
 
     async def test_cancelling_the_task_cancels_the_deferred(self) -> None:
-        """A task of asyncio's that is cancelled while it waits ends what it waits for on the reactor."""
+        """Cancelling the waiting asyncio task cancels the work on the reactor."""
         events: list[str] = []
 
         async def on_reactor() -> None:
@@ -133,7 +133,7 @@ class AioTests(TestCase):
         self.assertEqual(await self.aio.run(work()), "cancelled")
 
     async def test_many_at_once(self) -> None:
-        """Calls in both directions at once do not get in each other's way."""
+        """Calls in both directions at once do not disturb each other."""
 
         async def on_reactor(number: int) -> int:
             await deferLater(reactor, 0)
@@ -144,8 +144,8 @@ class AioTests(TestCase):
 
         self.assertEqual(await self.aio.run(work()), list(range(500)))
 
-    async def test_what_is_left_is_cancelled_at_the_end(self) -> None:
-        """When the thread ends, whoever still waits is told, and coroutines can clean up."""
+    async def test_open_calls_are_cancelled_at_the_end(self) -> None:
+        """When the thread ends, waiting callers are cancelled, and coroutines can clean up."""
         ended: list[str] = []
 
         async def work() -> None:
@@ -162,7 +162,7 @@ class AioTests(TestCase):
             await running
 
     async def test_after_the_end(self) -> None:
-        """Without its thread nothing is taken, and no coroutine is left that was never awaited."""
+        """Without its thread no call is accepted, and no coroutine is left that was never awaited."""
         self.aio.stopService()
         work: Any = asyncio.sleep(0)
         with self.assertRaises(RuntimeError):
@@ -172,7 +172,7 @@ class AioTests(TestCase):
         self.assertIsNone(await self.aio.run(asyncio.sleep(0)))
 
     def test_block(self) -> None:
-        """Before the reactor runs, a coroutine can be waited for: its result, its error, or the time is up."""
+        """Before the reactor runs, `block` returns a coroutine's result, raises its error, or times out."""
 
         async def work(fault: Exception | None) -> str:
             if fault:

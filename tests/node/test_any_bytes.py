@@ -1,4 +1,4 @@
-"""What takes the bytes of strangers and controllers, and is pure: whatever they are, nothing is raised but a refusal.
+"""Pure parsers of bytes from strangers and controllers: whatever the bytes are, they only ever raise a refusal.
 
 Some 10,000 examples in all, with tests/drivers/xray/test_access.py, and a hundred times as many with
 `--hypothesis-profile=nightly --timeout=0`.
@@ -28,6 +28,7 @@ from scripts.attack import http2, messages
 from scripts.attack.mutate import mutated, pieces
 from tests.harness.many import many, seeds
 from tests.harness.memory import MemoryPlan
+from tests.harness.strangers import nobody
 
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
 FEED = next(method for method in METHODS if method.cut is delimited)
@@ -37,7 +38,7 @@ SYNC = next(method for method in METHODS if method.name == "SyncUsers")
 @many
 @given(seeds)
 def test_any_frames(seed: int) -> None:
-    """A connection goes on or ends, the same however its bytes are cut; what is kept of it is bounded."""
+    """A connection goes on or ends, the same however its bytes are cut; the memory for it is bounded."""
     random = Random(seed)
     data = http2.frames(random) if random.random() < 0.9 else http2.calls(KEY, random)[len(PREFACE) :]
     data = PREFACE + mutated(data, random)
@@ -45,8 +46,8 @@ def test_any_frames(seed: int) -> None:
 
 
 def judged(parts: list[bytes]) -> object:
-    """What is made of it, as of a client's and as of a server's bytes."""
-    manners = Manners(0.0)
+    """The outcome of these bytes, as a client's and as a server's."""
+    manners = Manners(0.0, nobody)
     try:
         for part in parts:
             manners.received(part, 0.0, False)
@@ -62,7 +63,7 @@ def judged(parts: list[bytes]) -> object:
 @many
 @given(seeds)
 def test_any_body(seed: int) -> None:
-    """It is messages, or refused; what was cut out of it is part of it."""
+    """It is split into messages, or refused; each message is a part of the body."""
     random = Random(seed)
     method = random.choice(METHODS)
     data = messages.body(method, random)
@@ -77,7 +78,7 @@ def test_any_body(seed: int) -> None:
 @many
 @given(seeds)
 def test_any_users(seed: int) -> None:
-    """Whoever they are: each is taken, or refused by name, and everybody in the target is among them."""
+    """Each user is accepted, or refused by name, and all users of the target are among them."""
     random = Random(seed)
     with suppress(InvalidRequest):
         message = parse(SYNC, mutated(messages.valid(SYNC, random), random))
@@ -92,7 +93,7 @@ def test_any_users(seed: int) -> None:
 @many
 @given(seeds)
 def test_any_key(seed: int) -> None:
-    """Nobody gets in by what is not the key, and text of any kind is compared with it."""
+    """Only the key is accepted, and any text is compared with it."""
     random = Random(seed)
     header = mutated(random.choice((f"Bearer {KEY}", KEY)).encode(), random)
     text = header.decode("utf-8", random.choice(("surrogateescape", "replace")))
@@ -107,7 +108,7 @@ def test_any_key(seed: int) -> None:
 @settings(many, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds)
 def test_any_settings(tmp_path: Path, seed: int) -> None:
-    """A file of settings is understood, or its faults are told."""
+    """A file of settings is parsed, or its faults are listed."""
     random = Random(seed)
     valid = (
         f"API_KEY={KEY}\nREST_PORT=1234\nSSL_CERT_FILE='a'\nTRAFFIC_INTERVAL=0.5\nexport DEBUG=1\n# x\nSTATE_DIR=~/x\n"

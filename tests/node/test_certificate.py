@@ -1,4 +1,4 @@
-"""node.certificate: what a client that pins the PEM needs, what panels can store, and what nobody else may read."""
+"""node.certificate: for clients that pin the PEM and panels that store it; only the owner can read the key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def mode(path: Path) -> int:
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
-    """Both sides of a TLS handshake in memory; raises what the client finds wrong."""
+    """Do both sides of a TLS handshake in memory; raise the client's error."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=name)
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -58,7 +58,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None
 
 @pytest.mark.parametrize("name", [*OWN, "node.example", "203.0.113.9", "2001:db8::9"])
 def test_a_client_that_pins_the_pem_accepts_every_name_in_it(tmp_path: Path, name: str) -> None:
-    """The one PEM is enough as only root, strictly, with host-name checking on, for names and addresses alike."""
+    """The PEM is enough as the only root, strictly, with host-name checking on, for names and addresses alike."""
     made = ensure(tmp_path / "tls", ["node.example", "203.0.113.9", "2001:db8::9"], own)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(made.certificate, made.key)
@@ -72,14 +72,14 @@ def test_a_client_that_pins_the_pem_accepts_every_name_in_it(tmp_path: Path, nam
 
 
 def test_names_come_in_order_and_once(tmp_path: Path) -> None:
-    """The extra names are first, then the machine's own, and a repeated one, in another spelling too, counts once."""
+    """Extra names come first, then the machine's own; a repeated one counts once, also in another spelling."""
     made = ensure(tmp_path, ["Box.Example", "0:0::1", "*.example"], own)
     assert made.names == ("box.example", "::1", "*.example", "box", "localhost", "127.0.0.1", "192.0.2.7")
     assert made.left_out == ()
 
 
-def test_what_finds_no_room_is_named(tmp_path: Path) -> None:
-    """The PEM stays within what panels store, the first names win, and all others are reported."""
+def test_names_without_room_are_reported(tmp_path: Path) -> None:
+    """The PEM stays within what panels store, the first names are in, and all others are reported."""
     extra = [f"{'n' * 60}.{index:02}.example" for index in range(40)]
     made = ensure(tmp_path, extra, own)
     assert len(made.certificate.read_text()) <= MAX_PEM
@@ -92,7 +92,7 @@ def test_what_finds_no_room_is_named(tmp_path: Path) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.from_regex(r"[a-z]{1,60}\.[a-z]{1,60}", fullmatch=True) | st.ip_addresses().map(str), min_size=1))
 def test_no_list_of_names_makes_too_large_a_pem(names: list[str]) -> None:
-    """Whatever the names are, the PEM has at most 2,048 characters and every name is either in or reported."""
+    """Whatever the names are, the PEM has at most 2,048 characters, and every name is either in or reported."""
     certificate, _, left_out = make(names)
     sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     inside = [str(name.value) for name in sans]
@@ -101,15 +101,15 @@ def test_no_list_of_names_makes_too_large_a_pem(names: list[str]) -> None:
 
 
 def test_validity(tmp_path: Path) -> None:
-    """It is valid since yesterday, for clocks that differ, and for ten years."""
+    """It is valid since yesterday, because clocks differ, and for ten years."""
     parsed = x509.load_pem_x509_certificate(ensure(tmp_path, (), own).certificate.read_bytes())
     now = datetime.now(UTC)
     assert timedelta(hours=23) < now - parsed.not_valid_before_utc < timedelta(hours=25)
     assert now.year + 9 <= parsed.not_valid_after_utc.year <= now.year + 10
 
 
-def test_nobody_else_can_read_the_key(tmp_path: Path, open_umask: None) -> None:
-    """Under the most generous umask the key and the API key are 0600 and new directories 0700; nothing else is left."""
+def test_only_the_owner_can_read_the_key(tmp_path: Path, open_umask: None) -> None:
+    """Under any umask the key and the API key are 0600 and new directories 0700; no other file is left."""
     made = ensure(tmp_path / "tls", (), own)
     ensure_api_key(tmp_path / "api" / "key")
     assert (mode(made.key), mode(tmp_path / "tls")) == (0o600, 0o700)
@@ -118,7 +118,7 @@ def test_nobody_else_can_read_the_key(tmp_path: Path, open_umask: None) -> None:
 
 
 def test_an_existing_pair_is_kept(tmp_path: Path) -> None:
-    """A second call changes nothing, does not ask for the machine's names, and reports the extra names it lacks."""
+    """A second call changes nothing, does not ask for the machine's names, and reports the missing extra names."""
     first = ensure(tmp_path, ["node.example"], own)
     before = first.certificate.read_bytes(), first.key.read_bytes()
     second = ensure(tmp_path, ["node.example", "new.example"], never)
@@ -127,8 +127,8 @@ def test_an_existing_pair_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["certificate", "key"])
-def test_half_a_pair_is_made_anew(tmp_path: Path, lost: str) -> None:
-    """With either file gone, both are new and belong together."""
+def test_half_a_pair_is_replaced(tmp_path: Path, lost: str) -> None:
+    """If either file is missing, both are made again and match."""
     first = ensure(tmp_path, (), own)
     (first.certificate if lost == "certificate" else first.key).unlink()
     second = ensure(tmp_path, (), own)
@@ -138,21 +138,21 @@ def test_half_a_pair_is_made_anew(tmp_path: Path, lost: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "node.example:443", "https://node.example", "[::1]", "a..b", "x" * 64])
-def test_an_extra_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    """A wrong name is an error that quotes it, and nothing is written."""
+def test_an_invalid_extra_name_is_refused(tmp_path: Path, name: str) -> None:
+    """An invalid name is an error that quotes it, and nothing is written."""
     with pytest.raises(BadName, match="neither a host name nor an IP address"):
         ensure(tmp_path / "tls", [name], own)
     assert not (tmp_path / "tls").exists()
 
 
 def test_a_machine_with_an_odd_name_gets_a_certificate(tmp_path: Path) -> None:
-    """A host name that cannot be in a certificate is left out and reported, the others are in."""
+    """A host name that cannot be in a certificate is left out and reported; the others are in."""
     made = ensure(tmp_path, (), lambda: ["my box", *OWN])
     assert (made.names, made.left_out) == (OWN, ("my box",))
 
 
-def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
-    """Rubbish in the certificate's place is not overwritten: the error names the file and what to do."""
+def test_a_file_that_is_not_a_certificate(tmp_path: Path) -> None:
+    """A malformed file in the certificate's place is not overwritten: the error names the file and the remedy."""
     made = ensure(tmp_path, (), own)
     made.certificate.write_text("rubbish")
     with pytest.raises(ValueError, match=r"certificate\.pem is not a certificate.*remove it"):
@@ -160,14 +160,14 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
 
 
 def test_the_machine_has_names() -> None:
-    """The names of the machine that runs this include loopback and no scoped link-local address."""
+    """The names of the machine that runs this test include loopback and no scoped link-local address."""
     names = list(own_names())
     assert {"localhost", "127.0.0.1", "::1"} <= set(names)
     assert not any("%" in name for name in names)
 
 
 def test_the_api_key_is_made_once(tmp_path: Path) -> None:
-    """A random UUID is written at first and read ever after; an operator's own key is taken without its line end."""
+    """A random UUID is written once and read from then on; an operator's own key is read without its line end."""
     key = ensure_api_key(tmp_path / "key")
     assert uuid.UUID(key).version == 4
     assert ensure_api_key(tmp_path / "key") == key
@@ -178,23 +178,23 @@ def test_the_api_key_is_made_once(tmp_path: Path) -> None:
 def test_an_empty_api_key_is_an_error(tmp_path: Path) -> None:
     """An empty key file is not taken as a key."""
     (tmp_path / "key").write_text("\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(ValueError, match="key is empty"):
         ensure_api_key(tmp_path / "key")
 
 
-def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints the files, the names and what was left out, and is harmless when run again."""
+def test_the_command_prints_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints the files, the names and those left out, and changes nothing when run again."""
     wanted = [f"--san={'n' * 60}.{index:02}.example" for index in range(40)]
     assert main([str(tmp_path), *wanted]) == 0
     first = capsys.readouterr().out
     assert f"made: {tmp_path / 'certificate.pem'}" in first
-    assert "left out (no room): " in first
+    assert "left out (no room in a PEM of 2048 characters): " in first
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("exists: ")
 
 
-def test_the_command_refuses_a_wrong_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong --san ends the command with status 1 and one line that quotes it."""
+def test_the_command_refuses_an_invalid_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An invalid --san ends the command with status 1 and one line that quotes it."""
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path), "--san", "a b"])
     assert ended.value.code == 1

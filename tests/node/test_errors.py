@@ -1,4 +1,4 @@
-"""What a call can fail with: codes are words of their own, statuses exist, and known texts stay what clients know."""
+"""The errors of calls: unique codes, valid statuses, and the texts that clients match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from node import errors
 from node.errors import KINDS, NodeError
 
-# The word, REST's status and gRPC's, for every kind: what the documentation and clients rely on.
+# The code, REST's status and gRPC's, for every kind: the documentation and clients rely on them.
 TABLE = {
     "internal": (500, "INTERNAL"),
     "unauthenticated": (401, "UNAUTHENTICATED"),
@@ -37,13 +37,13 @@ TABLE = {
 
 
 def test_all_codes() -> None:
-    """Every code, with its statuses, is the one that is written down here."""
+    """Every code, with its statuses, is the one that is listed here."""
     assert {kind.code: (kind.http, kind.grpc) for kind in KINDS} == TABLE
     assert len(KINDS) == len(TABLE)
 
 
 def test_every_kind_is_listed() -> None:
-    """No error of the module is missing in the list; a port that is taken is a core that failed, for a caller."""
+    """No error of the module is missing in the list; `PortTaken` is a failed core for a caller."""
     defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, NodeError)}
     assert defined - {NodeError, errors.PortTaken} == set(KINDS)
     assert (errors.PortTaken.code, errors.PortTaken.http) == (errors.CoreFailed.code, errors.CoreFailed.http)
@@ -51,7 +51,7 @@ def test_every_kind_is_listed() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_and_statuses_exist(kind: type[NodeError]) -> None:
-    """A code is a plain word, its statuses are ones that HTTP and gRPC know, and the class says what it is."""
+    """A code is a plain word, its statuses exist in HTTP and gRPC, and the class has a docstring."""
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", kind.code)
     assert HTTPStatus(kind.http) >= HTTPStatus.BAD_REQUEST
     assert grpc.StatusCode[kind.grpc] is not grpc.StatusCode.OK
@@ -59,17 +59,17 @@ def test_words_and_statuses_exist(kind: type[NodeError]) -> None:
 
 
 def test_no_backend() -> None:
-    """Deployed controllers take exactly this text for a node without a backend."""
+    """Deployed controllers match exactly this text for a node without a backend."""
     assert errors.NotInitialized().text == "backend not initialized"
 
 
-def test_core_on_its_way() -> None:
-    """Deployed controllers leave a node alone that says this, so the text begins with it and the reason comes after."""
+def test_core_not_started() -> None:
+    """Deployed controllers do not act on a node with this text, so the reason comes after it."""
     assert errors.NotStarted("it was killed").text == "core is not started yet: it was killed"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not errors.NotStarted])
-def test_nobody_else_says_that_the_core_is_on_its_way(kind: type[NodeError]) -> None:
+def test_no_other_error_begins_like_that(kind: type[NodeError]) -> None:
     """No other error has the text that makes controllers wait."""
     plain = kind in (errors.NotInitialized, errors.ShuttingDown, errors.Unauthenticated, errors.Aborted)
     made = errors.UsersRefused([("ann", "why")]) if kind is errors.UsersRefused else kind(*([] if plain else ["why"]))
@@ -78,7 +78,7 @@ def test_nobody_else_says_that_the_core_is_on_its_way(kind: type[NodeError]) -> 
 
 
 def test_refused_users_are_named() -> None:
-    """The text begins as controllers know it and names users with their reasons; the error has all of them."""
+    """The text begins as controllers match it and names users with their reasons; the error has all of them."""
     refused = [("ann", "bad id"), ("bob", "same credential")]
     error = errors.UsersRefused(refused)
     assert error.text == "failed to update users: 'ann': bad id; 'bob': same credential"
@@ -99,8 +99,8 @@ ODD = ["x", "я", "\U0001f600", "\n", "%", "\ud800", "\u202e"]
 
 
 @pytest.mark.parametrize("character", ODD)
-def test_texts_have_an_end(character: str) -> None:
-    """A text of any length and script arrives: what gRPC makes of it has 4 kB at most, and its beginning is kept."""
+def test_texts_are_bounded(character: str) -> None:
+    """A text of any length and script fits: as gRPC encodes it, it has at most 4 kB, and its beginning is kept."""
     for length in (10, 500, 4000, 1_000_000):
         error = errors.CoreFailed("it said: " + character * length)
         assert errors.size(error.text) <= errors.MAX_TEXT
@@ -122,7 +122,7 @@ def test_long_names_and_reasons_are_cut(character: str) -> None:
 
 
 def test_names_are_cut() -> None:
-    """A name stands in quotes, with 100 characters at most."""
+    """A name is quoted, with at most 100 characters."""
     assert errors.shown("ann's") == '"ann\'s"'
     assert errors.shown("x" * 100) == repr("x" * 100)
     assert errors.shown("x" * 101) == repr("x" * 100) + "…"

@@ -1,4 +1,4 @@
-"""The file of keys: what is one, what is none, and that no fault repeats a key."""
+"""The key file: what is valid, what is not, and that no error repeats a key."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def fault(text: str, *taken: Key) -> str:
 
 @given(st.lists(KEYS, max_size=10, unique_by=(lambda key: key.name, lambda key: key.digest)))
 def test_what_is_written_is_read(keys: list[Key]) -> None:
-    """The lines of some keys are these keys again, between comments and empty lines."""
+    """Formatted keys are parsed again, between comments and empty lines."""
     text = "# panels\n\n" + "\n \t# x\n".join(map(line_of, keys))
     assert parse(text) == tuple(keys)
 
 
 @given(st.text(), st.text())
 def test_anything_else_is_a_fault(before: str, after: str) -> None:
-    """No text is anything but keys or a fault, and a fault does not repeat what may be a key."""
+    """Any text is keys or a fault, and a fault does not repeat what may be a key."""
     secret = "a-secret-of-thirty-characters-"
     try:
         parse(f"{before}\nann all short\nbob {secret}\n{after} all {secret}")
@@ -42,7 +42,7 @@ def test_anything_else_is_a_fault(before: str, after: str) -> None:
 
 @pytest.mark.parametrize("word", [SECRET, SECRET.upper(), SECRET.replace("-", ""), f"sha256:{digest_of(SECRET).hex()}"])
 def test_a_key_by_hand(word: str) -> None:
-    """A key stands there in any spelling, or by its digest, with any space between the words."""
+    """A key may be in any spelling, or a digest, with any space between the words."""
     assert parse(f"  ann\tread   {word}\r\n") == (Key("ann", Scope.READ, digest_of(SECRET)),)
 
 
@@ -51,7 +51,7 @@ def test_a_key_by_hand(word: str) -> None:
     [
         ("ann all", "NAME SCOPE KEY"),
         (f"ann all {SECRET} # old", "NAME SCOPE KEY"),
-        (f"ann most {SECRET}", "the scope of ann is none of metrics, read, all"),
+        (f"ann most {SECRET}", "the scope of ann must be one of metrics, read, all"),
         (f"ann ALL {SECRET}", "the scope of ann"),
         (f"-ann all {SECRET}", "a name has"),
         (f"{'a' * 65} all {SECRET}", "a name has"),
@@ -62,7 +62,7 @@ def test_a_key_by_hand(word: str) -> None:
     ],
 )
 def test_faults(line: str, told: str) -> None:
-    """A bad line is told by its number, and keeps none of the others from being told."""
+    """A bad line is reported by its number, and all bad lines are reported."""
     text = fault(f"# one\n{line}\nbob all x")
     assert "line 2: " in text
     assert "line 3: " in text
@@ -71,7 +71,7 @@ def test_faults(line: str, told: str) -> None:
 
 
 def test_two_of_one_kind() -> None:
-    """Neither a name nor a key stands there twice, or is the one of the settings."""
+    """No name and no key may come twice, or be that of API_KEY."""
     default = Key("default", Scope.ALL, digest_of(SECRET))
     other = uuid.uuid4()
     assert "two keys with the name ann" in fault(f"ann all {SECRET}\nann read {other}")
@@ -81,14 +81,14 @@ def test_two_of_one_kind() -> None:
 
 
 def test_too_many() -> None:
-    """There is a limit: each request is compared with every key."""
+    """There is a limit, because each request is compared with every key."""
     lines = [f"k{number} all {uuid.uuid4()}" for number in range(MAX_KEYS + 1)]
     assert len(parse("\n".join(lines[1:]))) == MAX_KEYS
     assert f"more than {MAX_KEYS} keys" in fault("\n".join(lines))
 
 
 def test_scopes_rise() -> None:
-    """Each scope has what those before it have."""
+    """Each scope includes those before it."""
     assert list(SCOPES) == ["metrics", "read", "all"]
     assert Scope.METRICS < Scope.READ < Scope.ALL
     assert parse_line("# ann all x") is None

@@ -1,4 +1,4 @@
-"""The program for the file of keys."""
+"""The program for the key file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_new_list_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new key is printed once and kept by its digest, in a file of its owner's alone; a revoked one is gone."""
+    """A new key is printed once and kept as a digest, in a file that only its owner may read; a revoked one is gone."""
     file = tmp_path / "made" / "api_keys"
     options = ("--file", str(file))
     ann = run(capsys, *options, "new", "ann").strip()
@@ -34,8 +34,8 @@ def test_new_list_revoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run(capsys, *options, "list") == "bob read\n"
 
 
-def test_what_was_written_by_hand_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Comments, and keys as they were written, are left alone."""
+def test_manual_lines_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Comments, and keys in the form they were written in, are unchanged."""
     file = tmp_path / "api_keys"
     file.write_text("# the panel's\npanel  all  some-long-secret-of-mine\n")
     run(capsys, "--file", str(file), "new", "ann")
@@ -53,7 +53,7 @@ def test_what_was_written_by_hand_stays(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str) -> None:
-    """What cannot be done changes nothing, and is said."""
+    """What cannot be done changes nothing, and is an error."""
     file = tmp_path / "api_keys"
     file.write_text(before := "panel all some-long-secret-of-mine\n")
     with pytest.raises(SystemExit) as ended:
@@ -63,8 +63,8 @@ def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tupl
     assert file.read_text() == before
 
 
-def test_a_broken_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file with a fault is not written over."""
+def test_a_malformed_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file with a fault is not overwritten."""
     file = tmp_path / "api_keys"
     file.write_text("panel all\n")
     for words in (("new", "ann"), ("revoke", "panel"), ("list",)):
@@ -74,7 +74,7 @@ def test_a_broken_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert file.read_text() == "panel all\n"
 
 
-def test_where_the_settings_say(
+def test_the_file_of_the_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an option the file is that of the node with these settings."""
@@ -92,7 +92,7 @@ def test_where_the_settings_say(
 
 
 def test_many_at_once(tmp_path: Path) -> None:
-    """Of commands that run at the same time none loses what another wrote."""
+    """Of commands that run at the same time, none loses another's change."""
     file = str(tmp_path / "api_keys")
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda number: main(("--file", file, "new", f"k{number}")), range(24))) == [0] * 24

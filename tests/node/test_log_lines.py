@@ -1,4 +1,4 @@
-"""The node's log as JSON: one line an event, whatever is in it."""
+"""The node's log as JSON: one line for each event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from twisted.logger import ILogObserver, LogLevel, capturedLogs
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 
+from node.limited_warning import PERIOD, LimitedWarning
 from node.log_lines import MAX_TEXT, JsonLines, install, json_line
 from node.logs import UNNAMED, Logger
-from node.repeated import PERIOD, Repeated
 
 
 class Unprintable:
@@ -27,7 +27,7 @@ class Unprintable:
 
 
 def test_an_event() -> None:
-    """When, how severe, of which part, the sentence, its stable form, and its fields."""
+    """Time, level, logger, text, format string, and fields."""
     event = {
         "log_time": 1.5,
         "log_level": LogLevel.warn,
@@ -70,8 +70,8 @@ def raised() -> Failure:
         {},
     ],
 )
-def test_one_line_whatever_is_in_it(event: dict[str, Any]) -> None:
-    """Each is one line of JSON, of a bounded length."""
+def test_one_line_whatever_the_event(event: dict[str, Any]) -> None:
+    """Each event is one line of JSON, of bounded length."""
     file = io.StringIO()
     JsonLines(file)(event)
     [line] = file.getvalue().splitlines()
@@ -82,7 +82,7 @@ def test_one_line_whatever_is_in_it(event: dict[str, Any]) -> None:
 
 
 def test_where_it_goes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """To the file that twistd is told; not to syslog, and not from a daemon to nowhere."""
+    """To twistd's log file; not to syslog, and not from a daemon to standard output."""
     application, file = Componentized(), tmp_path / "log"
     before = signal.getsignal(signal.SIGUSR1)
     request.addfinalizer(lambda: signal.signal(signal.SIGUSR1, before))
@@ -96,8 +96,8 @@ def test_where_it_goes(tmp_path: Path, request: pytest.FixtureRequest) -> None:
             install(Componentized(), options, lambda turn: turn())
 
 
-def test_users_are_named_where_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that tell of users say nothing unless an operator asked."""
+def test_users_are_named_only_with_log_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that name users are hidden unless LOG_USERS is on."""
     log = Logger()
     with capturedLogs() as events:
         log.warn("user {user} was refused: {of_user}", user="ann", of_user="like bert")
@@ -106,11 +106,11 @@ def test_users_are_named_where_they_may_be(monkeypatch: pytest.MonkeyPatch) -> N
     assert [(event["user"], event["of_user"]) for event in events] == [(UNNAMED, UNNAMED), ("ann", "like bert")]
 
 
-def test_what_happens_again_and_again() -> None:
-    """The first is a line, the others of a period are one line with their number, the end of it tells the rest."""
+def test_limited_warnings() -> None:
+    """The first is logged, the others of a period are one line with their count, and the last line has the rest."""
     clock = Clock()
     with capturedLogs() as events:
-        repeated = Repeated(clock, Logger().warn, "a handshake failed")
+        repeated = LimitedWarning(clock, Logger().warn, "a handshake failed")
         for number in range(1000):
             repeated.happened(f"192.0.2.{number % 4}")
         assert [event["address"] for event in events] == ["192.0.2.0"]

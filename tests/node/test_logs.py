@@ -1,4 +1,4 @@
-"""The ring: every reader gets every line, slow ones are told what they missed."""
+"""The ring: every reader gets every line, and slow readers get the number of lines that they missed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RingTests(SynchronousTestCase):
         self.ring = LogRing(self.clock, size=1000)
 
     def test_new_reader_gets_the_tail(self) -> None:
-        """A reader that comes late is given the newest lines first."""
+        """A reader that comes late gets the newest lines first."""
         self.ring.extend(str(n) for n in range(500))
         lines, cursor = self.ring.read(self.ring.tail())
         self.assertEqual(lines, [str(n) for n in range(500 - REPLAY, 500)])
@@ -36,8 +36,8 @@ class RingTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(one), (["a", "b"], 2))
         self.assertEqual(self.successResultOf(two), (["a", "b"], 2))
 
-    def test_the_next_program_goes_on(self) -> None:
-        """A place in the ring is the same place there; what it does not keep is told as lost."""
+    def test_the_next_process_goes_on(self) -> None:
+        """A place in the ring stays valid there; lines that are not kept are reported as dropped."""
         for count, kept, first in (
             (0, 1000, 0),
             (300, 1000, 0),
@@ -63,15 +63,15 @@ class RingTests(SynchronousTestCase):
             self.assertEqual(len(lost), int(begin > first))
             self.assertEqual(lines[len(lost) :], [*map(str, range(begin, count)), "more", "and more"])
 
-    def test_slow_reader_is_told(self) -> None:
-        """A reader that fell behind gets one line with the number of those it lost, then the oldest there is."""
+    def test_a_slow_reader(self) -> None:
+        """A reader that fell behind gets one line with the number of lost lines, then the oldest line there is."""
         self.ring.extend(str(n) for n in range(1500))
         lines, _ = self.ring.read(0)
         self.assertIn("500 lines were dropped", lines[0])
         self.assertEqual(lines[1:], [str(n) for n in range(500, 1500)])
 
     def test_cancelled_reader_leaves_nothing(self) -> None:
-        """A reader that goes away while waiting is forgotten."""
+        """A reader that goes away while waiting is removed."""
         gone = ensureDeferred(self.ring.follow(0))
         gone.cancel()
         self.failureResultOf(gone)
@@ -89,10 +89,10 @@ class RingTests(SynchronousTestCase):
 
 
 class ReadTests(SynchronousTestCase):
-    """What one read brings, and costs."""
+    """What one read returns, and costs."""
 
-    def test_a_read_brings_so_much(self) -> None:
-        """A read brings some lines or some characters and goes on where it ended; a line is never cut by it."""
+    def test_a_read_is_limited(self) -> None:
+        """A read returns some lines or some characters and continues where it ended; it never cuts a line."""
         ring = LogRing(Clock(), 10_000)
         written = [str(n) for n in range(2500)] + ["x" * 100_000] * 8 + ["y" * 300_000] * 2
         ring.extend(written)
@@ -106,7 +106,7 @@ class ReadTests(SynchronousTestCase):
         self.assertEqual(reads, [1000, 1000, 502, 2, 2, 2, 1, 1])
 
     def test_a_large_ring_costs_no_more(self) -> None:
-        """Reading is as quick from a ring with a million lines as from one with a thousand, wherever the reader is."""
+        """Reading is as quick from a ring of a million lines as of a thousand, wherever the reader is."""
         ring = LogRing(Clock(), 1_000_000)
         ring.extend("x" * 10 for _ in range(1_100_000))
         began = time.process_time()
@@ -141,21 +141,21 @@ class ForeignTests(SynchronousTestCase):
         self.assertEqual(own, f"{mark} backend running")
         self.assertFalse([line for line in forged if line.strip().startswith(mark)])
 
-    def test_what_a_core_said_in_an_event(self) -> None:
-        """Lines of a core that an event quotes are told from events."""
+    def test_an_event_that_quotes_a_core(self) -> None:
+        """Quoted lines of a core are marked as such."""
         self.ring.event("backend failed: it said\nbackend running\r\n[node] all is well")
         self.assertEqual(
             self.written(),
             ["[node] backend failed: it said", "[node] | backend running\\r", "[node] | [node] all is well"],
         )
 
-    def test_an_event_has_an_end(self) -> None:
+    def test_an_event_is_bounded(self) -> None:
         """However long a name in an event is."""
         self.ring.event("user " + "x" * 1_000_000)
         self.assertLess(len(self.written()[0]), 5000)
 
     def test_unseen_characters(self) -> None:
-        """What would move the cursor or turn the writing round is shown by its number; other scripts stay."""
+        """Characters that move the cursor or turn the direction are escaped; other scripts stay."""
         self.ring.extend(["a\x1b[2Jb\u202ec\u2066d\ne\x85f\u2028g\ud800h", "\tтакже, 漢字 \U0001f600"])
         self.assertEqual(
             self.written(),
@@ -163,7 +163,7 @@ class ForeignTests(SynchronousTestCase):
         )
 
     def test_the_log(self) -> None:
-        """Texts in fields of the log are made printable and cut; what is no text stays."""
+        """Texts in fields of the log are made printable and cut; other values stay."""
         with capturedLogs() as logged:
             Logger().warn("user {email} {number}", email="\x1b]0;\u202e\n" + "x" * 1_000_000, number=7)
         [event] = logged
@@ -174,8 +174,8 @@ class ForeignTests(SynchronousTestCase):
 
 
 @given(st.lists(st.lists(st.text(max_size=5), max_size=20), max_size=20), st.integers(1, 30))
-def test_nothing_is_lost_unsaid(batches: list[list[str]], size: int) -> None:
-    """Whatever is written and whenever it is read: lines read plus lines said to be dropped are all lines."""
+def test_no_line_is_lost_silently(batches: list[list[str]], size: int) -> None:
+    """Whatever is written and whenever it is read: lines read plus lines reported as dropped are all lines."""
     ring = LogRing(Clock(), size)
     cursor, read, dropped = 0, 0, 0
     for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Work that is done again and again: nothing that goes wrong ends it, and it is told."""
+"""Periodic work: no failure ends it, and each is reported."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class PeriodicTests(SynchronousTestCase):
         return self.result
 
     def times(self, number: int) -> list[str]:
-        """What is logged while so many of its times come: the levels."""
+        """Return the levels that are logged while it runs this many times."""
         with capturedLogs() as logged:
             self.clock.pump([10] * number)
         return [event["log_level"].name for event in logged]
 
-    def test_again_and_again(self) -> None:
-        """Not at once, then every ten seconds; nothing is said."""
+    def test_periods(self) -> None:
+        """Not at once, then every ten seconds; nothing is logged."""
         self.task.start()
         self.assertEqual(self.done, 0)
         self.assertEqual(self.times(5), [])
         self.assertEqual((self.done, self.task.warnings), (5, []))
 
     def test_it_fails(self) -> None:
-        """It is tried again; said once for each change, and warned of until it works."""
+        """It is tried again; logged once for each change, with a warning until it works."""
         self.task.start()
         self.result = ValueError("a\nb")
         self.assertEqual(self.times(3), ["critical"])
@@ -54,7 +54,7 @@ class PeriodicTests(SynchronousTestCase):
         self.assertEqual((self.done, self.task.warnings), (9, []))
 
     def test_any_exception(self) -> None:
-        """Of a coroutine as well, and a cancellation that nobody asked for."""
+        """Also of a coroutine, and a cancellation from elsewhere."""
 
         async def work() -> None:
             self.done += 1
@@ -67,7 +67,7 @@ class PeriodicTests(SynchronousTestCase):
         task.stop()
 
     def test_work_that_takes_its_time(self) -> None:
-        """The next time waits for it; a failure that comes late is one."""
+        """The next run waits for it; a late failure counts."""
         self.task.start()
         self.result = Deferred()
         self.assertEqual(self.times(5), [])
@@ -79,7 +79,7 @@ class PeriodicTests(SynchronousTestCase):
         self.assertEqual((self.done, self.task.warnings), (3, []))
 
     def test_its_end(self) -> None:
-        """What is under way is cancelled, which is no failure; it may be stopped again, and started again."""
+        """The run under way is cancelled, which is no failure; it may be stopped again, and started again."""
         self.task.stop()
         self.task.start()
         cancelled: list[object] = []
@@ -95,7 +95,7 @@ class PeriodicTests(SynchronousTestCase):
         self.assertEqual(self.done, 3)
 
     def test_a_long_text(self) -> None:
-        """A warning is one line of some length."""
+        """A warning is one line of limited length."""
         self.task.start()
         self.result = ValueError("x" * 10 * CUT)
         self.times(1)

@@ -1,4 +1,4 @@
-"""`python -m node.ready`: a node that serves, one that is not there, one that says it is not ready."""
+"""`python -m node.ready`: a node that is ready, one that is missing, one that reports that it is not ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripts.staging.ports import free_port
 
 @contextmanager
 def _answering(status: int, directory: Path) -> Iterator[int]:
-    """The port of a server, with the pair of this directory, that answers `/readyz` so."""
+    """The port of a server, with the pair of this directory, that answers `/readyz` with this status."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -43,7 +43,7 @@ def _answering(status: int, directory: Path) -> Iterator[int]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of a node in this directory, with no other node's in the environment."""
+    """Settings of a node in this directory, without another node's in the environment."""
     (tmp_path / "node").mkdir()
     ensure(tmp_path / "node")
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.mark.core
 def test_a_node_that_serves(own_node: NodeProcess, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is ready on both ports, whatever it says of itself."""
+    """It is ready if both ports accept; with one that does not, it is not."""
     monkeypatch.delenv("SERVICE_PROTOCOL")
     monkeypatch.setenv("REST_PORT", str(own_node.rest_port))
     monkeypatch.setenv("GRPC_PORT", str(own_node.grpc_port))
@@ -68,7 +68,7 @@ def test_a_node_that_serves(own_node: NodeProcess, settings: dict[str, str], mon
 
 
 @pytest.mark.parametrize(("status", "serves"), [(200, True), (404, True), (503, False)])
-def test_what_the_node_says_of_itself(
+def test_the_answer_of_readyz(
     status: int,
     serves: bool,
     settings: dict[str, str],
@@ -76,7 +76,7 @@ def test_what_the_node_says_of_itself(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """503 is not ready, and its words are told; an older node knows no such path."""
+    """503 is not ready, with its text as the reason; an older node does not have the path."""
     with _answering(status, tmp_path / "node") as port:
         monkeypatch.setenv("SERVICE_PORT", str(port))
         if serves:
@@ -87,8 +87,8 @@ def test_what_the_node_says_of_itself(
     assert "the core is away" in capsys.readouterr().err
 
 
-def test_settings_that_cannot_be_used(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are a fault like any other, and it says which."""
+def test_bad_settings(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are an error like any other, and it names the setting."""
     monkeypatch.setenv("SERVICE_PORT", "0")
     with pytest.raises(SystemExit) as ended:
         ready.main([])

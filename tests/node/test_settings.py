@@ -1,7 +1,8 @@
-"""Settings: the later source wins, every fault is told at once, and the key stays secret."""
+"""Settings: a later source overrides, all faults are reported at once, and the key stays secret."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from node.tap import SETTINGS, Options
 from node.updates.policy import Policy
 
 KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
+NUMBERS = (
+    *("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT", "LOG_BUFFER_SIZE", "STOP_GRACE", "DRAIN_TIMEOUT"),
+    *("DRAIN_GENERATIONS", "ADOPT_SECONDS", "TRAFFIC_INTERVAL", "LIMIT_GRACE", "LIMIT_IPV4_PREFIX"),
+    *("LIMIT_IPV6_PREFIX", "NODE_QUOTA_RESET_DAY"),
+)
 
 
 @pytest.fixture
@@ -36,14 +42,14 @@ def loaded(home: Path, environ: Mapping[str, str] | None = None, **options: str)
 
 
 def faults(home: Path, **environ: str) -> list[str]:
-    """The lines that tell what is wrong."""
+    """The lines that say what is wrong."""
     with pytest.raises(BadSettings) as bad:
         load({}, home, {"API_KEY": KEY, **environ}, drivers=DRIVER_SETTINGS)
     return bad.value.faults
 
 
-def test_nothing_but_a_key_is_needed(home: Path) -> None:
-    """With a key and a certificate, defaults do."""
+def test_only_a_key_is_needed(home: Path) -> None:
+    """With a key and a certificate, the defaults are valid."""
     settings = loaded(home)
     assert settings == Settings(
         api_key=KEY,
@@ -64,7 +70,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         log_users=False,
         stop_grace=30,
         drain_timeout=600,
-        drain_generations=4,
+        drain_generations=64,
         upgrade=False,
         updates=Policy(),
         adopt_seconds=300,
@@ -101,8 +107,8 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
     )
 
 
-def test_sources_rise(home: Path) -> None:
-    """The environment is over `.env`, an option over both; what is empty is not set."""
+def test_later_sources_override(home: Path) -> None:
+    """The environment overrides `.env`, an option overrides both; an empty value counts as not set."""
     (home / ".env").write_text("REST_PORT=1001\nGRPC_PORT=1002\nNODE_HOST=::1\nDEBUG=1\n")
     settings = loaded(home, {"GRPC_PORT": "2002", "NODE_HOST": "127.0.0.1", "DEBUG": ""}, NODE_HOST="127.0.0.2")
     assert (settings.rest_port, settings.grpc_port) == (1001, 2002)
@@ -110,7 +116,7 @@ def test_sources_rise(home: Path) -> None:
 
 
 def test_the_env_file_as_people_write_it(home: Path) -> None:
-    """Comments, blank lines, `export`, quotes, spaces and lines of other programs are taken for what they are."""
+    """Comments, blank lines, `export`, quotes, spaces and lines of other programs are understood."""
     (home / ".env").write_text(
         "# REST_PORT=1\n\nexport GRPC_PORT=1002\n  NODE_HOST = '::1' \nXRAY_SPLICE=\"on\"\n"
         "OTHER=1\nnonsense\nREST_PORT=1001\n"
@@ -121,12 +127,12 @@ def test_the_env_file_as_people_write_it(home: Path) -> None:
 
 
 def test_a_word_in_any_case(home: Path) -> None:
-    """A driver is given the word as it was declared, however it was spelled."""
+    """A driver gets the word as it is declared, in whatever case it was written."""
     assert loaded(home, {"XRAY_SPLICE": "On"}).drivers["XRAY_SPLICE"] == "on"
 
 
 def test_an_env_file_that_cannot_be_read(home: Path) -> None:
-    """A `.env` that is there and cannot be read is a fault, not nothing."""
+    """A `.env` that exists and cannot be read is a fault."""
     (home / ".env").write_bytes(b"NODE_HOST=\xff\n")
     assert [".env" in fault for fault in faults(home)] == [True]
 
@@ -143,8 +149,8 @@ def test_paths_are_taken_from_the_working_directory(home: Path) -> None:
 
 
 def test_every_fault_at_once(home: Path) -> None:
-    """All that is wrong is told together, one line each, by the setting's name."""
-    told = faults(
+    """All faults are reported together, one line each, with the setting's name."""
+    found = faults(
         home,
         API_KEY="short",
         REST_PORT="x",
@@ -167,13 +173,13 @@ def test_every_fault_at_once(home: Path) -> None:
         "CORE_PATHS",
         "CORE_MEMORY",
     ]
-    assert sorted(fault.partition(":")[0] for fault in told) == sorted(names)
-    assert not [fault for fault in told if "\n" in fault]
+    assert sorted(fault.partition(":")[0] for fault in found) == sorted(names)
+    assert not [fault for fault in found if "\n" in fault]
 
 
 @pytest.mark.parametrize("name", ["STATE_DIR", "SSL_CERT_FILE", "SSL_KEY_FILE"])
-def test_a_home_that_is_not_there(home: Path, name: str) -> None:
-    """A path in the home of somebody who does not exist is a fault of that setting."""
+def test_a_home_that_does_not_exist(home: Path, name: str) -> None:
+    """A path in the home of an unknown user is a fault of that setting."""
     assert faults(home, **{name: "~nobody-of-this-name/x"})[0].startswith(name)
 
 
@@ -196,9 +202,23 @@ def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> N
         assert 1 <= (settings.rest_port or 1) <= 65535
 
 
+def test_every_setting_is_explained() -> None:
+    """Each has one line for --help and sentences for the documentation."""
+    for setting in SETTINGS:
+        assert "\n" not in setting.text and not setting.text.endswith(".")
+        assert setting.details.endswith(".")
+
+
+def test_texts_have_the_ranges_that_are_checked(home: Path) -> None:
+    """For each number the help has the smallest and the largest value that the node accepts."""
+    ranges = {name: re.search(r"from (\S+ to \S+)$", faults(home, **{name: "x"})[0]) for name in NUMBERS}
+    texts = {setting.name: setting.text for setting in SETTINGS}
+    assert not [name for name, found in ranges.items() if found is None or found[1] not in texts[name]]
+
+
 # Settings of other deployed nodes
 
-# As their installers write it: spaces around the sign, quotes, remarks.
+# As their installers write it: spaces around the sign, quotes, comments.
 BROUGHT = """\
 SERVICE_PORT= 62055
 NODE_HOST = "127.0.0.1"
@@ -222,7 +242,7 @@ STATS_UPDATE_INTERVAL_SECONDS = 10
 
 
 def test_an_env_file_of_another_node(home: Path) -> None:
-    """The same names mean the same, as they are written there; what means nothing here is known by name."""
+    """The same names mean the same; settings that mean nothing here are recognized by name."""
     (home / ".env").write_text(BROUGHT)
     settings = load({}, home, {}, drivers=DRIVER_SETTINGS)
     assert (settings.rest_port, settings.grpc_port, settings.host) == (62055, None, "127.0.0.1")
@@ -233,18 +253,18 @@ def test_an_env_file_of_another_node(home: Path) -> None:
     assert settings.ignored == ("GENERATED_CONFIG_PATH", "STATS_UPDATE_INTERVAL_SECONDS")
 
 
-def test_what_is_ignored_comes_from_anywhere(home: Path) -> None:
-    """From `.env` and the environment, each name once; what is empty, or nobody's setting, is not set."""
+def test_ignored_settings_come_from_any_source(home: Path) -> None:
+    """From `.env` and the environment, each name once; empty ones and unknown names do not count."""
     (home / ".env").write_text("SECRET_KEY=x\nXRAY_API_PORT=62051\nINSECURE=\nOTHER=1\n")
     assert loaded(home, {"SECRET_KEY": "y", "HYSTERIA_ENABLED": "False"}).ignored == (
         *("XRAY_API_PORT", "HYSTERIA_ENABLED", "SECRET_KEY"),
     )
 
 
-def test_what_is_ignored_is_told_with_what_does_the_like() -> None:
-    """A name that has a like here is told with it, and each of those is a setting; no name is one itself."""
+def test_ignored_settings_are_listed_with_their_equivalent() -> None:
+    """A name with an equivalent here is listed with it. Each equivalent is a setting; no ignored name is one."""
     assert (
-        deployed.told(["GENERATED_CONFIG_PATH", "SERVICE_HOST"])
+        deployed.described(["GENERATED_CONFIG_PATH", "SERVICE_HOST"])
         == "GENERATED_CONFIG_PATH, SERVICE_HOST (here NODE_HOST)"
     )
     names = {setting.name for setting in SETTINGS}
@@ -259,8 +279,8 @@ def test_what_is_ignored_is_told_with_what_does_the_like() -> None:
         *[(text, False) for text in ("0", "f", "F", "false", "False", "FALSE", "no", "off", "n")],
     ],
 )
-def test_on_and_off_in_every_word_that_nodes_take(home: Path, text: str, on: bool) -> None:
-    """DEBUG is spelled as in the settings of any deployed node."""
+def test_on_and_off_in_every_spelling_that_nodes_accept(home: Path, text: str, on: bool) -> None:
+    """DEBUG takes the spellings of all deployed nodes."""
     assert loaded(home, {"DEBUG": text}).debug is on
 
 
@@ -277,13 +297,13 @@ def test_on_and_off_in_every_word_that_nodes_take(home: Path, text: str, on: boo
         ("''", ""),
     ],
 )
-def test_remarks_behind_a_value(home: Path, text: str, value: str) -> None:
-    """A remark begins at a `#` behind a space, outside of quotes; else it is of the value."""
+def test_comments_after_a_value(home: Path, text: str, value: str) -> None:
+    """A `#` after a space and outside of quotes begins a comment; otherwise it belongs to the value."""
     (home / ".env").write_text(f"NODE_HOST={text}\n")
     assert loaded(home).host == value
 
 
-def test_a_mark_of_the_encoding(home: Path) -> None:
+def test_a_byte_order_mark(home: Path) -> None:
     """Editors of other systems put one before the first name."""
     (home / ".env").write_text("NODE_HOST=::1\n", encoding="utf-8-sig")
     assert loaded(home).host == "::1"
@@ -291,7 +311,7 @@ def test_a_mark_of_the_encoding(home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_KEY_FILE", "CLIENT_CA", "API_KEY_FILE"])
 def test_a_path_that_is_too_long(home: Path, name: str) -> None:
-    """It is a fault like that of any other file that is not there."""
+    """It is a fault like any other missing file."""
     [fault] = faults(home, **{name: "x" * 5000}, **({"API_KEY": ""} if name == "API_KEY_FILE" else {}))
     assert fault.startswith(name)
 
@@ -323,7 +343,7 @@ def test_ports(home: Path, environ: dict[str, str], rest: int | None, grpc: int 
 
 
 def test_one_port_for_both(home: Path) -> None:
-    """Two interfaces cannot have one port; where a port is no port at all, that alone is told."""
+    """Two interfaces cannot have one port; a port that is not a number is the only fault reported."""
     (fault,) = faults(home, REST_PORT="1000", GRPC_PORT="1000")
     assert "both 1000" in fault
     assert len(faults(home, REST_PORT="x", GRPC_PORT="y")) == 2
@@ -348,7 +368,7 @@ def test_an_unknown_protocol(home: Path) -> None:
         "urn:uuid:00000000-0000-0000-0000-000000000000",
     ],
 )
-def test_keys_that_are_none(home: Path, key: str) -> None:
+def test_keys_that_are_refused(home: Path, key: str) -> None:
     """No key, a short one and the nil UUID in any spelling: the node does not start, and says what to do."""
     (fault,) = faults(home, API_KEY=key)
     assert fault.startswith("API_KEY:")
@@ -356,14 +376,14 @@ def test_keys_that_are_none(home: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["x" * 16, KEY, KEY.upper(), "ключ-ключ-ключ-ключ"])
-def test_keys_that_will_do(home: Path, key: str) -> None:
+def test_keys_that_are_accepted(home: Path, key: str) -> None:
     """Sixteen characters of any script, or a UUID."""
     assert loaded(home, {"API_KEY": key}).api_key == key
     assert not key_fault(key)
 
 
 def test_a_key_from_a_file(home: Path) -> None:
-    """Without API_KEY it is read from API_KEY_FILE, or from api_key in STATE_DIR; spaces around it are none of it."""
+    """Without API_KEY it is read from API_KEY_FILE, or from api_key in STATE_DIR; spaces around it are dropped."""
     (home / "var" / "api_key").write_text(f"  {KEY}\n")
     (home / "elsewhere").write_text("another key, long enough\n")
     assert load({}, home, {}, drivers=()).api_key == KEY
@@ -372,7 +392,7 @@ def test_a_key_from_a_file(home: Path) -> None:
 
 
 def test_a_key_file_that_is_not_there(home: Path) -> None:
-    """A key file that was named and cannot be read is a fault by its name, also where a default one is there."""
+    """A configured key file that cannot be read is a fault, even if the default one exists."""
     (home / "var" / "api_key").write_text(KEY)
     (fault,) = faults(home, API_KEY="", API_KEY_FILE="missing")
     assert fault.startswith("API_KEY_FILE")
@@ -387,7 +407,7 @@ def test_an_empty_key_file(home: Path) -> None:
 
 
 def test_the_key_is_shown_nowhere(home: Path) -> None:
-    """Neither the settings' own words nor a list of faults hold the key, and no driver is given it."""
+    """Neither the repr of the settings nor a fault contains the key, and no driver gets it."""
     secret = "a secret of some length"
     settings = loaded(home, {"API_KEY": secret})
     assert secret not in repr(settings)
@@ -396,27 +416,27 @@ def test_the_key_is_shown_nowhere(home: Path) -> None:
 
 
 def test_a_secret_is_no_option() -> None:
-    """Options stand in everybody's list of processes: every setting but the key and a proxy's password is one."""
+    """Every user can list the options of processes: every setting but the key and the proxy is one."""
     names = {str(row[0]) for row in Options.optParameters}
     assert names == {setting.option for setting in SETTINGS} - {"api-key", "update-proxy"}
     assert not [name for name in names if name.replace("-", "") == "apikey"]
 
 
 def test_options_by_setting() -> None:
-    """What was given on the command line is known by the setting's name, what was not is absent."""
+    """Given options are known by the setting's name, the others are absent."""
     options = Options()
     options.parseOptions(["--rest-port", "1001", "--xray-splice=on"])
     assert options.settings() == {"REST_PORT": "1001", "XRAY_SPLICE": "on"}
 
 
-def test_the_service_manager_is_passed_on(home: Path) -> None:
-    """What systemd says about readiness is handed over; nothing else of the environment is."""
+def test_variables_of_systemd_are_passed_on(home: Path) -> None:
+    """Only the variables for notifications are kept of the environment."""
     settings = loaded(home, {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1", "HOME": "/root"})
     assert settings.notify == {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
 
 
 def test_keys_from_elsewhere(home: Path) -> None:
-    """No key has to be set where a file has some, or where certificates do; a file that is named is needed."""
+    """No key is needed if there is a file of named keys; a configured file must exist."""
     assert "there is no key" in faults(home, API_KEY="")[0]
     named = loaded(home, {"API_KEY": "", "API_KEYS_FILE": "keys"})
     assert (named.api_key, named.keys_file, named.keys_required) == ("", home / "keys", True)
@@ -426,15 +446,15 @@ def test_keys_from_elsewhere(home: Path) -> None:
     assert "fewer than" in faults(home, API_KEY="short")[0]
 
 
-def test_where_the_key_is_from(home: Path) -> None:
-    """The file is remembered, to be looked at."""
+def test_the_file_of_the_key_is_remembered(home: Path) -> None:
+    """Its permissions are checked later."""
     (home / "key").write_text(KEY)
     assert loaded(home, {"API_KEY": "", "API_KEY_FILE": "key"}).api_key_file == home / "key"
     assert loaded(home, {"API_KEY_FILE": "key"}).api_key_file is None
 
 
 def test_certificates_of_clients(home: Path) -> None:
-    """Certificates do instead of a key only where they are asked for."""
+    """Certificates replace a key only with CLIENT_CA."""
     (home / "ca.pem").touch()
     beside = loaded(home, {"CLIENT_CA": "ca.pem"})
     assert (beside.client_ca, beside.certified) == (home / "ca.pem", False)
@@ -442,23 +462,23 @@ def test_certificates_of_clients(home: Path) -> None:
     assert (instead.certified, instead.api_key) == (True, "")
     assert "CLIENT_CA" in faults(home, CLIENT_CA="missing.pem")[0]
     for key in (KEY, ""):
-        assert "without CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
+        assert "instead needs CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
     assert "there is no key" in faults(home, CLIENT_CA="ca.pem", API_KEY="")[0]
     assert loaded(home, {"TLS_MIN": "1.3"}).newest_tls
 
 
 def test_settings_of_metrics(home: Path) -> None:
-    """A port of its own that no other has, a word, and a prefix that can begin a name."""
+    """A port that no other setting has, a switch, and a prefix that can begin a name."""
     settings = loaded(home, {"METRICS_PORT": "9550", "METRICS_USERS": "ON", "METRICS_NAMES": "xray"})
     assert (settings.metrics_port, settings.metrics_users, settings.metrics_names) == (9550, True, "xray")
-    assert "METRICS_PORT is 62051" in faults(home, METRICS_PORT="62051")[0]
+    assert "METRICS_PORT: 62051 is already" in faults(home, METRICS_PORT="62051")[0]
     for prefix in ("9x", "a-b", "txnode", "x" * 33):
-        assert "is no prefix" in faults(home, METRICS_NAMES=prefix)[0]
+        assert "is not a prefix" in faults(home, METRICS_NAMES=prefix)[0]
 
 
 @pytest.mark.parametrize("name", ["GEO_URL", "UPDATE_URL", "XRAY_DOWNLOAD_URL", "SING_BOX_DOWNLOAD_URL"])
 def test_an_address_has_no_password(name: str, home: Path) -> None:
-    """It would not be sent, but be in jobs that every key may read, in logs, and in the list of processes."""
+    """It would not be sent, but show in jobs that every key may read, in logs, and in the list of processes."""
     for address in ("https://user:sesame@127.0.0.1/there", "user:sesame@127.0.0.1", "ftp://sesame/"):
         [fault] = faults(home, **{name: address})
         assert fault.startswith(f"{name}: ") and "sesame" not in fault

@@ -1,4 +1,4 @@
-"""What goes wrong inside the node is told by `info`, whichever part it is."""
+"""`info` reports what goes wrong inside the node, in whichever part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.harness.memory import MemoryDriver
 
 
 class Part:
-    """A part of the node that has something to tell."""
+    """A part of the node with a warning."""
 
     def __init__(self) -> None:
         self.warnings = ["odd"]
@@ -59,7 +59,7 @@ class WarningTests(SynchronousTestCase):
         return reply
 
     def test_every_part(self) -> None:
-        """The machine's figures, what is noted again and again, and whatever else the node was wired with."""
+        """The machine's statistics, periodic work, and the other parts that the node was made with."""
         self.assertEqual(list(self.info().warnings), ["odd"])
         self.system.startService()
         self.backend.begin(Saved())
@@ -68,6 +68,6 @@ class WarningTests(SynchronousTestCase):
         self.patch(self.backend, "_keep_alive", None)
         self.clock.pump([1] * 10)
         warnings = "\n".join(self.info().warnings)
-        for text in ("noting what is left of keep-alive failed", "too many open files", "odd"):
+        for text in ("saving the remaining keep-alive time failed", "too many open files", "odd"):
             self.assertIn(text, warnings)
         self.flushLoggedErrors(OSError, AttributeError)

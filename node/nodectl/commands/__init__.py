@@ -1,1 +1,1 @@
-"""The commands of nodectl: one module each, of which `node.nodectl.app` has the list."""
+"""The commands of nodectl, one module each; `node.nodectl.app` lists them."""

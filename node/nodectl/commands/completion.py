@@ -14,7 +14,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Say what SHELL needs to complete nodectl: eval "$(nodectl completion bash)", or zsh.
+    """Print the completion script of a shell. For bash and zsh: eval "$(nodectl completion bash)"
 
     For fish: nodectl completion fish > ~/.config/fish/completions/nodectl.fish
     """

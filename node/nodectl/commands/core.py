@@ -1,4 +1,4 @@
-"""`nodectl core`: the cores of this machine."""
+"""`nodectl core`: cores installed on this machine."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ import click
 
 from node.nodectl import cores, setting
 from node.nodectl.cores import InstallError
-from node.nodectl.here import Here
+from node.nodectl.local_node import LocalNode
 from node.nodectl.options import json_option
-from node.nodectl.output import note, say_json, say_table
+from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAME = click.argument("name", metavar="CORE", type=click.Choice(cores.NAMES))
+_RESTART = "restart the node to use it; the node starts the core again with its configuration and users"
 
 
-def _told(function: F) -> F:
-    """What cannot be installed, found or written is an error of the command's."""
+def _reporting(function: F) -> F:
+    """Turn errors of installing, finding and writing into errors of the command."""
 
     @wraps(function)
-    def told(*arguments: Any, **named: Any) -> Any:
+    def reporting(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
         except (InstallError, OSError, ValueError) as error:
             raise click.ClickException(str(error))
 
-    return told  # type: ignore[return-value]
+    return reporting  # type: ignore[return-value]
 
 
 @click.group
 def command() -> None:
-    """The cores of this machine."""
+    """Manage the cores installed on this machine."""
 
 
 @command.command("list")
 @json_option
 @click.pass_obj
-@_told
+@_reporting
 def list_cores(session: Session) -> None:
-    """Which releases are known, which are installed, and which one the node here uses when it starts a core."""
-    found = list(cores.found(session.here))
+    """List the known releases, where they are installed, and which one the node will start next."""
+    found = list(cores.found(session.local_node))
     if session.json:
-        say_json([vars(each) for each in found])
+        print_json([vars(each) for each in found])
         return
-    say_table(
+    print_table(
         ("core", "release", "used", "pinned", "path"),
         [
             (each.core, each.release, _mark(each.used), _mark(each.pinned), each.path or "not installed")
@@ -59,52 +60,55 @@ def list_cores(session: Session) -> None:
 
 @command.command
 @_NAME
-@click.option("--version", metavar="RELEASE", help="Exactly this one, of those that `core list` names.")
+@click.option("--version", metavar="RELEASE", help="Exactly this release of those in `core list`.")
 @click.pass_obj
-@_told
+@_reporting
 def install(session: Session, name: str, version: str | None) -> None:
-    """Install a core, unless one that serves is installed; its path is printed. What is downloaded is verified."""
-    click.echo(cores.install(session.here, name, version))
+    """Install a core and print its path. An installed core that works is kept. Downloads are verified."""
+    click.echo(cores.install(session.local_node, name, version))
 
 
 @command.command
 @_NAME
 @click.argument("which", metavar="RELEASE|PATH")
-@click.option("--print", "only_print", is_flag=True, help="Write nothing: print the setting.")
+@click.option("--print", "only_print", is_flag=True, help="Print the setting instead of writing it.")
 @click.pass_obj
-@_told
+@_reporting
 def use(session: Session, name: str, which: str, only_print: bool) -> None:
-    """Have the node here use this core: a release that is installed, or an executable. It says so in its settings."""
-    _use(session.here, cores.variable(name), str(cores.named(session.here, name, which)), only_print)
+    """Have the node on this machine start this core: an installed RELEASE or the PATH of a program.
+
+    This writes the setting into the node's file of settings.
+    """
+    _use(session.local_node, cores.variable(name), str(cores.named(session.local_node, name, which)), only_print)
 
 
 @command.command
 @_NAME
 @click.pass_obj
-@_told
+@_reporting
 def update(session: Session, name: str) -> None:
-    """Install the pinned release, and say how the node here comes to run it."""
-    place = session.here
+    """Install the pinned release, and print how to have the node on this machine run it."""
+    place = session.local_node
     path = cores.install(place, name, newest=True)
     click.echo(path)
     now = cores.used(place, name)
     if now and now[0] != path:
-        note(f"the node uses {now[0]} ({now[1]}): have it use this one by nodectl core use {name} {path}")
+        note(f"the node is set to use {now[0]} ({now[1]}); to use this one: nodectl core use {name} {path}")
     else:
-        note("restart the node to bring it in: what runs comes back by itself")
+        note(_RESTART)
 
 
-def _use(here: Here, variable: str, path: str, only_print: bool) -> None:
-    if only_print or not here.file.exists():
+def _use(local: LocalNode, variable: str, path: str, only_print: bool) -> None:
+    if only_print or not local.file.exists():
         click.echo(f"{variable}={path}")
         if not only_print:
-            note(f"there is no {here.file}: set this where the node has its settings")
+            note(f"{local.file} does not exist: put this line where the node reads its settings")
         return
-    setting.write(here.file, variable, path)
-    click.echo(f"{here.file}: {variable}={path}")
-    if not here.service and here.environ.get(variable, path) != path:
-        note(f"the environment has another {variable}, which goes before this one")
-    note("restart the node to bring it in: what runs comes back by itself")
+    setting.write(local.file, variable, path)
+    click.echo(f"{local.file}: {variable}={path}")
+    if not local.service and local.environ.get(variable, path) != path:
+        note(f"the environment sets {variable} to another value, which overrides this one")
+    note(_RESTART)
 
 
 def _mark(yes: bool) -> str:

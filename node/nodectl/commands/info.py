@@ -8,7 +8,7 @@ import click
 
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
@@ -19,16 +19,16 @@ COLUMNS = ("state", "core", "version", "node", "remarks")
 @options
 @click.pass_obj
 def command(session: Session) -> None:
-    """What each node is and runs."""
+    """Show the state, core, versions and warnings of each node."""
     session.report(session.ask(_info), COLUMNS, rows)
 
 
-async def _info(node: Asked) -> pb.BaseInfoResponse:
+async def _info(node: Node) -> pb.BaseInfoResponse:
     return await node.client.info()
 
 
 def rows(info: pb.BaseInfoResponse) -> Iterator[Row]:
-    """One for the node; each remark after the first in one of its own."""
+    """One row for the node, and one for each remark after the first."""
     remarks = [*filter(None, [info.reason]), *info.warnings]
     yield info.state, info.core_type, info.core_version, info.version, remarks[0] if remarks else ""
     for remark in remarks[1:]:

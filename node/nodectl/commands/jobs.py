@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import click
 
+from node.nodectl.follow_job import COLUMNS, rows
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.session import Session
-from node.nodectl.waiting import COLUMNS, rows
 from protos import service_pb2 as pb
 
 
@@ -19,9 +19,9 @@ from protos import service_pb2 as pb
 @click.argument("identity", metavar="[JOB]", required=False, default="")
 @click.pass_obj
 def command(session: Session, identity: str) -> None:
-    """The updates of each node, the newest last: what became of them, or how far they are."""
+    """Show the progress and results of each node's updates, the newest last."""
 
-    async def work(node: Asked) -> list[pb.Job]:
+    async def work(node: Node) -> list[pb.Job]:
         return await node.client.jobs(identity)
 
     session.report(session.ask(work), COLUMNS, _rows)

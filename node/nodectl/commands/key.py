@@ -1,4 +1,4 @@
-"""`nodectl key`: the keys of the node of this machine."""
+"""`nodectl key`: API keys of the node on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from node.nodectl import keyring
 from node.nodectl.options import json_option
-from node.nodectl.output import note, say_json, say_table
+from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
 
 _FILE = click.option(
@@ -17,30 +17,32 @@ _FILE = click.option(
     "source",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file of keys. [default: that of the node here]",
+    help="The file of keys. [default: the one of the node on this machine]",
 )
-_TAKEN_UP = "a node that runs takes this up within ten seconds"
+_RELOADED = "a running node reads this within ten seconds"
 
 
 @click.group
 def command() -> None:
-    """Keys of the node here, each with a name and a scope; the file has their digests alone."""
+    """Manage the API keys of the node on this machine. Each has a name and a scope; the file stores only digests."""
 
 
 @command.command
 @click.argument("name")
-@click.option("--scope", type=click.Choice(keyring.SCOPES), default="all", show_default=True, help="What it may do.")
+@click.option(
+    "--scope", type=click.Choice(keyring.SCOPES), default="all", show_default=True, help="What the key allows."
+)
 @_FILE
 @json_option
 @click.pass_obj
 def new(session: Session, name: str, scope: str, source: Path | None) -> None:
-    """Make a key. It is printed this once."""
-    key = keyring.new(source or session.here.keys, name, scope)
+    """Make a key and print it. It is not shown again."""
+    key = keyring.new(source or session.local_node.keys, name, scope)
     if session.json:
-        say_json({"name": name, "scope": scope, "key": key})
+        print_json({"name": name, "scope": scope, "key": key})
     else:
         click.echo(key)
-    note(_TAKEN_UP)
+    note(_RELOADED)
 
 
 @command.command("list")
@@ -48,12 +50,12 @@ def new(session: Session, name: str, scope: str, source: Path | None) -> None:
 @json_option
 @click.pass_obj
 def list_keys(session: Session, source: Path | None) -> None:
-    """The names and scopes of the keys in the file; API_KEY, if it is set, is another one."""
-    found: list[dict[str, Any]] = keyring.known(source or session.here.keys)
+    """List the names and scopes of the keys in the file. A key in the setting API_KEY is not listed."""
+    found: list[dict[str, Any]] = keyring.known(source or session.local_node.keys)
     if session.json:
-        say_json(found)
+        print_json(found)
     else:
-        say_table(("name", "scope"), [(key["name"], key["scope"]) for key in found])
+        print_table(("name", "scope"), [(key["name"], key["scope"]) for key in found])
 
 
 @command.command
@@ -61,6 +63,6 @@ def list_keys(session: Session, source: Path | None) -> None:
 @_FILE
 @click.pass_obj
 def revoke(session: Session, name: str, source: Path | None) -> None:
-    """Remove a key. Whoever has it is refused from then on, and their open streams end."""
-    keyring.revoke(source or session.here.keys, name)
-    note(_TAKEN_UP)
+    """Remove a key. The node refuses it from then on, and closes streams that were opened with it."""
+    keyring.revoke(source or session.local_node.keys, name)
+    note(_RELOADED)

@@ -14,23 +14,25 @@ from node.logs import printable
 from node.nodectl.exits import Unusable
 from node.nodectl.loglines import LEVELS, SOURCES, Wanted, level, source
 from node.nodectl.options import options
-from node.nodectl.output import note, say_json
-from node.nodectl.running import Asked
+from node.nodectl.output import note, print_json
+from node.nodectl.running import Node
 from node.nodectl.session import Session
 
-# Seconds without a line after which a node has told what it begins with.
+# Seconds without a line after which a node has sent its backlog.
 QUIET = 0.5
 
 
 @click.command
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, over crashes and broken connections.")
-@click.option("--grep", metavar="REGEX", help="Lines in which this is found.")
-@click.option("--level", "least", type=click.Choice(LEVELS), help="Lines of the core of this level or a graver one.")
-@click.option("--source", type=click.Choice(SOURCES), help="Lines of the core alone, or of the node.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines, over crashes and lost connections.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option(
+    "--level", "least", type=click.Choice(LEVELS), help="Only lines of the core, of this level or a worse one."
+)
+@click.option("--source", type=click.Choice(SOURCES), help="Only lines of the core, or only of the node.")
 @options
 @click.pass_obj
 def command(session: Session, follow: bool, grep: str | None, least: str | None, source: str | None) -> None:
-    """The newest log lines of the core and the node."""
+    """Print the newest log lines of the core and the node."""
     wanted = Wanted(_pattern(grep), least or "", source or "")
     say = _Sayer(wanted, session.json, many=len(session.targets()) > 1)
     session.stream(partial(_read, follow, say))
@@ -43,8 +45,8 @@ def _pattern(grep: str | None) -> re.Pattern[str] | None:
         raise Unusable(f"--grep: {error}")
 
 
-async def _read(follow: bool, say: _Sayer, node: Asked) -> None:
-    """To the last line of those that there are, or on and on."""
+async def _read(follow: bool, say: _Sayer, node: Node) -> None:
+    """Print lines to the end of the backlog, or with `follow` without end."""
     async with node.client.logs() as stream:
         lines = await stream.next()
         while lines:
@@ -53,7 +55,7 @@ async def _read(follow: bool, say: _Sayer, node: Asked) -> None:
 
 
 class _Sayer:
-    """Prints the lines that are wanted as they come; those of many nodes with their names."""
+    """Prints matching lines as they arrive, with the node's name if there are many nodes."""
 
     def __init__(self, wanted: Wanted, json: bool, many: bool) -> None:
         self._wanted = wanted
@@ -70,6 +72,6 @@ class _Sayer:
 
     def _say(self, node: str, line: str) -> None:
         if self._json:
-            say_json({"node": node, "source": source(line), "level": level(line), "line": line}, indent=None)
+            print_json({"node": node, "source": source(line), "level": level(line), "line": line}, indent=None)
         else:
             sys.stdout.write(printable(f"{node}: {line}" if self._many else line) + "\n")

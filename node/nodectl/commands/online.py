@@ -12,13 +12,13 @@ from node.errors import UnknownName
 from node.nodectl.members import listed
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Asked, parallel
+from node.nodectl.running import Node, parallel
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
-# Users of one node that are asked for at once.
+# Parallel calls to one node, one user each.
 AT_ONCE = 64
-# Seconds: a hundred thousand come on a hundred pages.
+# Seconds: a hundred thousand users are a hundred pages.
 TIMEOUT = 60.0
 
 
@@ -27,27 +27,27 @@ TIMEOUT = 60.0
 @options
 @click.pass_obj
 def command(session: Session, names: tuple[str, ...]) -> None:
-    """How many addresses each user is connected from; of named users which, and since when.
+    """Show from how many addresses each user is connected; for named users, the addresses and times.
 
-    Without names the node is asked for each of its users: with tens of thousands that takes a while.
+    Without names, nodectl asks the node for each user: with tens of thousands this is slow.
     """
     if names:
         session.report(session.ask(lambda node: _addresses(node, names)), ("name", "address", "since"), _places)
     session.report(session.ask(_counts, TIMEOUT), ("name", "addresses"), _rows)
 
 
-async def _addresses(node: Asked, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:
+async def _addresses(node: Node, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:
     return await parallel([partial(node.client.online_ips, name) for name in names], AT_ONCE)
 
 
-async def _counts(node: Asked) -> list[pb.OnlineStatResponse]:
-    """Of those who are connected."""
+async def _counts(node: Node) -> list[pb.OnlineStatResponse]:
+    """The number of addresses of each connected user."""
     users = (await listed(node)).users
     found = await parallel([partial(_count, node, user.name) for user in users], AT_ONCE)
     return [count for count in found if count.value]
 
 
-async def _count(node: Asked, name: str) -> pb.OnlineStatResponse:
+async def _count(node: Node, name: str) -> pb.OnlineStatResponse:
     try:
         return await node.client.online(name)
     except UnknownName:  # removed meanwhile

@@ -10,38 +10,49 @@ from typing import Any
 import click
 
 from node.errors import UnknownPath
-from node.nodectl import kinds, userfile
+from node.nodectl import detect_core, userfile
 from node.nodectl.commands.info import COLUMNS, rows
 from node.nodectl.exits import Exit
 from node.nodectl.members import listed, note_refused
 from node.nodectl.options import options
-from node.nodectl.running import Asked, each
+from node.nodectl.running import Node, each
 from node.nodectl.session import Session
 from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
 
-# Seconds: a core that is to come up with many users takes its time.
+# Seconds: a core with many users starts slowly.
 TIMEOUT = 120.0
 
 
 @click.command
 @click.argument("config", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--users", type=click.Path(path_type=Path), metavar="FILE", help="Who may use it; without it nobody.")
-@click.option("--core", type=click.Choice(list(kinds.CORES)), help="Which core it is for, if that is not plain.")
-@click.option("--keep-alive", type=click.IntRange(0), default=0, metavar="SECONDS", help="Stop it when no one asks.")
-@click.option("--exclude", multiple=True, metavar="TAG", help="Leave the users of this inbound as they are in CONFIG.")
+@click.option("--users", type=click.Path(path_type=Path), metavar="FILE", help="Users to let in. [default: none]")
+@click.option("--core", type=click.Choice(list(detect_core.CORES)), help="The core CONFIG is for. [default: detect it]")
+@click.option(
+    "--keep-alive",
+    type=click.IntRange(0),
+    default=0,
+    metavar="SECONDS",
+    help="Stop the core after this long without a request. [default: never]",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="TAG",
+    help="Keep the users that CONFIG has in this inbound; may be repeated.",
+)
 @options
 @click.pass_obj
 def command(
     session: Session, config: Path, users: Path | None, core: str | None, keep_alive: int, exclude: tuple[str, ...]
 ) -> None:
-    """Run CONFIG (a file, or - for standard input) with these users.
+    """Start the core with CONFIG (a file, or - for standard input) and users.
 
-    What runs already with the same configuration only gets the users.
+    If the core already runs with the same configuration, only its users are replaced.
     """
-    text = kinds.read(config)
+    text = detect_core.read(config)
     backend = pb.Backend(
-        type=kinds.CORES[core] if core else kinds.recognised(text),
+        type=detect_core.CORES[core] if core else detect_core.detect(text),
         config=text,
         users=userfile.read(users) if users else [],
         keep_alive=keep_alive,
@@ -56,9 +67,9 @@ def command(
     session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
 
 
-async def _start(backend: pb.Backend, node: Asked) -> dict[str, Any]:
+async def _start(backend: pb.Backend, node: Node) -> dict[str, Any]:
     info = await node.client.start(backend)
-    with suppress(UnknownPath):  # an older node does not say who is in
+    with suppress(UnknownPath):  # an older node has no ListUsers
         wanted = [user for user in backend.users if user.inbounds]
         found = (await listed(node, [user.email for user in wanted])).users if wanted else []
         return {"info": info, "refused": [{"name": name, "why": why} for name, why in not_in(wanted, found)]}

@@ -6,11 +6,11 @@ import click
 
 from node.nodectl.commands.info import COLUMNS, rows
 from node.nodectl.options import options
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
-# Seconds: connections are ended and counters read first.
+# Seconds: the node first closes connections and reads counters.
 TIMEOUT = 30.0
 
 
@@ -18,10 +18,10 @@ TIMEOUT = 30.0
 @options
 @click.pass_obj
 def command(session: Session) -> None:
-    """End what runs, in order: counters are read first."""
+    """Stop the core. The node reads its traffic counters first."""
     session.report(session.ask(_stop, TIMEOUT), COLUMNS, rows)
 
 
-async def _stop(node: Asked) -> pb.BaseInfoResponse:
+async def _stop(node: Node) -> pb.BaseInfoResponse:
     await node.client.stop()
     return await node.client.info()

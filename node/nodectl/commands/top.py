@@ -14,21 +14,21 @@ from node.logs import printable
 from node.nodectl.exits import Unusable
 from node.nodectl.live import drawn
 from node.nodectl.options import options
-from node.nodectl.running import Asked, Fleet, Outcome
+from node.nodectl.polling import Watched, busiest, poll, until_quit
+from node.nodectl.running import Fleet, Node, Outcome
 from node.nodectl.screen import screen
 from node.nodectl.session import Session
 from node.nodectl.traffic import traffic
 from node.nodectl.units import rate, size, span
-from node.nodectl.watching import Watched, again, busiest, until_quit
 from protos import service_pb2 as pb
 
-# Lines of the screen that are no users.
+# Lines of the screen that are not users.
 _FRAME = 7
 _BAR = 40
 
 
 class Reading(NamedTuple):
-    """What one round asks a node for."""
+    """The replies of one round of calls."""
 
     info: pb.BaseInfoResponse
     system: pb.SystemStatsResponse
@@ -36,26 +36,32 @@ class Reading(NamedTuple):
 
 
 @click.command
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="SECONDS", help="[default: 2]")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    metavar="SECONDS",
+    help="Time between refreshes. [default: 2]",
+)
 @options
 @click.pass_obj
 def command(session: Session, every: float) -> None:
-    """A live screen of one node: the machine, and its busiest users. q or Ctrl-C ends it."""
+    """Show a live screen of one node: the machine and its busiest users. q or Ctrl-C quits."""
     console = Console()
     if not console.is_terminal or session.json:
-        raise Unusable("top needs a terminal; nodectl stats --watch --json is for scripts")
+        raise Unusable("top needs a terminal; in scripts use nodectl stats --watch --json")
     if len(session.targets()) != 1:
-        raise click.UsageError("top shows one node: say which with --node")
+        raise click.UsageError("top shows one node: name it with --node")
     session.attend(lambda fleet: _Top(fleet, console, every).run())
 
 
-async def _read(node: Asked) -> Reading:
+async def _read(node: Node) -> Reading:
     client = node.client
     return Reading(await client.info(), await client.system_stats(), await traffic("users")(node))
 
 
 class _Top:
-    """The screen, from the last reading."""
+    """Draws the last reading."""
 
     def __init__(self, fleet: Fleet, console: Console, every: float) -> None:
         self._fleet = fleet
@@ -73,15 +79,15 @@ class _Top:
                 self._users.take(Outcome(outcome.node, users, outcome.error), self._fleet.reactor.seconds())
                 draw(self._drawn())
 
-            await until_quit(self._fleet, again(self._fleet, _read, self._every, take))
+            await until_quit(self._fleet, poll(self._fleet, _read, self._every, take))
 
     def _drawn(self) -> RenderableType:
         lines = busiest([self._users])
         shown = drawn(lines[: max(1, self._console.height - _FRAME)])
         fault = self._users.error
-        said = f"{fault.text}; what is shown is old" if fault else f"{len(lines)} users; q ends"
+        status = f"{fault.text}; these figures are old" if fault else f"{len(lines)} users; q quits"
         head = (_head(self._users.node, self._last), _machine(self._last.system)) if self._last else ()
-        return Group(*head, Text(printable(said), no_wrap=True), shown)
+        return Group(*head, Text(printable(status), no_wrap=True), shown)
 
 
 def _head(node: str, reading: Reading) -> Text:

@@ -1,4 +1,4 @@
-"""`nodectl update`: other releases of cores, geo files and the node itself, brought in while it serves."""
+"""`nodectl update`: update cores, geo files or the node itself while it serves."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import NoReturn
 import click
 
 from node.client import Client
+from node.nodectl.detect_core import CORES
 from node.nodectl.exits import Exit
-from node.nodectl.kinds import CORES
+from node.nodectl.follow_job import COLUMNS, follow, rows
 from node.nodectl.options import options
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.session import Session
-from node.nodectl.waiting import COLUMNS, followed, rows
 from protos import service_pb2 as pb
 
-# Seconds that each question may take.
+# Seconds for each call.
 TIMEOUT = 15.0
 
-_WAIT = click.option("--no-wait", is_flag=True, help="Return at once: `nodectl jobs` tells what becomes of it.")
-_DIGEST = click.option("--sha256", default="", metavar="DIGEST", help="What is fetched must have this SHA-256.")
-_BACK = click.option("--back", is_flag=True, help="Instead: what there was before the last update.")
+_WAIT = click.option("--no-wait", is_flag=True, help="Return at once: `nodectl jobs` shows the progress.")
+_DIGEST = click.option("--sha256", default="", metavar="DIGEST", help="The SHA-256 that the download must have.")
+_BACK = click.option("--back", is_flag=True, help="Go back to the version before the last update.")
 
 
 @click.group
 def command() -> None:
-    """Bring other versions to nodes that serve: what does not hold is taken back, and nobody is dropped."""
+    """Update running nodes. TCP connections stay open; a version that fails is rolled back."""
 
 
 @command.command
@@ -39,9 +39,9 @@ def command() -> None:
 @_WAIT
 @click.pass_obj
 def core(session: Session, name: str, version: str, sha256: str, back: bool, no_wait: bool) -> None:
-    """Another release of a core; the digest of its archive is needed where the node knows none of it."""
+    """Update a core to VERSION. --sha256 is required for a release whose digest the node does not know."""
     if back == bool(version):
-        raise click.UsageError("say a VERSION, or --back")
+        raise click.UsageError("give either a VERSION or --back")
     _update(session, lambda client: client.update_core(CORES[name], version, sha256, back), no_wait)
 
 
@@ -52,7 +52,7 @@ def core(session: Session, name: str, version: str, sha256: str, back: bool, no_
 @_WAIT
 @click.pass_obj
 def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> None:
-    """The newest geo files, or these of them."""
+    """Update geo files to the newest ones. [default: geoip.dat and geosite.dat]"""
     named = {name: digest for name, _, digest in (word.partition("=") for word in files)}
     _update(session, lambda client: client.update_geo_files(named, back), no_wait)
 
@@ -64,15 +64,15 @@ def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> 
 @_WAIT
 @click.pass_obj
 def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
-    """The node itself: this version's wheel, or what is installed there by now."""
+    """Update the node: install the wheel of VERSION, or without VERSION switch to the version installed on disk."""
     if version and not sha256:
-        raise click.UsageError("--sha256 names the digest of the version's wheel")
+        raise click.UsageError(f"version {version} needs --sha256, the digest of its wheel")
     _update(session, lambda client: client.update_node(version, sha256), no_wait)
 
 
 def _update(session: Session, ask: Callable[[Client], Awaitable[pb.Job]], no_wait: bool) -> NoReturn:
-    async def work(asked: Asked) -> pb.Job:
-        return await followed(asked, partial(ask, asked.client), wait=not no_wait)
+    async def work(asked: Node) -> pb.Job:
+        return await follow(asked, partial(ask, asked.client), wait=not no_wait)
 
     outcomes = session.ask(work, TIMEOUT)
     failed = any(outcome.answer is not None and outcome.answer.state == "failed" for outcome in outcomes)

@@ -1,4 +1,4 @@
-"""`nodectl users`: who is wanted and confirmed."""
+"""`nodectl users`: list users; the other subcommands are in `users_*`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from node.nodectl.commands import users_change, users_limits, users_sync
 from node.nodectl.members import Listed, listed
 from node.nodectl.options import options
 from node.nodectl.output import note
-from node.nodectl.running import Asked, each
+from node.nodectl.running import Node, each
 from node.nodectl.session import Session
 from node.nodectl.users.rows import COLUMNS, WIDE, cells, settled
 
-# Seconds: a hundred thousand come on a hundred pages.
+# Seconds: a hundred thousand users are a hundred pages.
 TIMEOUT = 60.0
 
 
 @click.group
 def command() -> None:
-    """Who may use a node, and who is in: list, add, change, remove, limits, limit, diff, sync."""
+    """Manage the users of nodes: list, add, change, remove, limits, limit, diff, sync."""
 
 
 @command.command("list")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--wide", is_flag=True, help="Say all that is known, and which credentials there are (not the secrets).")
-@click.option("--unconfirmed", is_flag=True, help="Only those who are not in as they should be, and why.")
-@click.option("--credentials", is_flag=True, help="With --json: have what users get in by; takes a key of scope all.")
+@click.option("--wide", is_flag=True, help="More columns, and the kinds of credentials (not the secrets).")
+@click.option(
+    "--unconfirmed", is_flag=True, help="Only users whom the core has not confirmed in all inbounds, and why."
+)
+@click.option("--credentials", is_flag=True, help="With --json: include credentials; needs a key of scope all.")
 @options
 @click.pass_obj
 def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed: bool, credentials: bool) -> None:
-    """Whom the node wants to be in, and what the core has confirmed of it."""
+    """List the users of nodes, their inbounds, and what the core has confirmed."""
     if credentials and not session.json:
-        raise click.UsageError("--credentials takes --json: secrets are for scripts, not for screens")
+        raise click.UsageError("--credentials needs --json: secrets are not shown on a screen")
 
-    async def ask(node: Asked) -> dict[str, Any]:
+    async def ask(node: Node) -> dict[str, Any]:
         found = await listed(node, names, credentials)
         if unconfirmed:
             found.users = [row for row in found.users if not settled(row)]
@@ -44,7 +46,7 @@ def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed
     outcomes = session.ask(ask, TIMEOUT)
     for name, answer in each(outcomes):
         if answer["changed"]:
-            note(f"{name}: users changed while they were listed")
+            note(f"{name}: users changed during the listing: it may mix old and new states; list them again")
     columns = COLUMNS + WIDE if wide else COLUMNS
     session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in Listed(**answer).users])
 

@@ -1,4 +1,4 @@
-"""`nodectl users limits` and `limit`: what users may use, and have used of it."""
+"""`nodectl users limits` and `limit`: show and set the limits of users."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from datetime import UTC, datetime
 
 import click
 
-from node.limits import wording
+from node.limits import parsing
 from node.nodectl.exits import Unusable
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Asked
+from node.nodectl.running import Node
 from node.nodectl.session import Session
 from node.nodectl.units import rate_of_bits, size
 from protos import service_pb2 as pb
 
 COLUMNS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
-# Names that are asked for at once, and seconds: a hundred thousand come on a hundred pages.
+# Names in one call, and its seconds: a hundred thousand users are a hundred pages.
 NAMES, TIMEOUT = 1000, 60.0
 
 
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--off", is_flag=True, help="Only those who are out for a limit.")
+@click.option("--off", is_flag=True, help="Only users who are barred by a limit.")
 @options
 @click.pass_obj
 def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
-    """Who has limits, what they have used, and who is out for them."""
+    """Show the limits of users, what they have used, and who is barred."""
 
-    async def ask(node: Asked) -> list[pb.LimitState]:
+    async def ask(node: Node) -> list[pb.LimitState]:
         return await _all(node, names, off)
 
     session.report(session.ask(ask, TIMEOUT), COLUMNS, lambda users: map(cells, users))
@@ -37,21 +37,23 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
 
 @click.command
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--to", "words", metavar="WORDS", help=f'What they may use, such as "{wording.WORDS}".')
-@click.option("--clear", is_flag=True, help="Take back what was said here: their own message and the settings hold.")
+@click.option("--to", "words", metavar="LIMITS", help=f'The limits, for example "{parsing.WORDS}".')
+@click.option(
+    "--clear", is_flag=True, help="Remove limits set here. Those from the panel and the node's settings apply again."
+)
 @options
 @click.pass_obj
 def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bool) -> None:
-    """Say what users may use. Of what is not said the settings of the node hold; 0 is no limit.
+    """Set the limits of users. Limits that are not given come from the node's settings; 0 means no limit.
 
-    A panel that says something else of a user's limits later has the last word.
+    This replaces the user's earlier limits. If a panel later changes the limits of a user, the panel's apply.
     """
     if clear == (words is not None):
-        raise Unusable("say --to with some words, or --clear")
-    said = _said(words) if words is not None else None
+        raise Unusable('give --to "LIMITS" or --clear')
+    limits = _parsed(words) if words is not None else None
 
-    async def work(node: Asked) -> pb.SetLimitsResponse:
-        return await node.client.set_limits(dict.fromkeys(names, said))
+    async def work(node: Node) -> pb.SetLimitsResponse:
+        return await node.client.set_limits(dict.fromkeys(names, limits))
 
     session.report(session.ask(work), ("name", "note"), _notes)
 
@@ -59,15 +61,15 @@ def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bo
 COMMANDS = (limits, limit)
 
 
-def _said(words: str) -> pb.Limits:
+def _parsed(words: str) -> pb.Limits:
     try:
-        return wording.limits(words)
+        return parsing.limits(words)
     except ValueError as error:
         raise Unusable(str(error)) from error
 
 
-async def _all(node: Asked, names: Sequence[str], off: bool) -> list[pb.LimitState]:
-    """All pages."""
+async def _all(node: Node, names: Sequence[str], off: bool) -> list[pb.LimitState]:
+    """Read all pages."""
     found: list[pb.LimitState] = []
     for part in [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]:
         after, more = "", True
@@ -80,12 +82,12 @@ async def _all(node: Asked, names: Sequence[str], off: bool) -> list[pb.LimitSta
 
 
 def cells(user: pb.LimitState) -> Row:
-    """The user as `COLUMNS` has them."""
+    """A row with the cells of `COLUMNS`."""
     limits, quota = user.limits, user.limits.bytes
     allowed = f"{len(user.addresses)}/{limits.addresses}" if limits.addresses else ""
     return (
         user.name,
-        f"off: {', '.join(user.off_for)}" if user.off_for else "in",
+        f"off: {', '.join(user.off_for)}" if user.off_for else "on",
         size(quota.bytes - user.left) if user.left else size(_used(user)) if quota.bytes else "",
         size(quota.bytes) if quota.bytes else "",
         _day(user.resets_at),
@@ -98,7 +100,7 @@ def cells(user: pb.LimitState) -> Row:
 
 
 def _used(user: pb.LimitState) -> int:
-    """Where nothing is left: of the way that counts, with what was used elsewhere."""
+    """Bytes used where none are left: in the direction that counts, with those used on other nodes."""
     quota = user.limits.bytes
     ways = {pb.Quota.UP: user.used_up, pb.Quota.DOWN: user.used_down}
     return max(quota.bytes, ways.get(quota.way, user.used_up + user.used_down))

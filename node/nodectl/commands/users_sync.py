@@ -1,4 +1,4 @@
-"""`nodectl users diff` and `sync`: the users of a file, and what a node has."""
+"""`nodectl users diff` and `sync`: compare the users of a file with those of nodes, and apply the difference."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ from node.nodectl.exits import Exit, Unusable
 from node.nodectl.members import apply, listed, note_refused
 from node.nodectl.options import options
 from node.nodectl.output import Row, note
-from node.nodectl.running import Asked, Fleet, Outcome, each
+from node.nodectl.running import Fleet, Node, Outcome, each
 from node.nodectl.session import Session
 from node.nodectl.users.difference import Difference, difference
 from protos import service_pb2 as pb
 
 Answer = dict[str, Any]
 
-# What part of a node's users may go without a question.
+# The share of a node's users that sync removes without asking.
 SHARE = 0.2
-# Names that a question, or a note, lists.
+# Names in the question.
 LISTED = 20
 
 _FILE = click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 _INBOUNDS = click.option(
-    "--inbound", "inbounds", multiple=True, metavar="TAG", help="For users of whom FILE names no inbounds."
+    "--inbound",
+    "inbounds",
+    multiple=True,
+    metavar="TAG",
+    help="An inbound for users without inbounds in FILE; may be repeated.",
 )
 COUNTED = ("added", "changed", "removed", "same", "refused")
 
@@ -44,21 +48,21 @@ COUNTED = ("added", "changed", "removed", "same", "refused")
 @options
 @click.pass_obj
 def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
-    """What `sync` would do with FILE: + adds, ~ changes, - removes a user. The code is 7 if it is anything."""
+    """Show what `sync` would change: + adds, ~ changes, - removes a user. The exit code is 7 if there are changes."""
     _show(session, userfile.read(source, inbounds))
 
 
 @click.command
 @_FILE
 @_INBOUNDS
-@click.option("--dry-run", is_flag=True, help="Change nothing: as diff.")
-@click.option("--yes", is_flag=True, help=f"Do not ask, though more than {SHARE:.0%} of a node's users would go.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would change, like diff.")
+@click.option("--yes", is_flag=True, help=f"Do not ask before removing more than {SHARE:.0%} of a node's users.")
 @options
 @click.pass_obj
 def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
-    """Make the users of FILE those of the node: a table, JSON, or an export of a panel.
+    """Make the users in FILE (a table, JSON or a panel's export) the users of the nodes.
 
-    What differs is changed, removals first; who is not in FILE is removed. Others notice nothing.
+    Only differences are sent, removals first. Users who are not in FILE are removed. Other users notice nothing.
     """
     users = userfile.read(source, inbounds)
     if dry_run:
@@ -74,7 +78,7 @@ COMMANDS = (diff, sync)
 
 
 def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
-    async def work(node: Asked) -> dict[str, Any]:
+    async def work(node: Node) -> dict[str, Any]:
         return (await _compared(users, node)).document
 
     outcomes = session.ask(work)
@@ -82,7 +86,7 @@ def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
     session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT if differ else Exit.OK)
 
 
-async def _compared(users: Sequence[pb.User], node: Asked) -> Difference:
+async def _compared(users: Sequence[pb.User], node: Node) -> Difference:
     return difference(users, (await listed(node, credentials=True)).users)
 
 
@@ -95,7 +99,7 @@ async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fl
     with Progress(console=console, disable=session.json or not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("users", total=sum(len(plan.updates) for plan in plans.values()))
 
-        async def work(node: Asked) -> Answer:
+        async def work(node: Node) -> Answer:
             if node.name in faults:
                 raise faults[node.name]
             return await apply(node, plans[node.name], partial(progress.advance, bar))
@@ -104,7 +108,7 @@ async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fl
 
 
 def _confirm(plans: Mapping[str, Difference]) -> None:
-    """Have somebody say yes if many are to go. Raises `Unusable` where nobody can, `KeyboardInterrupt` for no."""
+    """Ask before removing many users. Raises `Unusable` for no, and without a terminal; `KeyboardInterrupt`."""
     drastic = {name: plan for name, plan in plans.items() if len(plan.removed) > SHARE * plan.there}
     for name, plan in drastic.items():
         gone = ", ".join(plan.removed[:LISTED]) + (" and others" if len(plan.removed) > LISTED else "")
@@ -112,15 +116,15 @@ def _confirm(plans: Mapping[str, Difference]) -> None:
     if not drastic:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise Unusable("so many are not removed without a word: say --yes. Nothing was changed")
+        raise Unusable("nothing was changed: to remove so many users, give --yes")
     with _interruptible():
         if not click.confirm("Remove them?", err=True):
-            raise Unusable("nothing was changed")
+            raise Unusable("not confirmed: nothing was changed")
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """While somebody is asked the reactor does not turn, and would not hear of Ctrl-C."""
+    """Let Ctrl-C interrupt the question: the reactor, which handles it otherwise, is blocked meanwhile."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

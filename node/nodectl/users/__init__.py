@@ -1,1 +1,1 @@
-"""Users for nodectl, pure: read from tables, JSON and exports of panels, made, and compared with what a node has."""
+"""Users for nodectl, pure: read from tables, JSON and exports of panels, generated, and compared with a node's."""

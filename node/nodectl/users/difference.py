@@ -1,4 +1,4 @@
-"""What turns the users of a node into those of a file."""
+"""The difference between the users of a node and those of a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protos import service_pb2 as pb
 
 @dataclass(frozen=True)
 class Difference:
-    """`changed` has for each user in which words they differ; `there` is how many the node has now."""
+    """Users to add, change and remove. `changed` has the differing fields of each; `there`: users on the node now."""
 
     added: list[pb.User] = field(default_factory=list)
     changed: list[tuple[pb.User, list[str]]] = field(default_factory=list)
@@ -28,13 +28,13 @@ class Difference:
 
     @property
     def updates(self) -> list[pb.User]:
-        """What to tell the node, removals first: a credential may move from one user to another."""
+        """The users to send, removals first: a credential may move from one user to another."""
         gone = [pb.User(email=name) for name in self.removed]
         return gone + [user for user, _ in self.changed] + self.added
 
     @property
     def document(self) -> dict[str, Any]:
-        """For scripts; without credentials."""
+        """The answer for `--json`, without credentials."""
         return {
             "added": [user.email for user in self.added],
             "changed": [{"name": user.email, "what": what} for user, what in self.changed],
@@ -44,7 +44,7 @@ class Difference:
 
 
 def difference(users: Iterable[pb.User], rows: Iterable[pb.ListedUser]) -> Difference:
-    """`rows` are all users of a node, with credentials; who is on their way out is none of them."""
+    """Compare users with `rows`, all users of a node with credentials. Rows of removed users do not count."""
     there = {key_of(row.name): row for row in rows if row.inbounds or row.unknown or row.shortened}
     wanted = {key_of(user.email): user for user in users}
     found = Difference(there=len(there), removed=sorted(row.name for key, row in there.items() if key not in wanted))
@@ -60,20 +60,20 @@ def difference(users: Iterable[pb.User], rows: Iterable[pb.ListedUser]) -> Diffe
 
 
 def differing(user: pb.User, row: pb.ListedUser) -> list[str]:
-    """In which words a user is another one than the node has: names of proxies, never what is in them."""
+    """The fields in which a user differs from the node's row; for proxies their names, never their values."""
     if row.shortened:
-        return ["unknown: too large to be listed"]
+        return ["unknown: too large to list"]
     what = [] if user.email == row.name else ["spelling"]
     if set(user.inbounds) != {*row.inbounds, *row.unknown}:
         what.append("inbounds")
     if user.limits != row.limits:
         what.append("limits")
-    wanted, has = said(user.proxies), said(row.proxies)
+    wanted, has = proxies_of(user.proxies), proxies_of(row.proxies)
     return what + sorted(name for name in {**wanted, **has} if wanted.get(name) != has.get(name))
 
 
 def with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
-    """The user, with the limits that the node has of them where nothing is said of any."""
+    """The user, with the limits of the row if they have none of their own."""
     if user.HasField("limits") or not row.HasField("limits"):
         return user
     kept = pb.User()
@@ -82,6 +82,6 @@ def with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
     return kept
 
 
-def said(proxies: pb.Proxy) -> Mapping[str, Message]:
-    """The proxies that say something: an empty one is none."""
+def proxies_of(proxies: pb.Proxy) -> Mapping[str, Message]:
+    """The proxies that are not empty, by name."""
     return {name.name: value for name, value in proxies.ListFields() if value.ListFields()}

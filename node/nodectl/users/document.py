@@ -1,4 +1,4 @@
-"""Users in JSON: as this interface has them, or as panels export them; which of these it is shows by its shape."""
+"""Users in JSON: messages of this interface, or exports of panels, recognized by their shape."""
 
 from __future__ import annotations
 
@@ -15,68 +15,68 @@ from protos import service_pb2 as pb
 
 _Make = Callable[[dict[str, Any], float], Entry]
 _UNKNOWN = (
-    "it has no users in a shape that is known: those of this interface, a list of users of Marzban or PasarGuard, or "
-    "inbounds of 3x-ui"
+    "no users found in a known shape: users of this interface, a list of users of Marzban or PasarGuard, or inbounds "
+    "of 3x-ui"
 )
 
 
 def read(text: str, supply: Supply, now: float) -> None:
-    """Take the users of a document; `now` is the time, in Unix seconds. Raises `ValueError`."""
+    """Read the users of a document; `now` in Unix seconds. Raises `ValueError`."""
     try:
-        said = _inner(json.loads(text))
+        document = _inner(json.loads(text))
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}: {error.msg}") from error
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    if inbounds := xui.inbounds_of(said):
+        raise ValueError("the JSON is nested too deeply") from error
+    if inbounds := xui.inbounds_of(document):
         for entry in xui.entries(inbounds, now):
             supply.take(partial(_place, text, 0, entry.name), entry.make)
         return
-    for number, user, make in _users(said):
+    for number, user, make in _users(document):
         supply.take(partial(_place, text, number, _name(user)), partial(make, user, now))
 
 
-def _inner(said: Any) -> Any:
-    """What nodectl's own answers, and replies of panels, have inside."""
-    if isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict) and "result" in said[0]:
-        return said[0]["result"]
-    if isinstance(said, dict) and "obj" in said:
-        return said["obj"]
-    return said
+def _inner(document: Any) -> Any:
+    """Unwrap the output of nodectl (`result`) and replies of panels (`obj`)."""
+    if isinstance(document, list) and len(document) == 1 and isinstance(document[0], dict) and "result" in document[0]:
+        return document[0]["result"]
+    if isinstance(document, dict) and "obj" in document:
+        return document["obj"]
+    return document
 
 
-def _users(said: Any) -> Iterator[tuple[int, dict[str, Any], _Make]]:
-    users = said.get("users", said.get("items")) if isinstance(said, dict) else said
+def _users(document: Any) -> Iterator[tuple[int, dict[str, Any], _Make]]:
+    users = document.get("users", document.get("items")) if isinstance(document, dict) else document
     if not isinstance(users, list):
         raise ValueError(_UNKNOWN)
     for number, user in enumerate(users, 1):
         if not isinstance(user, dict):
-            raise ValueError(f"user {number} is no object")
+            raise ValueError(f"user {number} is not an object")
         yield number, user, panel.entry if "username" in user else ours
 
 
-def ours(said: dict[str, Any], _: float) -> Entry:
-    """A user as the interface has them; a row of `nodectl users list --json --credentials` will do."""
-    if said.get("shortened"):
-        raise ValueError("the row was shortened: it does not have all of the user")
-    name, inbounds = said.get("email", said.get("name")), said.get("inbounds") or []
-    unknown = said.get("unknown") or []
+def ours(entry: dict[str, Any], _: float) -> Entry:
+    """A `User` of this interface, or a row of `nodectl users list --json --credentials`."""
+    if entry.get("shortened"):
+        raise ValueError("the row was shortened: its user is not complete")
+    name, inbounds = entry.get("email", entry.get("name")), entry.get("inbounds") or []
+    unknown = entry.get("unknown") or []
     if not (isinstance(inbounds, list) and isinstance(unknown, list)):
-        raise ValueError("inbounds is no array")
+        raise ValueError("inbounds is not an array")
     wanted = {"email": name or "", "inbounds": [*inbounds, *unknown]}
-    if (limits := said.get("limits")) is not None:
+    if (limits := entry.get("limits")) is not None:
         if not isinstance(limits, dict):
-            raise ValueError("limits is no object")
-        # What is null is not said; 0 is a word.
+            raise ValueError("limits is not an object")
+        # null means not given; 0 means no limit.
         wanted["limits"] = {name: value for name, value in limits.items() if value is not None}
     try:
-        return Entry(ParseDict({**wanted, "proxies": _filled(said.get("proxies") or {})}, pb.User()))
+        return Entry(ParseDict({**wanted, "proxies": _filled(entry.get("proxies") or {})}, pb.User()))
     except (ParseError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 
 def _filled(proxies: Any) -> Any:
-    """Without what says nothing."""
+    """The proxies that are not empty."""
     return {name: value for name, value in proxies.items() if value} if isinstance(proxies, dict) else proxies
 
 
@@ -86,7 +86,7 @@ def _name(user: dict[str, Any]) -> str:
 
 
 def _place(text: str, number: int, name: str) -> str:
-    """Where somebody stands: the line on which their name is said first, if it is, and which one they are."""
+    """Where a user is in the text: the line on which their name first occurs, if any, and their number."""
     at = text.find(json.dumps(name, ensure_ascii=False)) if name else -1
     line = f"line {text.count(chr(10), 0, at) + 1}" if at >= 0 else ""
     return ", ".join(filter(None, (line, f"user {number}" if number else name)))

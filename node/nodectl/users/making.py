@@ -1,4 +1,4 @@
-"""Credentials that nobody has yet."""
+"""Generate credentials for new users."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from protos import service_pb2 as pb
 
-# Methods of Shadowsocks whose passwords are keys, and their bytes. For any other one a key of 32 is a good password.
+# Shadowsocks methods whose passwords are keys, and the keys' bytes. Other methods get 32 bytes as a password.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 _KEY = 32
 _PASSWORD = 24
 
 
 def proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = secrets.token_bytes) -> pb.Proxy:
-    """One id for VLESS and VMess, a password for Trojan and Hysteria, a key for Shadowsocks (of 2022: no method)."""
+    """One id for VLESS and VMess, one password for Trojan and Hysteria, one key for Shadowsocks (2022: no method)."""
     identity = str(uuid.UUID(bytes=random(16), version=4))
     password = base64.urlsafe_b64encode(random(_PASSWORD)).decode()
     key = base64.b64encode(random(KEY_BYTES.get(method, _KEY))).decode()
@@ -33,9 +33,9 @@ def proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = s
 
 
 def tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
-    """A key of WireGuard's with these addresses, and the private part, which is the user's alone."""
+    """A new WireGuard public key with these addresses, and its private key, which only the user gets."""
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     mine = private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-    told = pb.Wireguard(public_key=base64.b64encode(public).decode(), peer_ips=addresses)
-    return told, base64.b64encode(mine).decode()
+    peer = pb.Wireguard(public_key=base64.b64encode(public).decode(), peer_ips=addresses)
+    return peer, base64.b64encode(mine).decode()

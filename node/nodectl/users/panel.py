@@ -1,4 +1,4 @@
-"""Users as the interfaces of Marzban and PasarGuard list them: `username`, `proxies`, `inbounds`, `status`."""
+"""Users as Marzban and PasarGuard list them over their interfaces: `username`, `proxies`, `inbounds`, `status`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from google.protobuf.json_format import ParseDict, ParseError
 from node.nodectl.users.supply import Entry
 from protos import service_pb2 as pb
 
-# What lets a user in. On hold: their time begins with the first connection.
+# Statuses of users who may connect. On hold: their time begins with the first connection.
 _IN = ("active", "on_hold")
 _KINDS = {field.name: field.message_type for field in pb.Proxy.DESCRIPTOR.fields}
 
 
-def entry(said: dict[str, Any], now: float) -> Entry:
-    """The user, by the name that they have there. Raises `ValueError`."""
-    user = pb.User(email=_text(said, "username"), inbounds=_inbounds(said.get("inbounds")))
-    settings = said.get("proxies") or said.get("proxy_settings") or {}
+def entry(document: dict[str, Any], now: float) -> Entry:
+    """The user, named by `username`. Raises `ValueError`."""
+    user = pb.User(email=_text(document, "username"), inbounds=_inbounds(document.get("inbounds")))
+    settings = document.get("proxies") or document.get("proxy_settings") or {}
     if not isinstance(settings, dict):
-        raise ValueError("proxies is no object")
+        raise ValueError("proxies is not an object")
     user.proxies.CopyFrom(_proxies(settings))
-    return Entry(user, _off(said, now))
+    return Entry(user, _off(document, now))
 
 
 def _proxies(settings: dict[str, Any]) -> pb.Proxy:
-    """What of them a node has a use for: a trojan's flow and the like are not."""
+    """The fields that a node knows; others, as a trojan's flow, are dropped."""
     known = {}
     for name, values in settings.items():
         kind = _KINDS.get(str(name).lower())
@@ -43,38 +43,39 @@ def _proxies(settings: dict[str, Any]) -> pb.Proxy:
         raise ValueError(str(error)) from error
 
 
-def _inbounds(said: Any) -> list[str]:
-    """Tags by protocol, or tags alone."""
-    if said is None:
+def _inbounds(value: Any) -> list[str]:
+    """The tags, from lists by protocol or from one list."""
+    if value is None:
         return []
-    lists = list(said.values()) if isinstance(said, dict) else [said]
+    lists = list(value.values()) if isinstance(value, dict) else [value]
     if not all(isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) for tags in lists):
-        raise ValueError("inbounds has something else than tags")
+        raise ValueError("inbounds must contain only tags")
     return sorted({tag for tags in lists for tag in tags})
 
 
-def _off(said: dict[str, Any], now: float) -> str:
-    status = _text(said, "status", "active").lower()
+def _off(document: dict[str, Any], now: float) -> str:
+    """Why the user is left out: their status, or that they expired; empty if they are not."""
+    status = _text(document, "status", "active").lower()
     if status not in _IN:
         return status
-    return "expired" if 0 < _expiry(said.get("expire")) <= now else ""
+    return "expired" if 0 < _expiry(document.get("expire")) <= now else ""
 
 
-def _expiry(said: Any) -> float:
-    """In Unix seconds; 0 is never."""
+def _expiry(value: Any) -> float:
+    """Parse a time into Unix seconds; 0 means never."""
     try:
-        if isinstance(said, str) and said:
-            when = datetime.fromisoformat(said)
+        if isinstance(value, str) and value:
+            when = datetime.fromisoformat(value)
             return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-        if not isinstance(said, bool | list | dict):
-            return float(said or 0)
+        if not isinstance(value, bool | list | dict):
+            return float(value or 0)
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"expire is {str(said)[:40]!r}, which is no time") from error
-    raise ValueError("expire is no time")
+        raise ValueError(f"expire is {str(value)[:40]!r}, which is not a time") from error
+    raise ValueError("expire is not a time")
 
 
-def _text(said: dict[str, Any], field: str, default: str = "") -> str:
-    value = said.get(field, default)
+def _text(document: dict[str, Any], field: str, default: str = "") -> str:
+    value = document.get(field, default)
     if not isinstance(value, str):
-        raise ValueError(f"{field} is no text")
+        raise ValueError(f"{field} is not a string")
     return value

@@ -1,4 +1,4 @@
-"""Users in a table with commas, semicolons or tabs: a line of headings, then a line a user."""
+"""Users in CSV with commas, semicolons or tabs: a line of headings, then one line for each user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from node.nodectl.users.supply import Entry, Supply
 from protos import service_pb2 as pb
 
-# What stands between several values of a cell. Tags may have spaces and commas.
+# Separates several values in a cell. Tags may contain spaces and commas.
 BETWEEN = "|"
 _OFF = ("no", "off", "false", "0", "disabled")
 _ON = ("", "yes", "on", "true", "1", "active", "enabled")
@@ -38,7 +38,7 @@ def _addresses(proxies: pb.Proxy, value: str) -> None:
     proxies.wireguard.peer_ips.extend(_several(value))
 
 
-# Columns of credentials; those that stand for several come first, so that one of its own wins.
+# Columns of credentials. Those for several protocols come first, so that a protocol's own column wins.
 CREDENTIALS: Mapping[str, _Put] = {
     "id": _all(_one("vless", "id"), _one("vmess", "id")),
     "password": _all(_one("trojan", "password"), _one("shadowsocks", "password"), _one("hysteria", "auth")),
@@ -54,12 +54,12 @@ CREDENTIALS: Mapping[str, _Put] = {
     "wireguard_addresses": _addresses,
 }
 COLUMNS = ("name", "inbounds", "enabled", *CREDENTIALS)
-# The interface calls a user's name so, and many tables do.
+# The interface's field for the name, and the heading in many tables.
 _ALIASES = {"email": "name"}
 
 
 def read(text: str, supply: Supply) -> None:
-    """Take the users of a table. Raises `ValueError` for headings that nobody knows."""
+    """Read the users of a table. Raises `ValueError` for unknown headings."""
     first = text.partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
     lines = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -72,11 +72,11 @@ def read(text: str, supply: Supply) -> None:
         else:
             supply.take(partial("line {}".format, number), partial(_entry, headings, cells))
     if not headings:
-        raise ValueError(f"it is empty; the first line has the headings, of {', '.join(COLUMNS)}")
+        raise ValueError(f"the file is empty; the first line must have headings, of {', '.join(COLUMNS)}")
 
 
 def _numbered(lines: Any) -> Iterator[tuple[int, list[str]]]:
-    """Each with the line of the file on which it begins."""
+    """Rows with the line number on which each begins."""
     while True:
         begin = lines.line_num + 1
         try:
@@ -93,9 +93,9 @@ def _headings(number: int, cells: Sequence[str]) -> list[str]:
     unknown = [name for name in found if name not in COLUMNS]
     if unknown:
         known = ", ".join(COLUMNS)
-        raise ValueError(f"line {number}: there is no column {', '.join(map(repr, unknown))}; there are {known}")
+        raise ValueError(f"line {number}: unknown column {', '.join(map(repr, unknown))}; known are {known}")
     if double := sorted({name for name in found if found.count(name) > 1}):
-        raise ValueError(f"line {number}: a column is there twice: {', '.join(double)}")
+        raise ValueError(f"line {number}: duplicate column: {', '.join(double)}")
     if "name" not in found:
         raise ValueError(f"line {number}: the column name is missing")
     return found
@@ -103,19 +103,19 @@ def _headings(number: int, cells: Sequence[str]) -> list[str]:
 
 def _entry(headings: Sequence[str], cells: Sequence[str]) -> Entry:
     if len(cells) != len(headings):
-        raise ValueError(f"it has {len(cells)} cells, and there are {len(headings)} columns")
-    said = dict(zip(headings, map(str.strip, cells), strict=True))
-    user = pb.User(email=said["name"], inbounds=_several(said.get("inbounds", "")))
+        raise ValueError(f"{len(cells)} cells, but {len(headings)} columns")
+    row = dict(zip(headings, map(str.strip, cells), strict=True))
+    user = pb.User(email=row["name"], inbounds=_several(row.get("inbounds", "")))
     for name, put in CREDENTIALS.items():
-        if said.get(name):
-            put(user.proxies, said[name])
-    return Entry(user, "" if _enabled(said.get("enabled", "")) else "disabled")
+        if row.get(name):
+            put(user.proxies, row[name])
+    return Entry(user, "" if _enabled(row.get("enabled", "")) else "disabled")
 
 
-def _enabled(said: str) -> bool:
-    if said.lower() not in _ON + _OFF:
-        raise ValueError(f"enabled is {said!r}: say yes or no")
-    return said.lower() in _ON
+def _enabled(cell: str) -> bool:
+    if cell.lower() not in _ON + _OFF:
+        raise ValueError(f"enabled is {cell!r}: write yes or no")
+    return cell.lower() in _ON
 
 
 def _several(cell: str) -> list[str]:

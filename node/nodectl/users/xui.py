@@ -1,6 +1,6 @@
-"""Users of inbounds as 3x-ui exports them: clients in the settings of each. A configuration of a core is like it.
+"""Users in inbounds as 3x-ui exports them: clients in the settings of each. An Xray configuration has them likewise.
 
-Somebody may be a client of several inbounds; they are one user with all of these, by their e-mail.
+A client of several inbounds, by their e-mail, becomes one user with all of these.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from node.nodectl.users.supply import Entry
 from protos import service_pb2 as pb
 
-# What is a client's credential in an inbound of a protocol: the field of it, and where it goes.
+# By protocol, the credentials of a client: their field, and the proxy and field that it sets.
 _FIELDS = {
     "vless": (("id", "vless", "id"), ("flow", "vless", "flow")),
     "vmess": (("id", "vmess", "id"),),
@@ -24,21 +24,21 @@ _FIELDS = {
 }
 
 
-def inbounds_of(said: Any) -> list[dict[str, Any]]:
-    """The inbounds of an export, if it is one: an inbound, several, or a configuration that has them."""
-    if isinstance(said, dict) and isinstance(said.get("inbounds"), list) and "users" not in said:
-        said = said["inbounds"]
-    found = said if isinstance(said, list) else [said]
+def inbounds_of(document: Any) -> list[dict[str, Any]]:
+    """The inbounds of a document: an inbound, an array of them, or a configuration; empty if it has another shape."""
+    if isinstance(document, dict) and isinstance(document.get("inbounds"), list) and "users" not in document:
+        document = document["inbounds"]
+    found = document if isinstance(document, list) else [document]
     return found if all(map(_is_inbound, found)) else []
 
 
-def _is_inbound(said: Any) -> bool:
-    return isinstance(said, dict) and "settings" in said and isinstance(said.get("protocol"), str)
+def _is_inbound(value: Any) -> bool:
+    return isinstance(value, dict) and "settings" in value and isinstance(value.get("protocol"), str)
 
 
 @dataclass
 class Client:
-    """Somebody in all inbounds in which they are, as they are found."""
+    """A client, collected from all inbounds that have them."""
 
     name: str
     _parts: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Client:
         self._parts.append((inbound, client))
 
     def make(self) -> Entry:
-        """Raises `ValueError`."""
+        """The user of this client. Raises `ValueError`."""
         user, offs = pb.User(email=self.name), set[str]()
         for inbound, client in self._parts:
             off = _off(inbound, client, self.now)
@@ -56,12 +56,12 @@ class Client:
             if not off:
                 _join(user, inbound, client)
         user.inbounds.sort()
-        # Who is in one of them is in.
+        # The user is left out only if they are off in all inbounds.
         return Entry(user, "" if "" in offs else max(offs))
 
 
 def entries(inbounds: Sequence[dict[str, Any]], now: float) -> Iterator[Client]:
-    """Everybody in them. Raises `ValueError` for settings that have no clients."""
+    """The clients of these inbounds. Raises `ValueError` for settings without clients."""
     found: dict[str, Client] = {}
     for number, inbound in enumerate(inbounds, 1):
         for client in _clients(number, inbound):
@@ -77,7 +77,7 @@ def _clients(number: int, inbound: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         settings = json.loads(settings) if isinstance(settings, str) and settings else settings or {}
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"inbound {number}: its settings are no JSON: {error}") from error
+        raise ValueError(f"inbound {number}: its settings are not JSON: {error}") from error
     clients = settings.get("clients") or [] if isinstance(settings, dict) else None
     if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
         raise ValueError(f"inbound {number}: its settings have no clients")
@@ -88,10 +88,10 @@ def _join(user: pb.User, inbound: dict[str, Any], client: dict[str, Any]) -> Non
     for name, proxy, place in _FIELDS[inbound["protocol"]]:
         value = client.get(name) or ""
         if not isinstance(value, str):
-            raise ValueError(f"{name} is no text")
+            raise ValueError(f"{name} is not a string")
         message = getattr(user.proxies, proxy)
         if value and getattr(message, place) not in ("", value):
-            raise ValueError(f"{user.email} has two {proxy} {place}s, one an inbound: on a node a user has one")
+            raise ValueError(f"{user.email} has two different {proxy} {place}s: a user of a node has one")
         if value:
             setattr(message, place, value)
     tag = inbound.get("tag")
@@ -104,6 +104,6 @@ def _off(inbound: dict[str, Any], client: dict[str, Any], now: float) -> str:
         return "disabled"
     expiry = client.get("expiryTime") or 0
     if isinstance(expiry, bool) or not isinstance(expiry, int | float):
-        raise ValueError("expiryTime is no number")
-    # In milliseconds; less than 0 is a time that begins with the first connection.
+        raise ValueError("expiryTime is not a number")
+    # In milliseconds. Below 0: a duration that begins with the first connection.
     return "expired" if 0 < expiry <= now * 1000 else ""

@@ -1,8 +1,8 @@
-"""Found by the interpreter of a node that is profiled: looks at the stacks of all its threads, while a file is there.
+"""Sampling profiler inside a node: the interpreter imports it at start; it samples all stacks while a file exists.
 
-A stack is worth the processor time that its thread has used since the last look. `TXNODE_SAMPLES` names where the sums
-go; it is sampled while `TXNODE_SAMPLES` with `.on` behind it is there. Lines are `thread;outermost;...;innermost
-microseconds`, as the makers of flame graphs take them.
+A stack weighs the processor time that its thread has used since the last sample. `TXNODE_SAMPLES` is the output file;
+sampling goes on while the file with `.on` appended exists. Lines are `thread;outermost;...;innermost microseconds`, the
+format of flame graph tools.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _look(sums: Counter[str], before: dict[int, int]) -> dict[int, int]:
 
 
 def _clocks() -> dict[int, int]:
-    """Nanoseconds of processor time of each thread of Python's; a node's live as long as it does, as this needs."""
+    """Processor nanoseconds of each Python thread. Threads must not end meanwhile; those of a node do not."""
     idents = [thread.ident for thread in threading.enumerate() if thread.ident is not None]
     return {ident: time.clock_gettime_ns(time.pthread_getcpuclockid(ident)) for ident in idents}
 

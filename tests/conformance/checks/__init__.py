@@ -1,4 +1,4 @@
-"""The checks. To import this is to have them all in `tests.conformance.registry.CHECKS`, in the order of the report."""
+"""The checks. Importing this registers all of them in `tests.conformance.registry.CHECKS`, in report order."""
 
 from tests.conformance.checks import credentials, events, lifecycle, logs, routing, statistics, users
 

@@ -1,4 +1,4 @@
-"""Who may call, and how the node is reached."""
+"""Checks of credentials, the certificate, and HTTP."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ check = partial(registry.check, "who-may-call")
 of_errors = partial(registry.check, "errors")
 of_operations = partial(registry.check, "operations")
 
-# Panels take no certificate with more characters.
+# Panels accept no longer certificate.
 PEM_CHARACTERS = 2048
 WRONG_KEY = ("401", "UNAUTHENTICATED")
 
 
 def refusal(context: Context, key: str, dialect: Dialect = "x-api-key") -> Refused:
-    """How the node refuses who shows this key."""
+    """The node's refusal of this key."""
     with closing(context.speak(key, dialect)) as stranger:
         try:
             stranger.call("GetBaseInfo", Empty())
         except Refused as error:
             return error
-    raise AssertionError("the node answers whoever shows a wrong key, or none")
+    raise AssertionError("the node accepts a wrong key, or none")
 
 
 @check("key.x-api-key", Level.CONTROLLERS, state=State.STOPPED)
 def x_api_key(context: Context) -> None:
-    """The key is taken as `x-api-key`."""
+    """The node accepts the key as `x-api-key`."""
     context.info()
 
 
 @check("key.wrong", Level.CONTROLLERS, state=State.STOPPED)
 def wrong_key(context: Context) -> None:
-    """A wrong key is refused, and no key at all."""
+    """The node refuses a wrong key and a missing key."""
     refusal(context, str(uuid.uuid4()))
     refusal(context, "")
 
 
 @check("key.bearer", Level.BEYOND, state=State.STOPPED)
 def bearer(context: Context) -> None:
-    """The key is taken as `Authorization: Bearer`, too."""
+    """The node accepts the key as `Authorization: Bearer`, too."""
     with closing(context.speak(dialect="bearer")) as node:
         node.call("GetBaseInfo", Empty())
 
 
 @check("key.wrong-status", Level.BEYOND, state=State.STOPPED)
 def wrong_key_status(context: Context) -> None:
-    """A wrong key, or none, is refused with 401 or UNAUTHENTICATED, in both ways to show it."""
+    """A wrong key, or none, is refused with 401 or UNAUTHENTICATED, in both headers."""
     dialects: tuple[Dialect, ...] = ("bearer", "x-api-key")
     for dialect in dialects:
         for key in (str(uuid.uuid4()), ""):
             error = refusal(context, key, dialect)
-            assert error.status in WRONG_KEY, f"refused with {error}"
+            assert error.status in WRONG_KEY, f"refused with {error}, expected 401 or UNAUTHENTICATED"
 
 
 @of_operations("tls.certificate", Level.CONTROLLERS, ["rest"], State.STOPPED)
 def certificate(context: Context) -> None:
-    """The certificate's PEM has at most 2,048 characters, and is for the address that is called."""
+    """The certificate's PEM has at most 2,048 characters, and is valid for the node's address."""
     with closing(context.rest.rest.connection()) as connection:
         connection.connect()
         shown = connection.sock.getpeercert(binary_form=True)
     assert shown
     length = len(ssl.DER_cert_to_PEM_cert(shown))
-    assert length <= PEM_CHARACTERS, f"it has {length} characters"
+    assert length <= PEM_CHARACTERS, f"the PEM has {length} characters, at most {PEM_CHARACTERS} are allowed"
 
 
 @of_operations("tls.h2-only", Level.CONTROLLERS, ["rest"], State.STOPPED)
@@ -85,7 +85,7 @@ def h2_only(context: Context) -> None:
 
 @of_errors("errors.plain-text", Level.CONTROLLERS, ["rest"], State.STOPPED)
 def plain_text(context: Context) -> None:
-    """With `x-api-key` the body of an error is the text alone."""
+    """With `x-api-key` the body of an error is only the text."""
     response = context.rest.rest.call("GET", "/stats/backend")
     assert response.text.strip() == "backend not initialized", f"{response.status}: {response.text!r}"
 
@@ -95,14 +95,14 @@ def json_errors(context: Context) -> None:
     """With `Authorization` the body of an error is JSON with `error` and `code`."""
     text = Rest(context.stage.options.node).call("GET", "/stats/backend").text
     assert text.startswith("{"), f"the body is {text!r}"
-    told = json.loads(text)
-    assert told["error"] == "backend not initialized", told
-    assert told["code"], told
+    found = json.loads(text)
+    assert found["error"] == "backend not initialized", found
+    assert found["code"], found
 
 
 @of_errors("errors.unknown-path", Level.BEYOND, ["rest"], State.STOPPED)
 def unknown_path(context: Context) -> None:
-    """A path that does not exist is answered with 404, a body that is no message with 400."""
+    """The node replies to an unknown path with 404, to an invalid body with 400."""
     paths = {("GET", "/nothing"): 404, ("POST", "/start"): 400}
     found = {key: context.rest.rest.call(*key, b"\xff").status for key in paths}
     assert found == paths
@@ -110,7 +110,7 @@ def unknown_path(context: Context) -> None:
 
 @of_operations("stats.empty-body", Level.CONTROLLERS, ["rest"])
 def empty_body(context: Context) -> None:
-    """`GET /stats` without a body asks for all outbounds, with or without a Content-Length."""
+    """`GET /stats` without a body returns all outbounds, with or without a Content-Length."""
     context.traffic(context.anna)
     for body in (None, b""):
         context.soon(lambda body=body: "direct" in _outbounds(context, body), "the outbound is counted")

@@ -1,4 +1,4 @@
-"""What happened to the node, for programs."""
+"""Checks of events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ check = partial(registry.check, "events")
 
 @check("events.resumed", Level.BEYOND, optional=True)
 def resumed(context: Context) -> None:
-    """Numbers rise; behind one of them come those that follow it, and no other."""
+    """Numbers rise; a stream resumed after a number has exactly the events after it."""
     context.stop()
     context.start()
     every = context.node.events()
@@ -27,7 +27,7 @@ def resumed(context: Context) -> None:
 
 @check("events.lost", Level.BEYOND, optional=True)
 def lost(context: Context) -> None:
-    """Who comes with a number of another epoch is told first, and has all that there is."""
+    """A stream with a number of another epoch begins with `events.lost`, then has all kept events."""
     every = context.node.events()
     first, *others = context.node.events(every[-1].sequence, "another")
     assert first.kind == "events.lost", first

@@ -1,4 +1,4 @@
-"""Start, Stop, and what the node tells of itself."""
+"""Checks of Start, Stop, and the node's info."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ def runs(info: BaseInfoResponse) -> None:
 
 
 def refusal(context: Context, name: str) -> Refused:
-    """How an operation without arguments is refused."""
+    """The refusal of an operation without arguments."""
     try:
         context.node.call(name, Empty())
     except Refused as error:
         return error
-    raise AssertionError(f"{name} is answered, and no core runs")
+    raise AssertionError(f"{name} succeeds although no core runs")
 
 
 @check("start.info", Level.CONTROLLERS, state=State.STOPPED)
 def start_info(context: Context) -> None:
-    """Start answers that the core runs, with its version and the node's, which is 0.2.0 at least."""
+    """Start replies that the core runs, with its version and the node's, which is at least 0.2.0."""
     runs(context.start())
 
 
 @check("info.running", Level.CONTROLLERS)
 def info_running(context: Context) -> None:
-    """GetBaseInfo tells the same while the core runs."""
+    """GetBaseInfo returns the same while the core runs."""
     runs(context.info())
 
 
 @check("info.stopped", Level.CONTROLLERS, state=State.STOPPED)
 def info_stopped(context: Context) -> None:
-    """After a Stop GetBaseInfo tells that nothing runs."""
+    """After a Stop GetBaseInfo returns that nothing runs."""
     assert not context.info().running
 
 
 @check("start.after-stop", Level.CONTROLLERS)
 def start_after_stop(context: Context) -> None:
-    """Stop and then Start, as panels send them for every touch, also twice, lets its users in."""
+    """After Stop and Start, as panels send them for every change, also twice, users can connect."""
     context.comes_in(context.anna)
     for _ in range(2):
         context.stop()
@@ -76,23 +76,23 @@ def start_after_stop(context: Context) -> None:
 
 @check("start.again", Level.CONTROLLERS)
 def start_again(context: Context) -> None:
-    """The same Start a second time is answered as the first, and its users get in."""
+    """The same Start a second time gets the same reply, and its users can connect."""
     runs(context.start(context.member(context.anna)))
     context.comes_in(context.anna)
 
 
 @check("stop.users-out", Level.BEYOND)
 def stop_users_out(context: Context) -> None:
-    """A Stop in the words of the interface document ends connections, and nobody gets in after it."""
+    """A Stop with `Authorization` ends connections, and no user can connect after it."""
     with context.connect(context.anna) as link:
         _stop_plainly(context)
         readable, _, _ = select.select([link], [], [], context.stage.options.patience)
-        assert readable, "a connection outlives a Stop"
+        assert readable, "a connection survives a Stop"
     context.stays_out(context.anna)
 
 
 def _stop_plainly(context: Context) -> None:
-    """With `Authorization`; a node that does not know it is told in its own way."""
+    """Stop with `Authorization`, or with `x-api-key` if the node does not support that."""
     try:
         with closing(context.speak(dialect="bearer")) as node:
             node.call("Stop", Empty())
@@ -102,7 +102,7 @@ def _stop_plainly(context: Context) -> None:
 
 @check("start.again-connected", Level.BEYOND)
 def start_again_connected(context: Context) -> None:
-    """The same Start disconnects nobody, also where a Stop came before it."""
+    """The same Start disconnects no user, also after a Stop."""
     with context.connect(context.anna) as link:
         context.start(context.member(context.anna))
         transfer.small_echo(link, b"after a Start")
@@ -113,7 +113,7 @@ def start_again_connected(context: Context) -> None:
 
 @check("start.exclude-inbounds", Level.CONTROLLERS, state=State.STOPPED, cores=["xray"])
 def exclude_inbounds(context: Context) -> None:
-    """Inbounds that a Start excludes keep the users of the configuration, and let in no other."""
+    """Inbounds that a Start excludes keep the users of the configuration, and accept no others."""
     backend = context.stage.backend([context.member(context.anna)], exclude=[TROJAN])
     config = json.loads(backend.config)
     [trojan] = [inbound for inbound in config["inbounds"] if inbound["tag"] == TROJAN]
@@ -127,7 +127,7 @@ def exclude_inbounds(context: Context) -> None:
 
 @check("start.another", Level.BEYOND)
 def start_another(context: Context) -> None:
-    """A Start with another configuration disconnects nobody who may stay."""
+    """A Start with another configuration disconnects no user whom it keeps."""
     other = context.stage.backend([context.member(context.anna)])
     with context.connect(context.anna) as link:
         context.node.call("Start", context.stage.renamed(other, VLESS, "elsewhere"))
@@ -137,7 +137,7 @@ def start_another(context: Context) -> None:
 
 @check("start.refused", Level.CONTROLLERS)
 def start_refused(context: Context) -> None:
-    """A configuration that the core refuses is refused with words, and the next Start works."""
+    """A configuration that the core refuses is refused with a text, and the next Start works."""
     text = _refused_start(context)
     assert text, "the refusal has no text"
     context.start(context.member(context.anna))
@@ -146,7 +146,7 @@ def start_refused(context: Context) -> None:
 
 @check("start.refused-untouched", Level.BEYOND)
 def start_refused_untouched(context: Context) -> None:
-    """A Start that is refused leaves what runs as it was."""
+    """A refused Start leaves the running backend unchanged."""
     with context.connect(context.anna) as link:
         _refused_start(context)
         transfer.small_echo(link, b"after a refused Start")
@@ -160,12 +160,12 @@ def _refused_start(context: Context) -> str:
         context.node.call("Start", Backend(type=ground.type, config=ground.refusals["an unknown outbound"][0]))  # type: ignore[arg-type]
     except Refused as error:
         return error.text
-    raise AssertionError("a configuration with an outbound that does not exist is taken")
+    raise AssertionError("a configuration with an unknown outbound is accepted")
 
 
 @check("health.stopped", Level.CONTROLLERS, state=State.STOPPED)
 def health_stopped(context: Context) -> None:
-    """Without a backend GetBackendStats says `backend not initialized`, with 500 or UNAVAILABLE."""
+    """Without a backend GetBackendStats is refused with `backend not initialized`, 500 or UNAVAILABLE."""
     error = refusal(context, "GetBackendStats")
     assert "backend not initialized" in error.text, str(error)
     assert error.status in ("500", "UNAVAILABLE"), str(error)
@@ -173,7 +173,7 @@ def health_stopped(context: Context) -> None:
 
 @check("health.starting", Level.BEYOND, state=State.STOPPED, local=True)
 def health_starting(context: Context) -> None:
-    """While a Start waits for a port GetBackendStats says `core is not started yet`; once it is free the core runs."""
+    """While a Start waits for a port GetBackendStats returns `core is not started yet`; then the core runs."""
     port, host, ground = free_port(), context.stage.options.clients, context.stage.ground
     backend = ground.backend([{**ground.inbound(context.stage.doors[VLESS], port, VLESS), "listen": host}])
     with ThreadPoolExecutor(1) as pool:
@@ -186,17 +186,17 @@ def health_starting(context: Context) -> None:
 
 @check("keep-alive", Level.BEYOND, state=State.STOPPED)
 def keep_alive(context: Context) -> None:
-    """The backend is stopped when there was no request for `keep_alive` seconds."""
+    """The node stops the backend after `keep_alive` seconds without a request."""
     context.start(keep_alive=1)
     port, host = context.stage.ports[VLESS], context.stage.options.clients
-    assert accepts(port, host), "the inbound is not there"
+    assert accepts(port, host), "the inbound does not listen"
     context.soon(lambda: not accepts(port, host), "the inbound is closed")
     assert not context.info().running
 
 
 @of_limits("messages.large", Level.BEYOND)
 def large(context: Context) -> None:
-    """A message of nearly 64 MiB is taken."""
+    """The node accepts a message of nearly 64 MiB."""
     anna = context.member(context.anna)
     anna.inbounds.extend(str(number) + "x" * MEBIBYTE for number in range(62))
     context.replace(anna)

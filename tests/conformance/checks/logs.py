@@ -1,4 +1,4 @@
-"""The log stream, which clients keep open for hours."""
+"""Checks of the log stream, which clients keep open for hours."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tests.conformance.wire import Lines
 
 check = partial(registry.check, "logs")
 
-# Seconds in which a stream that is to stay open is watched.
+# Seconds that a stream must stay open.
 WATCHED = 0.5
 
 
 def stays(stream: Lines) -> None:
-    """It is open after a while: what ends a stream does it at once."""
+    """Assert that the stream stays open for `WATCHED` seconds; a node that ends streams does so at once."""
     assert not stream.ends(WATCHED), f"the node ended the stream: {stream.over}"
 
 
 @check("logs.without-backend", Level.CONTROLLERS, state=State.STOPPED)
 def without_backend(context: Context) -> None:
-    """The log stream is held open where no core runs: old clients ask again at once, without end."""
+    """The log stream stays open without a core: old clients would reconnect at once, in a busy loop."""
     with context.node.logs() as stream:
         stays(stream)
 
 
 def line_of(context: Context, stream: Lines) -> str:
-    """The core's line about a connection of now, to a port that nobody went to before."""
+    """The core's line about a new connection, to a port that was not used before."""
     with EchoServer(context.stage.options.echo) as somewhere:
         context.comes_in(context.anna, to=somewhere)
         target = f":{somewhere.port}"
@@ -46,7 +46,7 @@ def lines(context: Context) -> None:
 
 @check("logs.never-ended", Level.CONTROLLERS)
 def never_ended(context: Context) -> None:
-    """The node does not end the log stream, not at a Stop and not at a Start: old gRPC clients would spin."""
+    """Neither Stop nor Start ends the log stream: old gRPC clients would reconnect in a busy loop."""
     with context.node.logs() as stream:
         stays(stream)
         context.stop()
@@ -57,7 +57,7 @@ def never_ended(context: Context) -> None:
 
 @check("logs.same-stream", Level.BEYOND, state=State.STOPPED)
 def same_stream(context: Context) -> None:
-    """A stream that was opened before a Start has the lines of the core that it brings."""
+    """A stream that was opened before a Start has the lines of the new core."""
     with context.node.logs() as stream:
         context.start(context.member(context.anna))
         line_of(context, stream)
@@ -65,8 +65,8 @@ def same_stream(context: Context) -> None:
 
 @check("logs.bare", Level.CONTROLLERS, ["rest"])
 def bare(context: Context) -> None:
-    """With `x-api-key` lines come bare, without `data:` before them."""
+    """With `x-api-key` lines are bare, without `data:`."""
     with context.node.logs() as stream:
         line = line_of(context, stream)
     assert not line.startswith(("data:", "event:")), line
-    assert not [line for line in stream.lines if line.startswith(":")], "there are comments of Server-Sent Events"
+    assert not [line for line in stream.lines if line.startswith(":")], "the stream has comments of Server-Sent Events"

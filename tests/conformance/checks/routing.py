@@ -1,4 +1,4 @@
-"""What panels of today ask beside all that: outbounds' latency, and routing while the core runs."""
+"""Checks of what current panels use in addition: outbounds' latency, and routing while the core runs."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ XRAY = ["xray"]
 
 @check("latency", Level.CONTROLLERS, state=State.STOPPED, optional=True, cores=XRAY)
 def latency(context: Context) -> None:
-    """GetOutboundsLatency tells of an outbound that an observatory tests: it answers, and how soon."""
+    """GetOutboundsLatency returns state and delay of an outbound that an observatory tests."""
     with page(context.stage.options.echo) as url:
         probes = {"subjectSelector": ["direct"], "probeUrl": url, "probeInterval": "1s"}
         context.start(observatory=probes)
         context.node.call("GetOutboundsLatency", LatencyRequest())
-        context.soon(lambda: _told(context)["direct"][0], "the outbound is alive")
-        _, delay = _told(context)["direct"]
-        assert 0 <= delay < 10_000, f"{delay} ms"
+        context.soon(lambda: _latencies(context)["direct"][0], "the outbound is alive")
+        _, delay = _latencies(context)["direct"]
+        assert 0 <= delay < 10_000, f"a delay of {delay} ms"
 
 
-def _told(context: Context) -> dict[str, tuple[bool, int]]:
+def _latencies(context: Context) -> dict[str, tuple[bool, int]]:
     reply = context.node.call("GetOutboundsLatency", LatencyRequest())
     return {latency.name: (latency.alive, latency.delay) for latency in reply.latencies}
 
 
 @check("routing.rules", Level.CONTROLLERS, optional=True, cores=XRAY)
 def rules(context: Context) -> None:
-    """A rule that is added leads traffic elsewhere and is listed; removed, all is as before."""
+    """An added rule is listed and routes traffic; removed, routing is as before."""
     tags = listed(context)
     context.comes_in(context.anna)
     rule = {"type": "field", "port": context.stage.echo.port, "outboundTag": "block", "ruleTag": "added"}
@@ -62,14 +62,14 @@ def listed(context: Context) -> list[tuple[str, str]]:
 
 @check("routing.test", Level.CONTROLLERS, optional=True, cores=XRAY)
 def route(context: Context) -> None:
-    """TestRoute tells the outbound of a connection."""
+    """TestRoute returns the outbound of a connection."""
     request = TestRouteRequest(inbound_tag=VLESS, network="tcp", target_domain=BLOCKED, target_port=80)
     assert context.node.call("TestRoute", request).outbound_tag == "block"
 
 
 @check("routing.balancer", Level.CONTROLLERS, optional=True, cores=XRAY)
 def balancer(context: Context) -> None:
-    """An overridden balancer leads where it is told, and GetBalancerInfo says so, until it may choose again."""
+    """An overridden balancer uses the given outbound, which GetBalancerInfo returns, until the override is removed."""
     to = context.stage.balanced
     assert context.node.call("GetBalancerInfo", BalancerInfoRequest(tag=BALANCER)).override_target == ""
     context.comes_in(context.anna, to=to)
@@ -81,5 +81,5 @@ def balancer(context: Context) -> None:
 
 def override(context: Context, target: str) -> None:
     context.node.call("OverrideBalancerTarget", OverrideBalancerTargetRequest(balancer_tag=BALANCER, target=target))
-    told = context.node.call("GetBalancerInfo", BalancerInfoRequest(tag=BALANCER))
-    assert told.override_target == target, f"the override is {told.override_target!r}"
+    reply = context.node.call("GetBalancerInfo", BalancerInfoRequest(tag=BALANCER))
+    assert reply.override_target == target, f"the override is {reply.override_target!r}"

@@ -1,4 +1,4 @@
-"""Figures: what controllers bill by, who is online, and how the node is."""
+"""Checks of statistics: traffic for bills, online users, and the state of machine and core."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.conformance.wire import Refused
 
 check = partial(registry.check, "statistics")
 
-# What Xray leaves out of an inbound's downlink, for a connection.
+# Bytes that Xray may leave out of an inbound's downlink for each connection.
 LEFT_OUT = 8192
 
 
 def collected(context: Context, kind: StatType, name: str, expected: Traffic, one: bool = False) -> None:
-    """Resets as controllers do until all is there; there must be no more, then and later."""
+    """Read with reset, as controllers do, until all bytes are counted; fail if there are more, then or later."""
     total = Traffic()
 
     def ask() -> bool:
@@ -40,19 +40,19 @@ def collected(context: Context, kind: StatType, name: str, expected: Traffic, on
 
     context.soon(ask, f"{expected} are counted")
     ask()
-    assert total == expected, f"{total} of {expected} are counted"
+    assert total == expected, f"{total} counted, expected {expected}"
 
 
 @check("stats.users", Level.CONTROLLERS, state=State.UNCOUNTED)
 def users(context: Context) -> None:
-    """Every byte of a user is in UsersStat exactly once, under their name, over several readings with reset."""
+    """Several UsersStat with reset return every byte of a user exactly once, under their name."""
     expected = context.traffic(context.anna) + context.traffic(context.anna)
     collected(context, UsersStat, context.anna.email, expected)
 
 
 @check("stats.user", Level.CONTROLLERS, state=State.UNCOUNTED)
 def user(context: Context) -> None:
-    """UserStat tells one user's bytes; they stay without a reset, and begin at zero again with one."""
+    """UserStat returns one user's bytes; a reset sets them to zero, a call without one does not."""
     expected = context.traffic(context.anna)
     name = context.anna.email
     context.soon(lambda: context.counted(UserStat, name) == expected, f"{expected} are counted")
@@ -63,7 +63,7 @@ def user(context: Context) -> None:
 
 @check("stats.outbounds", Level.CONTROLLERS, state=State.UNCOUNTED)
 def outbounds(context: Context) -> None:
-    """Every byte of an outbound is in Outbounds exactly once, under its tag, and in Outbound."""
+    """Outbounds and Outbound return every byte of an outbound exactly once, under its tag."""
     _, outbound = _own_tags(context)
     expected = context.traffic(context.anna)
     context.soon(lambda: context.counted(Outbound, outbound) == expected, f"{expected} are counted")
@@ -72,19 +72,19 @@ def outbounds(context: Context) -> None:
 
 @check("stats.inbounds", Level.CONTROLLERS, state=State.UNCOUNTED)
 def inbounds(context: Context) -> None:
-    """Inbounds and Inbound tell an inbound's bytes; a core may leave out 8,192 of a connection's downlink."""
+    """Inbounds and Inbound return an inbound's bytes; a core may leave out 8,192 of a connection's downlink."""
     inbound, _ = _own_tags(context)
     least = context.traffic(context.anna)
 
-    def told(counted: Callable[[], Traffic]) -> Callable[[], bool]:
+    def reached(counted: Callable[[], Traffic]) -> Callable[[], bool]:
         return lambda: counted().up >= least.up and counted().down >= least.down - LEFT_OUT
 
-    context.soon(told(lambda: context.counted(Inbound, inbound)), f"{least} are counted")
-    context.soon(told(lambda: context.counted(Inbounds, "", of=inbound)), f"{least} are counted")
+    context.soon(reached(lambda: context.counted(Inbound, inbound)), f"{least} are counted")
+    context.soon(reached(lambda: context.counted(Inbounds, "", of=inbound)), f"{least} are counted")
 
 
 def _own_tags(context: Context) -> tuple[str, str]:
-    """A core with tags that nothing was counted for."""
+    """Start a core with new tags, for which nothing was counted before."""
     inbound, outbound = f"in {context.anna.email}", f"out {context.anna.email}"
     anna = context.member(context.anna)
     anna.inbounds.append(inbound)
@@ -94,7 +94,7 @@ def _own_tags(context: Context) -> tuple[str, str]:
 
 @check("stats.over-stop", Level.BEYOND, state=State.UNCOUNTED)
 def over_stop(context: Context) -> None:
-    """Bytes that nobody asked for outlive a Stop and a Start, to the byte."""
+    """Unread bytes survive a Stop and a Start, to the byte."""
     expected = context.traffic(context.anna)
     context.stop()
     context.start(context.member(context.anna))
@@ -104,7 +104,7 @@ def over_stop(context: Context) -> None:
 
 @check("stats.removed", Level.BEYOND, state=State.UNCOUNTED)
 def removed(context: Context) -> None:
-    """The bytes of a user who is removed are told once more."""
+    """The bytes of a user are still reported after their removal."""
     expected = context.traffic(context.anna)
     context.sync(context.gone(context.anna))
     collected(context, UsersStat, context.anna.email, expected)
@@ -112,7 +112,7 @@ def removed(context: Context) -> None:
 
 @check("stats.stopped", Level.BEYOND, state=State.UNCOUNTED)
 def stopped(context: Context) -> None:
-    """What was counted can be asked for while nothing runs."""
+    """Counted bytes can be read while nothing runs."""
     expected = context.traffic(context.anna)
     context.stop()
     collected(context, UsersStat, context.anna.email, expected)
@@ -120,7 +120,7 @@ def stopped(context: Context) -> None:
 
 @check("online", Level.CONTROLLERS)
 def online(context: Context) -> None:
-    """A connected user is online, with the address and the time; one who is not has none."""
+    """A connected user is online, with address and time; one who is not connected has none."""
     anna, bert = (StatRequest(name=person.email) for person in (context.anna, context.bert))
     context.sync(context.member(context.bert))
     with context.connect(context.anna):
@@ -128,12 +128,12 @@ def online(context: Context) -> None:
         ips = context.soon(lambda: dict(context.node.call("GetUserOnlineIpListStats", anna).ips), "an address")
         assert _absent(context, bert), "a user who never connected is online"
     [(address, seen)] = ips.items()
-    assert address == SOURCE or not context.stage.options.local, f"the address is {address}"
-    assert abs(seen - time.time()) < 300, f"seen at {seen}"
+    assert address == SOURCE or not context.stage.options.local, f"the address is {address}, expected {SOURCE}"
+    assert abs(seen - time.time()) < 300, f"last seen at {seen}, more than 300 s from now"
 
 
 def _absent(context: Context, request: StatRequest) -> bool:
-    """Nobody, or words that nobody is known: cores differ."""
+    """Whether the reply is empty or an error for an unknown user: cores differ."""
     try:
         return bool(context.node.call("GetUserOnlineStats", request).value == 0)
     except Refused:
@@ -142,7 +142,7 @@ def _absent(context: Context, request: StatRequest) -> bool:
 
 @check("online.leaves", Level.BEYOND)
 def leaves(context: Context) -> None:
-    """A user who has disconnected is online no more, and one who was never there has 0."""
+    """A user who has disconnected is no longer online, and one who never connected has 0."""
     anna, bert = (StatRequest(name=person.email) for person in (context.anna, context.bert))
     context.sync(context.member(context.bert))
     with context.connect(context.anna):
@@ -154,35 +154,35 @@ def leaves(context: Context) -> None:
 
 @check("stats.unknown-name", Level.BEYOND)
 def unknown_name(context: Context) -> None:
-    """A name that nobody has is refused with 404 or NOT_FOUND."""
+    """An unknown name is refused with 404 or NOT_FOUND."""
     for name, kind in (("GetStats", UserStat), ("GetStats", Outbound), ("GetUserOnlineStats", UserStat)):
         try:
             context.node.call(name, StatRequest(name="nobody at all", type=kind))
         except Refused as error:
             assert error.status in ("404", "NOT_FOUND"), str(error)
         else:
-            raise AssertionError(f"{name} tells of a name that nobody has")
+            raise AssertionError(f"{name} succeeds for an unknown name")
 
 
 @check("stats.system", Level.CONTROLLERS)
 def system(context: Context) -> None:
-    """GetSystemStats tells of memory and processors."""
-    told = context.node.call("GetSystemStats", Empty())
-    assert 0 < told.mem_used <= told.mem_total, f"memory: {told.mem_used} of {told.mem_total}"
-    assert told.cpu_cores > 0
-    assert 0 <= told.cpu_usage <= 100 * told.cpu_cores
+    """GetSystemStats returns memory and processors."""
+    reply = context.node.call("GetSystemStats", Empty())
+    assert 0 < reply.mem_used <= reply.mem_total, f"memory: {reply.mem_used} of {reply.mem_total}"
+    assert reply.cpu_cores > 0
+    assert 0 <= reply.cpu_usage <= 100 * reply.cpu_cores
 
 
 @check("stats.system-stopped", Level.BEYOND)
 def system_stopped(context: Context) -> None:
-    """GetSystemStats answers without a core, too."""
+    """GetSystemStats works without a core, too."""
     context.stop()
     system(context)
 
 
 @check("stats.backend", Level.CONTROLLERS)
 def backend(context: Context) -> None:
-    """GetBackendStats tells of the core: controllers ask it every ten seconds whether all is well."""
-    told = context.node.call("GetBackendStats", Empty())
-    assert told.num_goroutine > 0, "no goroutines"
-    assert told.sys > 0, "no memory"
+    """GetBackendStats returns the core's state: controllers call it every ten seconds as a health check."""
+    reply = context.node.call("GetBackendStats", Empty())
+    assert reply.num_goroutine > 0, "no goroutines"
+    assert reply.sys > 0, "no memory"

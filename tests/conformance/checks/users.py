@@ -1,4 +1,4 @@
-"""Users: who is in force after each of the three ways to say so, and what it costs everybody else."""
+"""Checks of users: the effect of each of the three ways to send them, and that other users stay connected."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ REFUSED_USERS = ("failed to update users", "user sync failed")
 
 
 def bad(context: Context) -> User:
-    """Nobody can be let in with this: the id is none, and the name would be taken for a counter's."""
+    """A user whom no core accepts: the id is invalid, and the name looks like a counter's."""
     return User(email="x>>>y", proxies=Proxy(vless=Vless(id="no-uuid" * 9)), inbounds=[VLESS])
 
 
 @check("users.start", Level.CONTROLLERS)
 def of_start(context: Context) -> None:
-    """Users of a Start get in through each inbound that they have, others stay out."""
+    """Users of a Start can connect to each of their inbounds, others cannot."""
     for tag in context.stage.doors:
         context.comes_in(context.anna, tag)
     context.stays_out(context.bert)
@@ -55,7 +55,7 @@ def of_start(context: Context) -> None:
 
 @check("users.sync-user", Level.CONTROLLERS)
 def sync_user(context: Context) -> None:
-    """SyncUser adds a user, changes the inbounds of one, and removes one that has none."""
+    """SyncUser adds a user, changes a user's inbounds, and removes a user without inbounds."""
     context.sync(context.member(context.bert))
     context.comes_in(context.bert)
     context.comes_in(context.bert, TROJAN)
@@ -69,7 +69,7 @@ def sync_user(context: Context) -> None:
 
 @check("users.sync-user-stream", Level.CONTROLLERS, ["grpc"])
 def sync_user_stream(context: Context) -> None:
-    """On an open stream each user is in force as it arrives."""
+    """On an open stream each user takes effect on arrival."""
     with stream(context) as send:
         send(context.member(context.bert))
         context.comes_in(context.bert)
@@ -79,7 +79,7 @@ def sync_user_stream(context: Context) -> None:
 
 @check("users.bad-one", Level.CONTROLLERS, ["grpc"])
 def bad_one(context: Context) -> None:
-    """A user who cannot be let in does not end the stream; the next one is in force."""
+    """An unusable user does not end the stream; the next one takes effect."""
     with stream(context) as send:
         send(bad(context))
         send(context.member(context.bert))
@@ -88,7 +88,7 @@ def bad_one(context: Context) -> None:
 
 @contextmanager
 def stream(context: Context) -> Iterator[Callable[[User], None]]:
-    """A SyncUser call that stays open. It must not have ended when the block does."""
+    """An open SyncUser call, which the node must not end before the block does."""
     waiting: queue.Queue[User | None] = queue.Queue()
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(context.rpc.rpc.SyncUser, iter(waiting.get, None))
@@ -101,7 +101,7 @@ def stream(context: Context) -> Iterator[Callable[[User], None]]:
 
 @check("users.sync-users", Level.CONTROLLERS)
 def sync_users(context: Context) -> None:
-    """SyncUsers replaces the whole set."""
+    """SyncUsers replaces all users."""
     context.replace(context.member(context.bert))
     context.comes_in(context.bert)
     context.stays_out(context.anna)
@@ -109,7 +109,7 @@ def sync_users(context: Context) -> None:
 
 @check("users.sync-users-post", Level.CONTROLLERS, ["rest"])
 def sync_users_post(context: Context) -> None:
-    """Over REST SyncUsers is taken as POST, too."""
+    """Over REST the node accepts SyncUsers as POST, too."""
     users = Users(users=[context.member(context.bert)])
     response = context.rest.rest.call("POST", "/users/sync", users)
     assert response.status == 200, f"{response.status}: {response.text}"
@@ -118,7 +118,7 @@ def sync_users_post(context: Context) -> None:
 
 @check("users.chunked", Level.CONTROLLERS)
 def chunked(context: Context) -> None:
-    """SyncUsersChunked adds, changes and removes those whom it carries, and leaves all others."""
+    """SyncUsersChunked adds, changes and removes its users, and leaves all others."""
     context.sync(context.member(context.bert))
     parts = [[context.gone(context.bert)], [], [context.member(context.cora)]]
     context.node.call("SyncUsersChunked", *chunks(*parts))
@@ -129,21 +129,21 @@ def chunked(context: Context) -> None:
 
 @check("users.chunked-empty", Level.BEYOND)
 def chunked_empty(context: Context) -> None:
-    """An empty last chunk alone succeeds, and changes nothing."""
+    """A single empty last chunk succeeds, and changes nothing."""
     context.node.call("SyncUsersChunked", UsersChunk(last=True))
     context.comes_in(context.anna)
 
 
 @check("users.chunked-broken", Level.CONTROLLERS)
 def chunked_broken(context: Context) -> None:
-    """Chunks without one in between, or without a last one, are refused; nobody of them gets in."""
+    """Chunks with a gap, or without a last one, are refused; none of their users can connect."""
     first, last = chunks([context.member(context.bert)], [context.member(context.cora)])
     for parts in ([first], [last], [first, UsersChunk(users=last.users, index=2, last=True)]):
         try:
             context.node.call("SyncUsersChunked", *parts)
         except Refused:
             continue
-        raise AssertionError(f"chunks {[part.index for part in parts]} are taken, last: {parts[-1].last}")
+        raise AssertionError(f"chunks {[part.index for part in parts]} are accepted, last: {parts[-1].last}")
     context.stays_out(context.bert)
 
 
@@ -154,7 +154,7 @@ def chunks(*parts: list[User]) -> list[UsersChunk]:
 
 @check("users.unknown-tags", Level.CONTROLLERS)
 def unknown_tags(context: Context) -> None:
-    """Tags of other nodes are ignored, in any order; a user who has only such is out."""
+    """Tags of other nodes are ignored, in any order; a user with only such tags cannot connect."""
     bert = context.member(context.bert)
     bert.inbounds[:] = ["of another", *reversed(bert.inbounds), "and one more"]
     context.sync(bert)
@@ -166,7 +166,7 @@ def unknown_tags(context: Context) -> None:
 
 @check("users.empty-credential", Level.CONTROLLERS)
 def empty_credential(context: Context) -> None:
-    """An empty password is none: nobody gets in with it, and the user's other inbounds are open."""
+    """An empty password is no credential: no client can connect with it; the user's other inbounds work."""
     bert = context.member(context.bert)
     bert.proxies.trojan.CopyFrom(Trojan())
     context.sync(bert)
@@ -175,7 +175,7 @@ def empty_credential(context: Context) -> None:
 
 
 def trojan_opens(context: Context, password: str) -> bool:
-    """Whether Trojan's own words lead to the echo server; no client takes an empty password."""
+    """Whether raw Trojan bytes reach the echo server; client cores refuse an empty password."""
     options, echo = context.stage.options, context.stage.echo
     secret = hashlib.sha224(password.encode()).hexdigest().encode()
     place = socket.inet_aton(socket.gethostbyname(echo.host)) + echo.port.to_bytes(2)
@@ -189,7 +189,7 @@ def trojan_opens(context: Context, password: str) -> bool:
 
 @check("users.shadowsocks-2022", Level.CONTROLLERS)
 def shadowsocks_2022(context: Context) -> None:
-    """A Shadowsocks-2022 key is made of the password as controllers make it; one that is a key already stays."""
+    """A Shadowsocks-2022 key is derived from the password as controllers do it; a valid key is used unchanged."""
     context.comes_in(context.anna, SHADOWSOCKS)
     key = context.stage.doors[SHADOWSOCKS].protocol.account(context.bert)["password"]
     bert = context.member(context.bert)
@@ -200,7 +200,7 @@ def shadowsocks_2022(context: Context) -> None:
 
 @check("users.refused-named", Level.BEYOND)
 def refused_named(context: Context) -> None:
-    """A user who cannot be let in is told by name, in words that controllers know; all others are in force."""
+    """An unusable user is named in an error that controllers know; all others take effect."""
     for name, call in _ways(context).items():
         try:
             call([bad(context), context.member(context.bert)])
@@ -209,13 +209,13 @@ def refused_named(context: Context) -> None:
             assert error.text.startswith(REFUSED_USERS), str(error)
             assert bad(context).email in error.text, str(error)
         else:
-            raise AssertionError(f"{name} succeeds with a user who cannot be let in")
+            raise AssertionError(f"{name} succeeds with an unusable user")
         context.comes_in(context.bert)
 
 
 @check("users.others-stay", Level.BEYOND)
 def others_stay(context: Context) -> None:
-    """Nobody is disconnected when another user comes, changes or goes, in any way to say so."""
+    """Adding, changing or removing a user disconnects no other, in each of the three ways."""
     anna = context.member(context.anna)
     with context.connect(context.anna) as link:
         steps = context.member(context.bert), context.member(context.bert, TROJAN), context.gone(context.bert)
@@ -227,31 +227,31 @@ def others_stay(context: Context) -> None:
 
 @check("users.removed-live", Level.BEYOND)
 def removed_live(context: Context) -> None:
-    """The open connections of a removed user end, in any way to say so."""
+    """The open connections of a removed user end, in each of the three ways."""
     for name, call in _ways(context).items():
         context.sync(context.member(context.bert))
         with context.connect(context.bert) as link:
             call([context.member(context.anna), context.gone(context.bert)])
             readable, _, _ = select.select([link], [], [], context.stage.options.patience)
-            assert readable, f"a connection outlives {name}"
+            assert readable, f"a connection survives the removal by {name}"
 
 
 @check("users.changed-live", Level.BEYOND)
 def changed_live(context: Context) -> None:
-    """The open connections of a user whose credential changed end, and the old credential opens nothing."""
+    """A changed credential ends the user's open connections, and the old credential is refused."""
     changed = context.member(context.anna)
     changed.proxies.CopyFrom(context.member(context.cora).proxies)
     with context.connect(context.anna) as link:
         context.sync(changed)
         readable, _, _ = select.select([link], [], [], context.stage.options.patience)
-        assert readable, "a connection outlives the credential"
+        assert readable, "a connection survives the change of its credential"
     context.stays_out(context.anna)
     context.comes_in(context.cora)
 
 
 @check("users.listed", Level.BEYOND)
 def listed(context: Context) -> None:
-    """ListUsers tells who is wanted, what is confirmed of it and why somebody is not in, a page at a time."""
+    """ListUsers returns, page by page, each user's wanted and confirmed inbounds and the reasons of refusals."""
     worse = context.member(context.bert)
     worse.proxies.Clear()
     context.sync(worse)
@@ -259,19 +259,21 @@ def listed(context: Context) -> None:
     after = ""
     while not rows or after:
         page = context.node.call("ListUsers", ListUsersRequest(after=after, limit=1))
-        assert len(page.users) <= 1 and page.total == 2, f"a page of one: {page}"
+        assert len(page.users) <= 1 and page.total == 2, f"not a page of one user: {page}"
         rows |= {row.name: row for row in page.users}
         after = page.next
     anna, bert = rows[context.anna.email], rows[context.bert.email]
     assert set(anna.confirmed) == set(anna.inbounds) != set(), f"not confirmed: {anna}"
-    assert not bert.confirmed and bert.refused and not anna.refused, f"no credential, and no reason: {bert}"
+    assert not bert.confirmed and bert.refused and not anna.refused, (
+        f"a user without a credential has no reason: {bert}"
+    )
     context.sync(context.gone(context.bert))
     assert context.node.call("ListUsers", ListUsersRequest()).total == 1
 
 
 @check("users.limited", Level.BEYOND)
 def limited(context: Context) -> None:
-    """SetLimits puts out who has used up a quota or whose time is over, and lets them in again; GetLimits tells."""
+    """SetLimits bars users over their quota or expiry, and admits them again; GetLimits reports it."""
     name = context.anna.email
 
     def say(limits: Limits | None) -> None:
@@ -281,12 +283,12 @@ def limited(context: Context) -> None:
     try:
         say(Limits(expires_at=1))
         (row,) = context.node.call("GetLimits", GetLimitsRequest(names=[name])).users
-        assert row.name == name and list(row.off_for) == ["expiry"], f"the user's time is over: {row}"
+        assert row.name == name and list(row.off_for) == ["expiry"], f"an expired user is not reported as such: {row}"
         context.stays_out(context.anna)
         say(Limits(bytes=Quota(bytes=10**12)))
         context.comes_in(context.anna)
         (row,) = context.node.call("GetLimits", GetLimitsRequest(names=[name])).users
-        assert row.left and not row.off_for, f"there is much left: {row}"
+        assert row.left and not row.off_for, f"a user with quota left is barred: {row}"
     finally:
         say(None)
     assert not context.node.call("GetLimits", GetLimitsRequest()).users
@@ -301,12 +303,12 @@ def stopped(context: Context) -> None:
         except Refused as error:
             assert "backend not initialized" in error.text, f"{name}: {error}"
         else:
-            raise AssertionError(f"{name} succeeds, and nothing runs")
+            raise AssertionError(f"{name} succeeds although nothing runs")
     assert not context.node.call("GetBaseInfo", Empty()).running
 
 
 def _ways(context: Context) -> dict[str, Callable[[list[User]], object]]:
-    """The three ways to say who the users are."""
+    """The three ways to send users."""
     return {
         "SyncUser": lambda users: context.sync(*users),
         "SyncUsers": lambda users: context.replace(*users),

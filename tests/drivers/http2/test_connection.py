@@ -1,4 +1,4 @@
-"""One connection, against a core that says what a test has it say."""
+"""One connection, to a core that sends what the test says."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.testing import StringTransport
 
-from drivers.http2.connection import LOST, UNTOLD, Connection
-from drivers.http2.frames import Frame, Frames, Setting, settings
+from drivers.http2.connection import CALLS_BEFORE_SETTINGS, LOST, Connection
+from drivers.http2.frames import Frame, Frames, settings
 from drivers.http2.stream import End, Status, Stream
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, frame, framed, reset, window_update
+from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, Setting, frame, framed, reset, window_update
 
 OK = b"\x88"
-# `grpc-status: 0`, spelled out.
+# `grpc-status: 0`, as a literal.
 DONE = b"\0\x0bgrpc-status\x010"
 
 
 class Core:
-    """What a core sees and says."""
+    """A core: what it receives, and what it sends."""
 
     def __init__(self) -> None:
         self.transport = StringTransport()
         self.connection = Connection()
         self.connection.makeConnection(self.transport)
         assert self.transport.value().startswith(PREFACE)
-        # It may have said that it takes larger ones.
+        # The core may have allowed larger frames.
         self._frames = Frames(2**24)
         self._read = len(PREFACE)
         assert [one.kind for one in self.seen()] == [Kind.SETTINGS, Kind.WINDOW_UPDATE]
@@ -43,7 +43,7 @@ class Core:
         return Frames(2**24).feed(data)
 
     def sent(self, stream: int) -> bytes:
-        """More of the request of a stream."""
+        """Return the bytes that came since of a stream's request."""
         return b"".join(one.payload for one in self.seen() if one.kind == Kind.DATA and one.stream == stream)
 
     def says(self, *frames: bytes) -> None:
@@ -77,7 +77,7 @@ def test_calls_side_by_side() -> None:
 
 @given(st.lists(st.integers(1, 30_000), max_size=30), st.integers(0, 100_000), st.integers(16_384, 40_000))
 def test_no_more_is_sent_than_the_core_takes(more: list[int], first: int, largest: int) -> None:
-    """Whatever it allows, by the connection and by the stream, and when: all of it arrives, in order."""
+    """Whatever windows the core opens, for the connection and the stream, and when: all bytes arrive, in order."""
     core, message = Core(), bytes(range(256)) * 600
     core.says(settings({Setting.INITIAL_WINDOW_SIZE: first, Setting.MAX_FRAME_SIZE: largest}))
     core.seen()
@@ -103,7 +103,7 @@ def test_no_more_is_sent_than_the_core_takes(more: list[int], first: int, larges
 
 
 def test_a_window_that_shrinks() -> None:
-    """Even below nothing: it is waited until there is room again. Others go on."""
+    """Even below zero: the call waits until there is room again. Others go on."""
     core = Core()
     large = core.call(bytes(100_000))
     assert len(core.sent(large.number)) == 65_535
@@ -117,8 +117,8 @@ def test_a_window_that_shrinks() -> None:
     assert len(core.sent(large.number)) == 100_005 - 65_535
 
 
-def test_a_call_that_is_given_up_is_told_of_once() -> None:
-    """And what comes of it is nobody's. It does not hold up others that wait for room."""
+def test_a_cancelled_call_is_reset_once() -> None:
+    """Its answer is ignored, and it does not block others that wait for room."""
     core = Core()
     large, other = core.call(bytes(100_000)), core.call(b"abc")
     core.seen()
@@ -134,9 +134,9 @@ def test_a_call_that_is_given_up_is_told_of_once() -> None:
     assert not core.connection._streams and not core.connection._unsent
 
 
-def test_what_is_taken_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of streams that nobody listens to any more, too: the connection's window is everybody's."""
-    monkeypatch.setattr("drivers.http2.connection.TOLD", 1000)
+def test_window_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for streams that were given up: the connection's window is shared."""
+    monkeypatch.setattr("drivers.http2.connection.WINDOW_UPDATE_AFTER", 1000)
     core = Core()
     stream = core.call()
     core.seen()
@@ -146,8 +146,8 @@ def test_what_is_taken_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert updates == [(0, 1499), (stream.number, 1009)]
 
 
-def test_a_core_that_winds_up() -> None:
-    """Calls that it looks at go on, and then the connection ends; those above fail, and no call begins here."""
+def test_goaway() -> None:
+    """Calls up to the last stream go on, then the connection ends; later ones fail, and no call begins here."""
     core = Core()
     streams = [core.call() for _ in range(3)]
     core.says(frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", streams[1].number, 0)))
@@ -161,12 +161,12 @@ def test_a_core_that_winds_up() -> None:
 
 
 def begun(core: Core) -> list[tuple[int, int]]:
-    """Kinds and streams of the calls that were begun or given up since the last look."""
+    """Kinds and streams of the calls that were begun or reset since the last look."""
     return [(one.kind, one.stream) for one in core.seen() if one.kind in (Kind.HEADERS, Kind.RST_STREAM)]
 
 
 def test_no_more_calls_at_once_than_the_core_takes() -> None:
-    """The others wait, in order; one that is given up before its turn was never begun."""
+    """The others wait, in order; one that is cancelled before its turn was never begun."""
     core = Core()
     core.says(settings({Setting.MAX_CONCURRENT_STREAMS: 2}))
     streams = [core.call() for _ in range(6)]
@@ -183,13 +183,13 @@ def test_no_more_calls_at_once_than_the_core_takes() -> None:
     assert ends(streams) == [None, 0, 0, None, 0, 0] and not core.connection.busy
 
 
-def test_a_core_that_has_not_said_how_many_calls_it_takes() -> None:
-    """It may refuse those above what it is about to say; once it has spoken of something else all are begun."""
+def test_calls_before_the_settings() -> None:
+    """The core may refuse calls above its limit to come; after SETTINGS without a limit all are begun."""
     core = Core()
     streams = [core.call() for _ in range(300)]
-    assert len(begun(core)) == UNTOLD
+    assert len(begun(core)) == CALLS_BEFORE_SETTINGS
     core.says(settings({}))
-    assert len(begun(core)) == 300 - UNTOLD
+    assert len(begun(core)) == 300 - CALLS_BEFORE_SETTINGS
     streams.append(core.call())
     core.says(settings({Setting.MAX_CONCURRENT_STREAMS: 1}))
     streams += [core.call(), core.call()]
@@ -231,8 +231,8 @@ def test_headers_in_parts() -> None:
         frame(Kind.GOAWAY, 0, 0, b""),
     ],
 )
-def test_a_core_that_breaks_the_protocol(broken: bytes) -> None:
-    """The connection is over, and the calls under way know."""
+def test_a_core_that_violates_the_protocol(broken: bytes) -> None:
+    """The connection is closed, and the calls under way fail."""
     core = Core()
     stream = core.call()
     core.says(broken)

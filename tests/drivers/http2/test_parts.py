@@ -1,4 +1,4 @@
-"""Frames, header blocks and messages, wherever what brings them is cut."""
+"""Frames, header blocks and messages, wherever the bytes are cut."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_stands_around_a_payload(payload: bytes, padding: int, priority: bo
 
 @given(st.binary(max_size=20), st.integers(0, 255))
 def test_frames_that_contradict_themselves(payload: bytes, flags: int) -> None:
-    """Nothing but bytes or `BadFrame` comes of any."""
+    """Any payload gives bytes or `BadFrame`."""
     for kind in Kind:
         for read in (plain, lambda one: number(one.payload), lambda one: list(pairs(one.payload))):
             with contextlib.suppress(BadFrame):
@@ -75,7 +75,7 @@ def test_settings_that_are_cut_off() -> None:
         list(pairs(b"\0\1\0"))
 
 
-def test_headers_stand_for_themselves() -> None:
+def test_header_blocks_are_independent() -> None:
     """No block needs another one, on either side."""
     block = fields.request("/core.Core/Call", (("authorization", "Bearer x"),))
     for _ in range(2):
@@ -89,7 +89,7 @@ def test_headers_stand_for_themselves() -> None:
 
 @pytest.mark.parametrize("block", [b"\xbe", b"\xff\xff\xff\xff\xff\xff", b"\x40"])
 def test_headers_that_cannot_be_read(block: bytes) -> None:
-    """What is in a table that the core was told not to keep is one of them."""
+    """Among them those that use the dynamic table, which our SETTINGS forbid."""
     with pytest.raises(fields.BadFields):
         fields.reply(block)
 
@@ -99,8 +99,8 @@ def test_headers_that_cannot_be_read(block: bytes) -> None:
     [
         ({"grpc-status": "0"}, End(0)),
         ({"grpc-status": "5", "grpc-message": "no %E2%80%98user%E2%80%99"}, End(5, "no ‘user’")),
-        ({"grpc-status": "x"}, End(Status.UNAVAILABLE, "the core answered without a status of gRPC's (HTTP 200)")),
-        ({":status": "502"}, End(Status.UNAVAILABLE, "the core answered without a status of gRPC's (HTTP 502)")),
+        ({"grpc-status": "x"}, End(Status.UNAVAILABLE, "the core answered without a gRPC status (HTTP 200)")),
+        ({":status": "502"}, End(Status.UNAVAILABLE, "the core answered without a gRPC status (HTTP 502)")),
     ],
 )
 def test_ends(trailers: dict[str, str], end: End) -> None:

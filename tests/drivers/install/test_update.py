@@ -1,7 +1,8 @@
-"""What updates fetch, from servers that are broken or hostile, onto disks that are full."""
+"""Downloads of updates, from broken or hostile servers, to full disks."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import shutil
@@ -32,7 +33,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextmanager
 def server(answer: Answer, own: Sequence[Path] = ()) -> Iterator[str]:
-    """On HTTPS with a key and a certificate of its own."""
+    """A server on HTTPS with a key and certificate of its own."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -84,18 +85,125 @@ def offered(mirror: Mirror, program: bytes) -> str:
     return mirror.put(*packed("xray", NEW, program))
 
 
-def test_what_is_not_that_version_leaves_no_copy(tmp_path: Path, mirror: Mirror) -> None:
-    """Unpacked it is three times the size of the archive; no release of that name would ever take its place."""
-    digest = offered(mirror, b"#!/bin/sh\necho Xray 1.2.3 of another version")
+def zipped(**members: bytes) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, program in members.items():
+            file.writestr(name, program)
+    return content.getvalue()
+
+
+def damaged() -> bytes:
+    """Make an LZMA archive with damaged contents."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("xray", b"program" * 1000)
+    raw = bytearray(content.getvalue())
+    # After the header (30 bytes), the name, and the properties of the method (9 bytes).
+    raw[30 + 4 + 9 : 30 + 4 + 29] = b"\xff" * 20
+    return bytes(raw)
+
+
+WRONG: Mapping[str, bytes] = {
+    "another version": packed("xray", NEW, b"#!/bin/sh\necho Xray 1.2.3 of another version")[1],
+    "no program": packed("xray", NEW, b"text")[1],
+    "no archive": b"<html>",
+    "half an archive": packed("xray", NEW, b"#!/bin/sh\n")[1][:-40],
+    "no member of that name": zipped(other=b"program"),
+    "damaged": damaged(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_bad_archive_leaves_nothing(wrong: str, tmp_path: Path, mirror: Mirror) -> None:
+    """Its digest is right, so another try would fail as well; the error is one sentence."""
+    path, _ = packed("xray", NEW, b"")
+    digest = mirror.put(path, WRONG[wrong])
     with pytest.raises(InstallError):
         bring_core(release("xray", NEW, digest), mirror.url, tmp_path)
-    assert not [name for name in names(tmp_path) if name.startswith(update.NEW)]
+    assert not names(tmp_path)
+
+
+def brought(words: Sequence[str], room: int) -> subprocess.CompletedProcess[str]:
+    """Run the command with files limited to `room` bytes, and return its error."""
+    script = f"""
+import resource
+from drivers.install.update import main
+resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, resource.RLIM_INFINITY))
+raise SystemExit(main({words}))
+"""
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, cwd=ROOT)
+
+
+def test_a_disk_that_is_full_when_an_archive_is_unpacked(tmp_path: Path, mirror: Mirror) -> None:
+    """There was room for the archive itself, which is removed."""
+    digest = offered(mirror, b"\0" * 200_000)
+    done = brought(["core", "xray", NEW, "--url", mirror.url, "--into", str(tmp_path), "--sha256", digest], 100_000)
+    assert done.returncode == 1 and "File too large" in done.stderr.splitlines()[-1]
+    assert not names(tmp_path)
+
+
+def test_a_disk_that_is_full_at_the_second_list(tmp_path: Path, mirror: Mirror) -> None:
+    """The first one is removed, too."""
+    lists = [f"{name}={mirror.put(f'/{name}', b'x' * size)}" for name, size in (("a.dat", 1000), ("b.dat", 200_000))]
+    done = brought(["lists", "--url", mirror.url, "--into", str(tmp_path), *lists], 100_000)
+    assert done.returncode == 1 and "cannot be written: File too large" in done.stderr.splitlines()[-1]
+    assert not names(tmp_path)
+
+
+def test_another_file_of_the_same_name(tmp_path: Path, mirror: Mirror) -> None:
+    """A wheel was replaced on the server after half of it was downloaded: that half is not used."""
+    mirror.breaks = [500] * fetch.TRIES
+    before = mirror.put("/one.whl", b"x" * 10_000)
+    with pytest.raises(Unavailable):
+        bring_wheel(f"{mirror.url}/one.whl", before, tmp_path)
+    mirror.breaks, mirror.asked = [], []
+    digest = mirror.put("/one.whl", b"y" * 10_000)
+    assert bring_wheel(f"{mirror.url}/one.whl", digest, tmp_path).read_bytes() == b"y" * 10_000
+    assert mirror.asked == [("/one.whl", 0)] and names(tmp_path) == {"one.whl"}
+
+
+def dribbling(head: bytes, piece: bytes) -> Answer:
+    """A reply that never ends, and never pauses for long."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        with contextlib.suppress(OSError):
+            handler.wfile.write(head)
+            while not threading.Event().wait(0.02):
+                handler.wfile.write(piece)
+
+    return answer
+
+
+DRIBBLES = {
+    "headers": (b"HTTP/1.1 200 OK\r\nX-One: ", b"1"),
+    "a body": (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"1"),
+}
+
+
+@pytest.mark.parametrize("dribble", DRIBBLES)
+@pytest.mark.parametrize("text", [False, True], ids=["a file", "its digest"])
+def test_one_deadline_for_all_downloads(
+    dribble: str, text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends a byte now and then delays the updates behind it no longer than that."""
+    monkeypatch.setattr(archive, "PATIENCE", 0.5)
+    with (
+        server(dribbling(*DRIBBLES[dribble])) as url,
+        pytest.raises(InstallError, match=r"too slow: gave up after 0\.5 s"),
+    ):
+        if text:
+            bring_lists(["geoip.dat"], url, tmp_path, None)
+        else:
+            bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
+    # The download stays, and the next try resumes it.
+    assert len(names(tmp_path)) == (dribble == "a body" and not text)
 
 
 def test_lists_that_do_not_go_onto_the_disk_leave_no_copy(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept beside them cannot be copied."""
+    """The other files cannot be copied."""
     digest = mirror.put("/geoip.dat", b"list")
     kept, into = tmp_path / "kept", tmp_path / "into"
     for directory in (kept, into):
@@ -113,16 +221,10 @@ def test_lists_that_do_not_go_onto_the_disk_leave_no_copy(
 
 @pytest.mark.parametrize("room", [40_000, 99_000])
 def test_a_full_disk_is_named_and_freed(room: int, tmp_path: Path, mirror: Mirror) -> None:
-    """Also where it is full in the middle of the last piece: the server's file is not the one to blame."""
+    """Also if the last piece does not fit: the error does not blame the server."""
     digest = mirror.put("/one.whl", b"x" * 100_000)
     words = ["wheel", "--url", f"{mirror.url}/one.whl", "--into", str(tmp_path), "--sha256", digest]
-    script = f"""
-import resource
-from drivers.install.update import main
-resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, resource.RLIM_INFINITY))
-raise SystemExit(main({words}))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, cwd=ROOT)
+    done = brought(words, room)
     assert done.returncode == 1 and "cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert not names(tmp_path)
 
@@ -130,7 +232,7 @@ raise SystemExit(main({words}))
 def test_a_download_that_is_too_large_is_not_kept(
     tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it stays, and no later one could be had from any server."""
+    """Otherwise it would stay and make later downloads fail, from any server."""
     monkeypatch.setattr(fetch, "LIMIT", 1000)
     digest = mirror.put("/one.whl", b"x" * 2000)
     with pytest.raises(InstallError, match="too large"):
@@ -138,8 +240,8 @@ def test_a_download_that_is_too_large_is_not_kept(
     assert not names(tmp_path)
 
 
-def test_a_server_without_parts_to_give(tmp_path: Path) -> None:
-    """Nothing is there that another range could be of."""
+def test_a_server_that_refuses_the_range(tmp_path: Path) -> None:
+    """There is no rest to download."""
     with server(answering(416)) as url, pytest.raises(DigestMismatch):
         bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
 
@@ -149,13 +251,13 @@ REDIRECTS: Mapping[str, str] = {"a file": "file:///etc/passwd", "FTP": "ftp://12
 
 @pytest.mark.parametrize("to", REDIRECTS)
 def test_redirects_lead_nowhere_else(to: str, tmp_path: Path) -> None:
-    """It is told so, in a sentence."""
+    """The error is one sentence."""
     with server(answering(302, Location=REDIRECTS[to])) as url, pytest.raises(Unavailable, match=r"redirect|HTTP"):
         bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
 
 
 def test_a_redirect_does_not_leave_https(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the way from there anybody could write another digest, and another file of it."""
+    """On plain HTTP others could replace both the digest and the file."""
     own = [tmp_path / "key", tmp_path / "certificate"]
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     made += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(own[0])]
@@ -168,13 +270,13 @@ def test_a_redirect_does_not_leave_https(tmp_path: Path, mirror: Mirror, monkeyp
     assert mirror.asked == []
 
 
-def test_an_archive_with_a_password_is_told(tmp_path: Path) -> None:
-    """And any other that is packed in a way nobody here knows."""
+def test_an_archive_with_a_password(tmp_path: Path) -> None:
+    """It is reported, as is any unknown compression method."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as file:
         file.writestr("xray", b"program")
     raw = bytearray(content.getvalue())
-    # The bit for a password, in the member's own header and in the directory's.
+    # The bit for a password, in the member's header and in the directory's.
     for mark, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         raw[raw.index(mark) + flags] |= 1
     packed_file = tmp_path / "xray.zip"

@@ -1,4 +1,4 @@
-"""A core as a child: all it says arrives in lines, its end is known and enforced, and none outlives the node."""
+"""A core as a child process: its lines, its end, the leash, and the sweep of orphans."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def python(code: str) -> list[str]:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=12) | st.just(b"\n") | st.just(b"\r\n"), max_size=30))
 def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
-    """However the bytes are cut on their way, the lines are the same, and nothing is left out."""
+    """However the bytes are split, the lines are the same, and none is missing."""
     splitter, whole = LineSplitter(), b"".join(pieces).decode("utf-8", "replace")
     lines = [line for piece in pieces for line in splitter.feed(piece)] + splitter.flush()
     expected = whole.removesuffix("\n").split("\n") if whole else []
@@ -64,13 +64,44 @@ def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3 * MAX_LINE), max_size=5), st.integers(1000, 2 * MAX_LINE))
 def test_long_lines_are_cut(lengths: list[int], chunk: int) -> None:
-    """A line keeps its beginning and loses the rest up to its newline; its neighbours are whole."""
+    """A long line loses its end; its neighbours are whole."""
     data = b"".join(b"a" * length + b"\n" for length in lengths) + b"end"
     splitter = LineSplitter()
     lines = [line for start in range(0, len(data), chunk) for line in splitter.feed(data[start : start + chunk])]
     assert [len(line) for line in lines] == [min(length, MAX_LINE) for length in lengths]
     assert splitter.flush() == ["end"]
     assert splitter.flush() == []
+
+
+# Why a core ended
+
+ACCESS = (
+    "2026/11/21 02:17:57.788507 from 203.0.113.7:4711 accepted tcp:a.test:443 [home >> direct] email: anna@test",
+    "+0000 2026-11-21 02:17:57 INFO [12 0ms] inbound/vless[home]: [anna@test] inbound connection to a.test:443",
+)
+TELLING = (
+    "panic: runtime error: index out of range [1] with length 1",
+    "fatal error: all goroutines are asleep - deadlock!",
+    "Failed to start: app/proxyman/inbound: failed to listen TCP on 443",
+    "FATAL[0000] start service: listen tcp :443: bind: address already in use",
+)
+
+
+@pytest.mark.parametrize("line", ACCESS)
+@pytest.mark.parametrize("code", [-9, -11, 0, 1, 2, 255])
+def test_no_reason_is_about_users(line: str, code: int) -> None:
+    """However a core ends, the reason has no line about a user."""
+    ended = Exit(code, ("started", line))
+    assert ended.reason == f"the core ended unexpectedly ({ended.how})"
+
+
+@pytest.mark.parametrize("line", TELLING)
+def test_a_core_says_why_it_ends(line: str) -> None:
+    """The last line that explains the end is the reason, whatever lines surround it."""
+    for lines in ((line,), (*ACCESS, line), (*TELLING, line, "goroutine 1 [running]:", *ACCESS)):
+        assert Exit(2, lines).reason == f"the core ended unexpectedly (exit code 2): {line}"
+    # A signal came from outside: an earlier line is not the reason.
+    assert Exit(-9, (line,)).reason == "the core ended unexpectedly (signal 9)"
 
 
 # Processes
@@ -107,15 +138,15 @@ def descriptors() -> set[str]:
 
 
 class DescriptorTests(Spawning):
-    async def test_no_room_for_what_it_says(self) -> None:
-        """Where the machine has no descriptor left none is kept."""
+    async def test_no_descriptors_for_its_outputs(self) -> None:
+        """If the machine runs out of descriptors, none stays open."""
         before = descriptors()
         made = [os.memfd_create("test"), OSError(errno.EMFILE, "Too many open files")]
         with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(CoreFailed):
             await Spawner(reactor, OWNER, {}).run(python(""))
         self.assertEqual(descriptors(), before)
 
-    def test_no_memory_for_what_it_reads(self) -> None:
+    def test_no_memory_for_its_input(self) -> None:
         before = descriptors()
         with mock.patch.object(os, "write", side_effect=OSError(errno.ENOSPC, "full")), self.assertRaises(OSError):
             memory_file(b"text")
@@ -123,8 +154,8 @@ class DescriptorTests(Spawning):
 
 
 class CoreProcessTests(Spawning):
-    async def test_what_it_says_and_how_it_ends(self) -> None:
-        """Both outputs arrive in lines, the last one without its newline too, and the exit code with the last words."""
+    async def test_output_and_exit(self) -> None:
+        """Both outputs arrive in lines, also a last one without a newline; the exit has the code and the last lines."""
         code = "import sys; print('out'); print('err', file=sys.stderr); print('last', end=''); sys.exit(3)"
         ended = await self.start(python(code)).when_exited()
         self.assertEqual(sorted(self.lines), ["err", "last", "out"])
@@ -132,7 +163,7 @@ class CoreProcessTests(Spawning):
         self.assertIn("exit code 3", ended.reason)
 
     async def test_lines_are_gathered(self) -> None:
-        """What comes a line at a time is read many at a time, and nothing is missing."""
+        """Lines that are written one by one are read many at a time, and none is missing."""
         batches: list[list[str]] = []
         code = "import time\nfor n in range(200):\n print(n)\n time.sleep(0.0005)"
         core = self.start(python(code))
@@ -143,22 +174,22 @@ class CoreProcessTests(Spawning):
         self.assertEqual((ended.code, core._gathering), (0, {}))
 
     async def test_a_crash(self) -> None:
-        """A signal is told as such."""
+        """The exit has the signal."""
         core = self.start(python("import os; print('now'); os.kill(os.getpid(), 11)"))
         self.assertIsNotNone(core.pid)
         ended = await core.when_exited()
         self.assertEqual(ended, Exit(-signal.SIGSEGV, ("now",)))
-        self.assertIn("signal 11): now", ended.reason)
+        self.assertEqual(ended.reason, "the core ended unexpectedly (signal 11)")
 
     async def test_a_clean_end(self) -> None:
-        """A process that ends by itself without a word is exit code 0, and everybody who asks later is told too."""
+        """A process that exits without output has exit code 0; later calls return it, too."""
         core = self.start(python(""))
         self.assertEqual(await core.when_exited(), Exit(0, ()))
         self.assertEqual(await core.when_exited(), Exit(0, ()))
         self.assertEqual(await core.stop(), Exit(0, ()))
 
-    async def test_each_who_waits_is_told(self) -> None:
-        """Everybody has a Deferred of his own; one who gives up takes nothing from the others."""
+    async def test_several_waiters(self) -> None:
+        """Each caller has a Deferred of their own; cancelling one does not affect the others."""
         core = self.start(python("input()"), stdin=b"\n")
         one, gone, two = core.when_exited(), core.when_exited(), core.when_exited()
         gone.addErrback(lambda _: None)
@@ -166,7 +197,7 @@ class CoreProcessTests(Spawning):
         self.assertEqual([(await one).code, (await two).code], [0, 0])
 
     async def test_a_flood(self) -> None:
-        """Ten thousand lines all arrive, in order, and only the newest are kept for the end."""
+        """Ten thousand lines arrive in order, and the exit has only the last ones."""
         ended = await self.start(python("for n in range(10000): print(n, flush=False)")).when_exited()
         self.assertEqual(self.lines, [str(number) for number in range(10_000)])
         self.assertEqual(ended.lines, tuple(str(number) for number in range(10_000 - LAST_LINES, 10_000)))
@@ -178,19 +209,19 @@ class CoreProcessTests(Spawning):
         self.assertEqual(self.lines, ["x" * MAX_LINE, "next"])
 
     async def test_a_node_that_does_not_read(self) -> None:
-        """A core can say a lot while the node is busy, on both its outputs, without waiting for it."""
+        """A core can write much to both outputs while the node is busy, without blocking."""
         with tempfile.TemporaryDirectory() as directory:
             done = Path(directory) / "done"
             line = b"x" * 99 + b"\n"
             code = f"import os; [os.write(n, {line!r} * 9000) for n in (1, 2)]; open({str(done)!r}, 'w').close()"
             core = self.start(python(code))
-            # The reactor stands still meanwhile.
+            # The reactor is blocked meanwhile.
             until(done.exists, 5, "everything is said")
             await core.when_exited()
         self.assertEqual(self.lines, [line.decode().strip()] * 18_000)
 
     async def test_half_lines(self) -> None:
-        """A line that comes in pieces is one line, and the two outputs do not mix in it."""
+        """A line that arrives in pieces is one line, and the two outputs do not mix."""
         code = (
             "import os, time\n"
             "for piece in (b'on', b'e\\ntw'): os.write(1, piece); os.write(2, b'err'); time.sleep(0.02)\n"
@@ -200,12 +231,12 @@ class CoreProcessTests(Spawning):
         self.assertEqual(sorted(self.lines), ["errerror", "one", "two"])
 
     async def test_odd_bytes(self) -> None:
-        """Bytes that are no text are shown as such, and carriage returns are none of a line."""
+        """Bytes that are not UTF-8 are replaced, and carriage returns are removed."""
         await self.start(python("import os; os.write(1, b'\\xff\\x00a\\r\\n\\n\\xc3')")).when_exited()
         self.assertEqual(self.lines, ["\ufffd\x00a", "", "\ufffd"])
 
     async def test_asked_to_end(self) -> None:
-        """A process that heeds TERM ends by it, with its own last words."""
+        """A process that handles TERM ends by it, with its own last lines."""
         code = (
             "import signal, sys, time\n"
             "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\n"
@@ -233,15 +264,15 @@ class CoreProcessTests(Spawning):
         self.assertEqual(clock.getDelayedCalls(), [])
 
     async def test_a_clean_environment(self) -> None:
-        """A core sees what it is given and whose it is; nothing of the node's own environment."""
+        """A core gets its own environment and the mark, nothing of the node's environment."""
         os.environ["TXNODE_TEST_SECRET"] = "secret"
         self.addCleanup(os.environ.pop, "TXNODE_TEST_SECRET")
         code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k != 'LC_CTYPE'))"
         await self.start(python(code), {"TZ": "UTC"}).when_exited()
         self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: mark(OWNER)}.items()))])
 
-    async def test_what_it_is_handed(self) -> None:
-        """Its standard input is what it was given, to the end, and of the node's files it has none."""
+    async def test_inherited_descriptors(self) -> None:
+        """It can read its standard input to the end, and has none of the node's files."""
         kept = os.open(os.devnull, os.O_RDONLY)
         self.addCleanup(os.close, kept)
         code = (
@@ -249,34 +280,34 @@ class CoreProcessTests(Spawning):
         )
         await self.start(python(code), stdin=b"x" * 300_000).when_exited()
         self.assertEqual(self.lines[0], "300000")
-        # The fourth is the listing's own.
+        # The fourth belongs to the listing itself.
         self.assertEqual(len(self.lines[1].split(",")), 4)
 
 
 class RunTests(TestCase):
-    """Commands that end by themselves."""
+    """Commands that run to their end."""
 
     timeout = 20
 
     async def run_it(self, command: Sequence[str], stdin: bytes = b"", seconds: float = 10) -> Done:
         return await Spawner(reactor, OWNER, {}).run(command, stdin=stdin, seconds=seconds)
 
-    async def test_output_apart_from_words(self) -> None:
-        """What a command writes to its third descriptor is the output, what it says are lines; both are whole."""
+    async def test_output_and_lines(self) -> None:
+        """Descriptor 3 has the output, stdout and stderr have lines; both are complete."""
         code = "import os, sys; data = sys.stdin.buffer.read(); print('said'); os.write(3, data * 2); sys.exit(5)"
         done = await self.run_it(python(code), stdin=b"ab" * 200_000)
         self.assertEqual((done.code, done.lines, done.output), (5, ("said",), b"ab" * 400_000))
 
     async def test_one_that_hangs(self) -> None:
-        """A command that does not end in its time is killed, and that is an error of its name."""
+        """A command that does not end in time is killed, and the error names it."""
         with self.assertRaises(CoreFailed) as caught:
             await self.run_it(python("import time; time.sleep(60)"), seconds=0.3)
         self.assertIn("within 0.3 s", caught.exception.text)
         while any(isinstance(reader, ProcessReader) for reader in reactor.getReaders()):
             await deferLater(reactor, 0.005)
 
-    async def test_one_that_nobody_waits_for_any_more(self) -> None:
-        """A command whose caller gives up is killed, and leaves nothing open."""
+    async def test_a_cancelled_caller(self) -> None:
+        """The command is killed, and leaves nothing open."""
         await self.run_it(python("print('the reactor has its own by now')"))
         before, running = psutil.Process().num_fds(), psutil.Process().children()
         work = ensureDeferred(self.run_it(python("import time; time.sleep(60)")))
@@ -288,7 +319,7 @@ class RunTests(TestCase):
             await deferLater(reactor, 0.005)
 
     async def test_one_that_leaves_another_behind(self) -> None:
-        """A command that hangs is heard no more, although a process that it started has its outputs."""
+        """The outputs of a command that hangs are closed, although a process that it started holds them."""
         await self.run_it(python("print('the reactor has its own by now')"))
         before = psutil.Process().num_fds()
         work = ensureDeferred(self.run_it(["/bin/sh", "-c", "sleep 60 & wait"], seconds=1))
@@ -303,15 +334,15 @@ class RunTests(TestCase):
             await deferLater(reactor, 0.005)
         self.assertTrue(left[0].is_running())
 
-    async def test_one_that_does_not_come_to_its_end(self) -> None:
-        """Its output ends where it is too much, and of what it says the last lines are kept."""
+    async def test_too_much_output(self) -> None:
+        """The output is cut at the limit, and the last lines are kept."""
         with mock.patch.object(spawning, "OUTPUT", 1000):
             done = await self.run_it(python("import os\nwhile True: os.write(3, b'x' * 100)"))
         self.assertEqual((done.code, done.output), (1, b"x" * 1000))
         self.assertEqual(len((await self.run_it(python("for n in range(10_000): print(n)"))).lines), LAST_LINES)
 
     async def test_a_node_that_may_write_less(self) -> None:
-        """A limit of the node's own for files is kept where it is narrower, and is no reason not to run a command."""
+        """A lower limit of the node itself for file sizes stays in force, and the command runs."""
         own = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, own)
         resource.setrlimit(resource.RLIMIT_FSIZE, (spawning.OUTPUT // 2, own[1]))
@@ -320,7 +351,7 @@ class RunTests(TestCase):
         self.assertEqual(done.lines, (str((spawning.OUTPUT // 2, hard)),))
 
     async def test_one_that_cannot_be_limited(self) -> None:
-        """A command that is under way already is not left to itself by an error, which has its name."""
+        """A command that has started already is ended by the error, which names it."""
         running = psutil.Process().children()
         refused = PermissionError(errno.EPERM, "Operation not permitted")
         with (
@@ -331,15 +362,15 @@ class RunTests(TestCase):
         while any(child not in running for child in psutil.Process().children()):
             await deferLater(reactor, 0.005)
 
-    async def test_one_that_is_not_there(self) -> None:
-        """An executable that cannot be run is an error that names it."""
+    async def test_a_missing_executable(self) -> None:
+        """The error names it."""
         for path in ("/nowhere/core", os.devnull):
             with self.assertRaises(CoreFailed) as caught:
                 await self.run_it([path])
             self.assertIn(path, caught.exception.text)
 
     async def test_nothing_is_left_open(self) -> None:
-        """A command leaves no descriptor behind, however it went."""
+        """A command leaves no descriptor open, however it ends."""
         await self.run_it(python("print('the reactor has its own by now')"))
         before = psutil.Process().num_fds()
         for _ in range(3):
@@ -347,8 +378,8 @@ class RunTests(TestCase):
         self.assertEqual(psutil.Process().num_fds(), before)
 
 
-def test_as_much_as_the_kernel_lets() -> None:
-    """Where a pipe may not hold as much as is wanted it holds half, or half of that; else it stays as it is."""
+def test_the_largest_pipe_that_the_kernel_allows() -> None:
+    """If the kernel refuses a size, half of it is tried, and so on; in the end the pipe stays as it is."""
     for most in (process.PIPE, process.PIPE // 4, 0):
         reader, writer = os.pipe()
         usual = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
@@ -369,7 +400,7 @@ def test_as_much_as_the_kernel_lets() -> None:
 
 class GoneTests(SynchronousTestCase):
     def test_a_signal_before_the_start(self) -> None:
-        """There is nothing to do for a process that does not run yet."""
+        """It is ignored: the process does not run yet."""
         CoreProcess(Clock(), lambda _: None).signal(signal.SIGTERM)
 
 
@@ -377,7 +408,7 @@ class GoneTests(SynchronousTestCase):
 
 
 def ends(pid: int) -> None:
-    """Wait until there is no such process, or only what is left of it until its new parent looks."""
+    """Wait until the process has ended, if only as a zombie that its new parent has not reaped."""
 
     def gone() -> bool:
         try:
@@ -401,8 +432,8 @@ time.sleep(60)
 
 
 @either_leash
-def test_a_killed_node_takes_its_core_along(setpriv: str | None) -> None:
-    """After kill -9 of the parent the leashed child ends too."""
+def test_a_killed_node_ends_its_core(setpriv: str | None) -> None:
+    """After kill -9 of the parent the leashed child ends, too."""
     argv = [sys.executable, "-c", PARENT, *([setpriv] if setpriv else [])]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
@@ -415,7 +446,7 @@ def test_a_killed_node_takes_its_core_along(setpriv: str | None) -> None:
 
 @either_leash
 def test_a_leashed_core_is_the_command_itself(setpriv: str | None) -> None:
-    """It has the command's arguments and the number of the process that was started; its exit code is its own."""
+    """It has the command's arguments, the PID of the spawned process, and its own exit code."""
     code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
     child = subprocess.Popen(leashed([*python(code), "a b", "--c"], setpriv), stdout=subprocess.PIPE, text=True)
     said, _ = child.communicate()
@@ -424,7 +455,7 @@ def test_a_leashed_core_is_the_command_itself(setpriv: str | None) -> None:
 
 
 def test_a_leash_without_a_node() -> None:
-    """A core whose node ended before it began does not begin."""
+    """A core whose node has ended before its start does not start."""
     command = leashed(python("print('began')"))
     command[command.index(str(os.getpid()))] = "1"
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -434,7 +465,7 @@ def test_a_leash_without_a_node() -> None:
 
 @pytest.mark.parametrize("path", ["/nowhere/core", os.devnull])
 def test_a_core_that_cannot_be_run(path: str) -> None:
-    """An executable that is missing or none is told by name and reason, in one line."""
+    """One line names an executable that is missing or not executable, with the reason."""
     done = subprocess.run(leashed([path]), capture_output=True, text=True, check=False)
     assert done.returncode in (126, 127)
     assert done.stderr.startswith(f"cannot run {path}: ")
@@ -442,10 +473,10 @@ def test_a_core_that_cannot_be_run(path: str) -> None:
 
 
 class WhichLeash(TestCase):
-    """setpriv is used where it can do what is needed of it, and nowhere else."""
+    """setpriv is used if it supports what is needed."""
 
     async def found(self, script: str | None, interpreter: str = sys.executable) -> tuple[str | None, str]:
-        """What is found on a machine whose setpriv is this script, and where it was put."""
+        """Return what `by_setpriv` finds on a machine whose setpriv is this script, and its path."""
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         directory = Path(temporary.name)
@@ -456,23 +487,23 @@ class WhichLeash(TestCase):
         self.patch(os, "defpath", str(directory))
         return (await by_setpriv(Spawner(reactor, OWNER, {}))).setpriv, str(path)
 
-    async def test_one_that_can(self) -> None:
-        """It is asked for just what it will be asked for with a core."""
+    async def test_a_setpriv_that_works(self) -> None:
+        """It is tried with the options that a core needs."""
         wanted = "['--pdeathsig', 'KILL', '--', sys.argv[0], '--version']"
         found, path = await self.found(f"import sys; sys.exit(sys.argv[1:] != {wanted})")
         self.assertEqual(found, path)
 
-    async def test_one_that_cannot(self) -> None:
-        """One of another make, without this option."""
+    async def test_a_setpriv_without_the_option(self) -> None:
+        """Another implementation."""
         self.assertIsNone((await self.found("raise SystemExit(1)"))[0])
 
-    async def test_one_that_may_run_nothing(self) -> None:
-        """One that is not allowed to execute what it is given (setpriv(1), EXIT STATUS), or that cannot be executed."""
+    async def test_a_setpriv_that_cannot_execute(self) -> None:
+        """It may not execute the command (setpriv(1), EXIT STATUS), or cannot be executed itself."""
         self.assertIsNone((await self.found("raise SystemExit(126)"))[0])
         self.assertIsNone((await self.found("", interpreter="/nowhere/python"))[0])
 
-    async def test_none(self) -> None:
-        """A machine without it."""
+    async def test_no_setpriv(self) -> None:
+        """A machine without it uses the script."""
         self.assertIsNone((await self.found(None))[0])
 
 
@@ -490,7 +521,7 @@ def idle() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subprocess.Popen[bytes]:
-    """A process that sleeps, in the name of an owner."""
+    """Start a process that sleeps, with the mark of an owner."""
     environment = {} if owner is None else {MARK: owner}
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], env=environment)
     running.append(child)
@@ -499,7 +530,7 @@ def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subproc
 
 
 def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on. Sockets go."""
+    """Processes with the owner's mark have ended on return; others run on. The sockets are removed."""
     (tmp_path / "x").mkdir()
     ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
     others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
@@ -512,7 +543,7 @@ def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[byt
 
 
 def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """A core belongs to a directory and not to its path, which another node may have for a directory of its own."""
+    """A core belongs to a directory, not to its path: another node may have another directory at the same path."""
     here, moved = tmp_path / "run", tmp_path / "moved"
     here.mkdir()
     core = marked(idle, mark(here))
@@ -524,7 +555,7 @@ def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tm
 
 
 def test_the_sweep_spares_itself(tmp_path: Path) -> None:
-    """A node that was started in the environment of a core does not end itself."""
+    """A node that was started in the environment of a core does not kill itself."""
     code = "import os, pathlib, sys; from drivers.process.orphans import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
     argv = [sys.executable, "-c", code, str(tmp_path)]
     environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
@@ -535,7 +566,7 @@ def test_the_sweep_spares_itself(tmp_path: Path) -> None:
 def test_an_orphan_that_ends_meanwhile(
     idle: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A core that ends by itself between being found and being ended is none to worry about."""
+    """A core that exits between the search and the kill is no error."""
     found = [psutil.Process(marked(idle, mark(tmp_path)).pid) for _ in range(2)]
 
     def listing() -> Iterator[psutil.Process]:

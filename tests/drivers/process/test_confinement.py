@@ -1,4 +1,4 @@
-"""What a confined process can touch, tried by one; the rules that say so, and what there is without them."""
+"""What a confined process can use, tried by one, and the rules for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from drivers.process.paths import Paths
 from scripts.staging.ports import free_port
 
 PYTHON = Path(sys.executable).resolve()
-# Tries each of these and prints those that it could do.
+# Tries each of these and prints those that succeed.
 PROBE = """
 import json, os, signal, socket, sys
 def bind(port):
@@ -45,7 +45,7 @@ Tries = list[tuple[str, object]]
 
 
 class Ground:
-    """Directories of a node: what it may name, what it may write, and what is its own."""
+    """Directories of a node: allowed ones, writable ones, and its own."""
 
     def __init__(self, root: Path) -> None:
         self.certs, self.run, self.state = root / "certs", root / "state" / "run", root / "state"
@@ -57,7 +57,7 @@ class Ground:
         self.paths = Paths((self.certs,), (self.state,), self.run, (str(self.certs),))
 
     def tried(self, tries: Tries, touched: Touched | None = None) -> list[bool]:
-        """Which of these a process could do that is kept to what such a configuration may touch."""
+        """Return which of these succeed in a process that is confined to such a configuration."""
         touched = touched or Touched([str(self.certs / "a.pem")])
         rules = Confinement(self.paths, self.run, [Path(sys.base_prefix)]).rules(PYTHON, touched)
         command = [str(PYTHON), "-I", "-S", "-c", PROBE, str(self.run / "x"), json.dumps(tries)]
@@ -80,7 +80,7 @@ def without_landlock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     confinement.supported.cache_clear()
 
 
-def test_what_it_must_touch_it_can(ground: Ground) -> None:
+def test_needed_files_and_ports_are_allowed(ground: Ground) -> None:
     tries: Tries = [
         ("read", str(ground.certs / "a.pem")),
         ("read", "/etc/hosts"),
@@ -95,7 +95,7 @@ def test_what_it_must_touch_it_can(ground: Ground) -> None:
 
 
 def test_a_resolver_that_is_replaced(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not root lets cores read all of /etc, where another file may take its name, if no key is there."""
+    """Unless it is root or has a key there, the node lets cores read all of /etc, so also a replaced file."""
 
     def made(withheld: tuple[Path, ...] = ()) -> Confinement:
         return Confinement(replace(ground.paths, withheld=withheld), ground.run)
@@ -111,8 +111,8 @@ def test_a_resolver_that_is_replaced(ground: Ground, monkeypatch: pytest.MonkeyP
     }
 
 
-def test_what_it_has_no_business_with_it_cannot(ground: Ground) -> None:
-    """Files of the node and the machine, programs, ports, and other processes; by links and ways around, too."""
+def test_everything_else_is_forbidden(ground: Ground) -> None:
+    """Files of the node and the machine, programs, ports, and other processes; also through links and detours."""
     (ground.certs / "link").symlink_to(ground.state / "state.db")
     (ground.run / "link").symlink_to("/etc/shadow")
     tries: Tries = [
@@ -144,7 +144,7 @@ def test_what_it_has_no_business_with_it_cannot(ground: Ground) -> None:
 
 
 def test_without_rules_it_could(ground: Ground) -> None:
-    """The attempts above are such that succeed where nothing withholds anything."""
+    """The attempts above succeed without rules."""
     command = [str(PYTHON), "-I", "-S", "-c", PROBE, str(ground.run / "x")]
     tries: Tries = [("read", str(ground.state / "state.db")), ("run", "/bin/true"), ("bind", free_port())]
     tries += [("signal", os.getpid()), ("truncate", str(ground.other)), ("link", str(ground.other))]
@@ -152,14 +152,14 @@ def test_without_rules_it_could(ground: Ground) -> None:
     assert json.loads(done.stdout) == [True] * len(tries)
 
 
-def test_a_port_that_is_named_can_be_had(ground: Ground) -> None:
+def test_a_named_port_is_allowed(ground: Ground) -> None:
     port = free_port()
     touched = Touched(ports=[range(port, port + 1)])
     assert ground.tried([("bind", port), ("bind", free_port())], touched) == [True, False]
 
 
-def test_sockets_of_others_in_no_directory(ground: Ground) -> None:
-    """Only where the configuration names such."""
+def test_abstract_sockets_of_others(ground: Ground) -> None:
+    """Only if the configuration names such sockets."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(b"\0txnode-test-%d" % os.getpid())
         listener.listen()
@@ -169,14 +169,14 @@ def test_sockets_of_others_in_no_directory(ground: Ground) -> None:
 
 
 def test_a_file_that_is_not_allowed_is_no_rule(ground: Ground) -> None:
-    """Whoever made the list: what is withheld, or beyond, is not opened by naming it."""
+    """Naming a file that is withheld or not allowed does not open it."""
     names = ["/etc/shadow", str(ground.state / "state.db"), str(ground.other), str(ground.certs / ".." / "other")]
     rules = Confinement(ground.paths, ground.run).rules(PYTHON, Touched(names, ["/etc/a.sock"]))
     assert rules == Confinement(ground.paths, ground.run).rules(PYTHON, Touched())
 
 
 def test_a_renewed_file_is_found(ground: Ground) -> None:
-    """Of a file its directory is read, also that of the one it is a link to, as certbot makes them."""
+    """The directory of a file is readable, also that of a link's target, as with certbot."""
     (ground.certs / "live").mkdir()
     (ground.certs / "archive").mkdir()
     target, link = ground.certs / "archive" / "cert1.pem", ground.certs / "live" / "cert.pem"
@@ -188,12 +188,12 @@ def test_a_renewed_file_is_found(ground: Ground) -> None:
 
 
 def test_a_kernel_without_landlock(ground: Ground, without_landlock: None) -> None:
-    """There are no rules, and it is said."""
+    """There are no rules, and a warning."""
     assert Confinement(ground.paths, ground.run).rules(PYTHON, Touched()) == ()
     assert unconfined(PYTHON) == NO_LANDLOCK
 
 
-def test_a_script_is_not_kept_to_rules(ground: Ground, tmp_path: Path) -> None:
+def test_a_script_is_not_confined(ground: Ground, tmp_path: Path) -> None:
     script = tmp_path / "core"
     script.write_text("#!/bin/sh\n")
     assert Confinement(ground.paths, ground.run).rules(script, Touched()) == ()
@@ -202,8 +202,8 @@ def test_a_script_is_not_kept_to_rules(ground: Ground, tmp_path: Path) -> None:
         interpreter(script)
 
 
-def test_what_links_an_executable(tmp_path: Path) -> None:
-    """One like a core's, without parts, needs nothing."""
+def test_the_dynamic_linker_of_an_executable(tmp_path: Path) -> None:
+    """A static one, like a core's, needs none."""
     static = tmp_path / "static"
     static.write_bytes(b"\x7fELF\x02\x01" + bytes(58))
     assert interpreter(static) is None
@@ -211,7 +211,7 @@ def test_what_links_an_executable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("known", "size"), [(1, 8), (3, 8), (4, 16), (5, 16), (6, 24), (7, 24), (20, 24)])
-def test_each_version_is_told_what_it_knows(known: int, size: int) -> None:
+def test_attributes_fit_the_version(known: int, size: int) -> None:
     assert len(attributes(known, [])) == size
 
 

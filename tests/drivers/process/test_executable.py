@@ -1,4 +1,4 @@
-"""What runs a core's executable, if only to ask it something: it ends with the node, in time, and says no end of it."""
+"""Running a core's executable for its version or a check: cached answers, errors, and the node's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from scripts.staging.wait import until
 reactor: Any = installed
 
 ROOT = Path(__file__).parents[3]
-# The node's part: each line of arguments is a kind of core, its executable and a configuration for it to look at.
+# The node's part: each line of arguments is a kind of core, its executable and a configuration to check.
 PARENT = """
 import json, pathlib, sys
 from twisted.internet import reactor
@@ -49,14 +49,14 @@ reactor.run()
 
 
 def stand_in(path: Path, *answers: str) -> str:
-    """An executable that says these, one for each time that it is asked for its version, and hangs otherwise."""
+    """An executable that prints these versions, one per call, and hangs otherwise."""
     path.write_text(f'#!/bin/sh\n[ "$1" = version ] && {" && ".join(answers)} && exit 0\nexec sleep 60\n')
     path.chmod(0o755)
     return str(path)
 
 
 def endless() -> str:
-    """A configuration that sing-box reads for hours: each level costs as much as all that is in it, twice."""
+    """A configuration that sing-box parses for hours: each level doubles the time."""
     rule: dict[str, Any] = {"domain": ["a"]}
     for _ in range(300):
         rule = {"type": "logical", "mode": "and", "rules": [rule]}
@@ -64,12 +64,12 @@ def endless() -> str:
 
 
 class VersionTests(TestCase):
-    """What an executable says of itself."""
+    """The output of `version`."""
 
     timeout = 20
 
-    async def test_words_beside_the_version(self) -> None:
-        """The version is found whatever the executable, or the leash before it, complains about."""
+    async def test_warnings_beside_the_version(self) -> None:
+        """The version is found among warnings of the executable or the leash."""
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         directory = Path(temporary.name)
@@ -82,7 +82,7 @@ class VersionTests(TestCase):
 
 
 class HandedOnTests(TestCase):
-    """What an executable has answered to an earlier program of the node."""
+    """Answers that an executable gave to a previous node process."""
 
     timeout = 20
 
@@ -115,7 +115,7 @@ class HandedOnTests(TestCase):
         return found
 
     async def test_nothing_is_asked_again(self) -> None:
-        """Of what was asked for the next one, until that has taken over: then it looks for itself."""
+        """Answers that were kept serve until the new process has taken over; then it asks itself."""
         new = self.installation()
         new.go_on(await self.handed_on())
         (self.directory / "core").write_text("#!/bin/sh\nexit 1\n")
@@ -128,7 +128,7 @@ class HandedOnTests(TestCase):
         self.assertEqual(await self.answer(new, b"text"), b"4 text")
 
     async def test_another_file(self) -> None:
-        """It is asked, whatever the one before it said."""
+        """A changed file is asked again."""
         new = self.installation()
         new.go_on(await self.handed_on())
         stand_in(self.directory / "core", "echo Xray 27.1.1 and more")
@@ -136,8 +136,8 @@ class HandedOnTests(TestCase):
         self.assertEqual(await new.version(), "27.1.1")
         self.assertEqual(await self.answer(new, b"text"), b"3 text")
 
-    async def test_another_word_of_the_operators(self) -> None:
-        """What that names is looked for."""
+    async def test_another_setting(self) -> None:
+        """The executable that it names is used."""
         common = await self.handed_on()
         self.settings = {"XRAY_EXECUTABLE_PATH": stand_in(self.directory / "other", "echo Xray 27.1.1 and more")}
         new = self.installation()
@@ -145,15 +145,15 @@ class HandedOnTests(TestCase):
         self.assertEqual(await new.version(), "27.1.1")
 
     async def test_one_that_is_too_old(self) -> None:
-        """A version of the node that needs a newer one says so."""
+        """A node version that needs a newer one reports that."""
         new = self.installation(oldest=(27,))
         new.go_on(await self.handed_on())
         await self.assertFailure(Deferred.fromCoroutine(new.version()), CoreFailed)
 
 
 @pytest.mark.core
-def test_no_look_outlives_a_killed_node(tmp_path: Path) -> None:
-    """After kill -9 in the middle of a question for the version, of a conversion and of a check, all of them end."""
+def test_no_command_outlives_a_killed_node(tmp_path: Path) -> None:
+    """After kill -9 during `version`, a conversion and a check, all three processes end."""
     real = str(find_sing_box(next(iter(BUILDS))))
     looks = [
         ("XRAY", stand_in(tmp_path / "mute", "false"), ""),
@@ -178,7 +178,7 @@ def test_no_look_outlives_a_killed_node(tmp_path: Path) -> None:
 
 
 def looking(pid: int) -> list[psutil.Process]:
-    """The children of a node that will not end by themselves soon."""
+    """The children of a node that do not end soon on their own."""
 
     def hangs(process: psutil.Process) -> bool:
         try:
@@ -191,7 +191,7 @@ def looking(pid: int) -> list[psutil.Process]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """It is there, and not only what is left of it until its new parent looks."""
+    """Whether the process runs, and is not a zombie that its new parent has not reaped."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

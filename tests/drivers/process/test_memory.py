@@ -1,4 +1,4 @@
-"""What an operator may say of a core's memory."""
+"""Values of CORE_MEMORY."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_amounts(text: str, bytes_: int | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["1M", "0%", "much", "1.5G", "10 %", "\u0661G"])
-def test_what_cannot_be_used(text: str) -> None:
+def test_invalid_values(text: str) -> None:
     assert fault(text)
 
 
-def test_what_the_runtime_is_told() -> None:
+def test_the_soft_limit_of_the_run_time() -> None:
     assert not fault("1G")
     assert allowed("") is None
     assert soft_limit(None) == {}

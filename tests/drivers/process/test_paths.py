@@ -1,4 +1,4 @@
-"""Which files a configuration may name."""
+"""Files and sockets that a configuration may name."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ def test_a_file_in_an_allowed_directory_may_be_named(paths: Paths, tmp_path: Pat
 @pytest.mark.parametrize(
     "name", ["certs/../secret", "certificates/a.pem", "certs/../certificates", "", "state/api_key"]
 )
-def test_a_file_beyond_may_not(paths: Paths, tmp_path: Path, name: str) -> None:
+def test_a_file_elsewhere_may_not(paths: Paths, tmp_path: Path, name: str) -> None:
     assert not paths.allows(f"{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize("name", ["certs/a.pem", "\0", "/\0", "/\ud800", "~/a.pem", "file:///etc/passwd"])
-def test_what_is_no_absolute_path_may_not(paths: Paths, name: str) -> None:
+def test_a_relative_path_may_not(paths: Paths, name: str) -> None:
     assert not paths.allows(name)
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 30 + "a" * 300])
-def test_a_name_that_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
-    """It is allowed or not by where it would be; whether it is there is the core's to find out."""
+def test_an_impossible_name(paths: Paths, tmp_path: Path, name: str) -> None:
+    """Its place decides whether it is allowed; the core finds out whether it exists."""
     paths.require(f"{tmp_path}/certs/{name}", "inbounds[0]")
     assert list(named_places(paths, f"{tmp_path}/certs/{name}")) in ([], [tmp_path / "certs"] * 2)
 
 
-def test_a_path_that_takes_long_to_follow(paths: Paths, tmp_path: Path) -> None:
+def test_a_path_that_takes_long_to_resolve(paths: Paths, tmp_path: Path) -> None:
     for deep in (f"{tmp_path}/certs/" + "a/" * 100, f"{tmp_path}/certs/" + "a" * 5000):
         assert not paths.allows(deep) and not paths.allows_socket(deep)
 
 
-def test_a_link_is_where_it_leads(paths: Paths, tmp_path: Path) -> None:
+def test_links_are_resolved(paths: Paths, tmp_path: Path) -> None:
     (tmp_path / "certs" / "out").symlink_to("/etc")
     (tmp_path / "in").symlink_to(tmp_path / "certs")
     assert not paths.allows(tmp_path / "certs" / "out" / "shadow")
     assert paths.allows(tmp_path / "in" / "a.pem")
 
 
-def test_a_directory_around_what_is_withheld_may_not_be_named(tmp_path: Path) -> None:
+def test_a_directory_that_contains_withheld_files_may_not_be_named(tmp_path: Path) -> None:
     around = Paths((tmp_path.resolve(),), (tmp_path.resolve() / "state",))
     assert not around.allows(tmp_path)
     assert not around.allows(tmp_path / "state" / "state.db")
@@ -80,7 +80,7 @@ def test_no_socket_is_among_the_certificates_of_authorities(paths: Paths, tmp_pa
 
 def test_the_error_names_the_path_the_place_and_the_setting(paths: Paths) -> None:
     with pytest.raises(
-        InvalidConfig, match=r"inbounds\[2\].key: '/etc/shadow' is in no directory that CORE_PATHS allows"
+        InvalidConfig, match=r"inbounds\[2\].key: '/etc/shadow' is not in a directory that CORE_PATHS allows"
     ):
         paths.require("/etc/shadow", "inbounds[2].key")
 

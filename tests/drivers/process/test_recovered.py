@@ -1,4 +1,4 @@
-"""A core that another program of this process has left: found again, or known to be gone."""
+"""Taking over a core from the previous node process, or noticing that it has ended."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def is_open(descriptor: int) -> bool:
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_one_whose_end_was_noticed(adopted: bool, child: subprocess.Popen[bytes], pipe: int) -> None:
-    """Nothing of it is kept open: a node that is upgraded for years has no descriptor of each."""
+def test_a_core_whose_end_was_noticed(adopted: bool, child: subprocess.Popen[bytes], pipe: int) -> None:
+    """Its descriptors are closed, so that years of upgrades do not leak them."""
     child.kill()
     child.wait()
     left = Process(pid=child.pid, began=7, adopted=adopted, outputs=[Output(number=1, descriptor=pipe)])
@@ -58,8 +58,8 @@ def test_one_whose_end_was_noticed(adopted: bool, child: subprocess.Popen[bytes]
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_one_whose_number_is_another_s(adopted: bool, child: subprocess.Popen[bytes], pipe: int) -> None:
-    """It is gone, and no reason to go back to the version before, for which it would be gone as well."""
+def test_a_reused_pid(adopted: bool, child: subprocess.Popen[bytes], pipe: int) -> None:
+    """The core has ended, which is no reason to go back to the previous version."""
     other = began(child.pid) - 1
     left = Process(pid=child.pid, began=other, adopted=adopted, outputs=[Output(number=1, descriptor=pipe)])
     with pytest.raises(Gone):
@@ -67,7 +67,7 @@ def test_one_whose_number_is_another_s(adopted: bool, child: subprocess.Popen[by
     assert not is_open(pipe) and child.poll() is None
 
 
-def test_one_that_is_not_ours() -> None:
-    """A process of somebody else's is none that was left."""
+def test_a_process_of_another_parent() -> None:
+    """It is not the core that was handed over."""
     with pytest.raises(CoreFailed):
         recovered(Process(pid=1, began=began(1)))

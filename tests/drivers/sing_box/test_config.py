@@ -1,4 +1,4 @@
-"""What the node makes of a sing-box configuration, and entries of users. Pure."""
+"""The node's sing-box configuration, and users' entries in it. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.process.known import Allowed
-from drivers.sing_box.accounts import BUILDERS, Inbound, name_of, nobody, unlabelled
+from drivers.process.allowlist import Allowed
+from drivers.sing_box.accounts import BUILDERS, Inbound, alike, logs_in_otherwise, name_of, random_entry, unlabelled
 from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
 from node.contract.accounts import Unusable
 from node.errors import InvalidConfig
@@ -45,8 +45,8 @@ def person(email: str = "a@x", **more: str) -> User:
     return user
 
 
-def test_users_are_put_in() -> None:
-    """The supplied ones, in the place of the configuration's own, and their names where they are counted."""
+def test_users_are_added() -> None:
+    """The supplied users replace those of the configuration, and v2ray_api counts their names."""
     made = planned({"type": "vless", "tag": "a", "users": [{"name": "own"}]}, {"type": "trojan", "tag": "b"})
     account = made.account("a", person('o"d d,@x'))
     assert account
@@ -57,7 +57,7 @@ def test_users_are_put_in() -> None:
 
 
 def test_excluded_and_other_inbounds_are_left_alone() -> None:
-    """With their own users, who are counted."""
+    """They keep their own users, who are counted."""
     own = [{"username": "u", "password": "p"}]
     made = planned(
         {"type": "mixed", "tag": "a", "users": own},
@@ -76,13 +76,13 @@ def test_excluded_and_other_inbounds_are_left_alone() -> None:
 
 
 def test_double_tags_are_refused() -> None:
-    """Also where one is another's number."""
+    """Also if one inbound's tag is another one's index."""
     with pytest.raises(InvalidConfig, match="'1'"):
         planned({"type": "vless", "tag": "1"}, {"type": "vless"})
 
 
 def test_two_inbounds_on_one_port_are_refused() -> None:
-    """Both could have it, since each lets a next core have it: users would come in by chance."""
+    """Both could bind it, since listeners can be shared: the kernel would give connections to either."""
     with pytest.raises(InvalidConfig, match="port 5"):
         planned({"type": "vless", "tag": "a", "listen_port": 5}, {"type": "vmess", "tag": "b", "listen_port": 5})
     planned({"type": "vless", "tag": "a", "listen_port": 5}, {"type": "tuic", "tag": "b", "listen_port": 5})
@@ -91,7 +91,7 @@ def test_two_inbounds_on_one_port_are_refused() -> None:
 
 
 def test_the_apis_are_behind_the_first_rule() -> None:
-    """Ports, a secret, and the rule before all others; without v2ray_api one port."""
+    """They have ports and a secret, and the rule precedes all others; without v2ray_api there is one port."""
     made = planned({"type": "vless", "tag": "a"}, route={"rules": [{"action": "sniff"}], "final": "x"})
     whole = rendered(made)
     assert whole["route"]["rules"][0] == {"port": [1, 2], "network": ["tcp"], "action": "reject"}
@@ -102,8 +102,8 @@ def test_the_apis_are_behind_the_first_rule() -> None:
     assert "experimental" not in alone and alone["route"]["rules"][0]["port"] == [1]
 
 
-def test_what_is_left_out() -> None:
-    """Files, programs and APIs of the configuration; the rest stays, unknown things too."""
+def test_removed_parts() -> None:
+    """Files, programs and APIs of the configuration are removed; the rest stays, also unknown options."""
     made = planned(
         {"type": "vless", "tag": "a", "tls": {"acme": {"domain": "x"}}, "later": 1},
         log={"output": "/etc/passwd", "level": "debug"},
@@ -133,8 +133,8 @@ def test_what_is_left_out() -> None:
         assert any(word in warning for warning in made.warnings), word
 
 
-def test_each_keeps_its_own() -> None:
-    """What outlives a core is in one directory for each that keeps something, the same for its tag every time."""
+def test_directories_by_tag() -> None:
+    """Everything that keeps state has a directory of its own, which depends on its tag only."""
 
     def directories(*tags: str) -> list[str]:
         made = planned(
@@ -153,8 +153,8 @@ def test_each_keeps_its_own() -> None:
     assert max(len(Path(path).name) for path in found) < 256
 
 
-def test_a_machine_of_tailscales_keeps_its_own_unasked() -> None:
-    """The core has one directory for all that name none: they would be one machine."""
+def test_tailscale_gets_a_directory_by_default() -> None:
+    """The core has one directory for all endpoints that name none: they would be one machine."""
     endpoints = [{"type": "tailscale", "tag": tag} for tag in ("a", "A")] + [{"type": "wireguard", "tag": "w"}]
 
     def kept(endpoints: list[dict[str, Any]]) -> list[str | None]:
@@ -167,8 +167,8 @@ def test_a_machine_of_tailscales_keeps_its_own_unasked() -> None:
     assert kept(named) == found[:2]
 
 
-def test_a_build_that_does_not_count_exactly_says_so() -> None:
-    """As a warning."""
+def test_a_build_without_exact_counters() -> None:
+    """There is a warning."""
     assert "with_v2ray_api" in "".join(planned(counts=False).warnings)
     assert not planned().warnings
 
@@ -178,29 +178,33 @@ def test_a_build_that_does_not_count_exactly_says_so() -> None:
     [
         (Inbound("t", "vless"), {"flow": "unknown"}, "flow"),
         (Inbound("t", "vless"), {"id": "x" * 31}, "UUID"),
-        (Inbound("t", "shadowsocks", method="aes-256-gcm"), {"method": "aes-128-gcm"}, "one for an inbound"),
-        (Inbound("t", "tuic"), {"password": ""}, "id and a password"),
-        (Inbound("t", "tuic"), {"id": ""}, "id and a password"),
+        (
+            Inbound("t", "shadowsocks", method="aes-256-gcm"),
+            {"method": "aes-128-gcm"},
+            "that of the inbound is 'aes-256-gcm'",
+        ),
+        (Inbound("t", "tuic"), {"password": ""}, "vless.id and trojan.password"),
+        (Inbound("t", "tuic"), {"id": ""}, "vless.id and trojan.password"),
         (Inbound("t", "http"), {"email": "a:b"}, "colon"),
         (Inbound("t", "socks"), {"password": "x" * 256}, "255"),
     ],
 )
-def test_what_cannot_be_expressed(kind: Inbound, more: dict[str, str], why: str) -> None:
-    """It is an error that says why."""
+def test_unusable_credentials(kind: Inbound, more: dict[str, str], why: str) -> None:
+    """The error has the reason."""
     with pytest.raises(Unusable, match=why):
         BUILDERS[kind.type](kind, person(**more))
 
 
 @pytest.mark.parametrize("kind", sorted(BUILDERS))
 def test_an_empty_credential_is_none(kind: str) -> None:
-    """Some types would let everybody in by it."""
+    """With some types it would let all clients in."""
     method = "2022-blake3-aes-128-gcm" if kind == "shadowsocks" else ""
     assert BUILDERS[kind](Inbound("t", kind, method=method), person(id="", password="")) is None
-    assert name_of(nobody(Inbound("t", kind, method=method))).startswith("nobody-")
+    assert name_of(random_entry(Inbound("t", kind, method=method))).startswith("nobody-")
 
 
-def test_a_flow_where_it_fits() -> None:
-    """Vision needs TLS and nothing between: with it elsewhere a user could not connect at all."""
+def test_the_flow_only_where_it_works() -> None:
+    """Vision needs TLS and no transport: elsewhere a user with it could not connect at all."""
     made = planned(
         {"type": "vless", "tag": "tls", "tls": {"enabled": True}},
         {"type": "vless", "tag": "ws", "tls": {"enabled": True}, "transport": {"type": "ws"}},
@@ -211,15 +215,15 @@ def test_a_flow_where_it_fits() -> None:
 
 
 @given(st.text(min_size=1))
-def test_any_name_is_found_again(name: str) -> None:
-    """In the bytes of an entry, whatever characters it has."""
+def test_any_name_is_read_back(name: str) -> None:
+    """From the bytes of an entry, with any characters."""
     for kind in ("trojan", "vmess"):
         account = BUILDERS[kind](Inbound("t", kind), person(name))
         assert account and name_of(account.packed) == name
 
 
 def test_live_users_are_in_a_file_of_their_own() -> None:
-    """Not in the configuration; by names in which no slash is, and with counters."""
+    """They are not in the configuration; their names have no slash, and they have counters."""
     made = planned(
         {"type": "shadowsocks", "tag": "s", "method": "aes-256-gcm", "users": [{"name": "own"}]},
         {"type": "vless", "tag": "v"},
@@ -244,7 +248,7 @@ def test_live_users_are_in_a_file_of_their_own() -> None:
 
 
 def test_thousands_of_inbounds() -> None:
-    """Reading and writing a configuration takes as long for each of them as for one."""
+    """The time to parse and write a configuration is proportional to their number."""
     began = time.process_time()
     made = planned(*({"type": "trojan", "tag": f"inbound {number}"} for number in range(6000)))
     account = made.account("inbound 5", person("anna"))
@@ -255,8 +259,8 @@ def test_thousands_of_inbounds() -> None:
     assert time.process_time() - began < 2
 
 
-def test_on_which_sockets_it_listens() -> None:
-    """By port, in whatever order; what is not of the socket does not count."""
+def test_listening_sockets() -> None:
+    """By port, in any order; only options of the socket count."""
     here, there = ({"type": "vless", "tag": host, "listen": host, "listen_port": 5} for host in ("127.0.0.1", "::1"))
     assert planned(here, there).listens == planned({**there, "type": "trojan"}, here).listens
     assert planned(here).listens.keys() == planned(there).listens.keys() == {5}
@@ -278,22 +282,22 @@ def test_on_which_sockets_it_listens() -> None:
         ({"outbounds": [{"type": "tor", "data_directory": "/x"}]}, "disk"),
     ],
 )
-def test_what_one_process_has(what: Any, word: str) -> None:
-    """Each is told by its name."""
+def test_exclusive_parts(what: Any, word: str) -> None:
+    """Each is named."""
     [line] = planned(*what.pop("inbounds", []), allow="tailscale,tun,resolved,tor", **what).exclusive
     assert word in line
 
 
-def test_what_every_process_can_have() -> None:
-    """What is left out is nothing that another process could want: a cache file, and APIs."""
+def test_parts_that_several_processes_can_have() -> None:
+    """Removed parts, a cache file and APIs, are no obstacle to a second process."""
     left_out = {"cache_file": {"enabled": True, "path": "/x"}, "clash_api": {"external_controller": "127.0.0.1:1"}}
     made = planned({"type": "vless", "tag": "a"}, experimental=left_out, services=[{"type": "api"}])
     assert made.exclusive == []
     assert "cache_file" in "".join(made.warnings)
 
 
-def test_others_may_have_the_ports_beside_it() -> None:
-    """All that listen on a port, managed or not."""
+def test_ports_can_be_shared() -> None:
+    """Those of all inbounds, managed or not."""
     inbounds = [
         {"type": kind, "tag": kind, "listen_port": 5 + at}
         for at, kind in enumerate(("vless", "mixed", "direct", "tuic"))
@@ -304,8 +308,8 @@ def test_others_may_have_the_ports_beside_it() -> None:
 QUIC = {"transport": {"type": "quic"}}
 
 
-def test_what_comes_by_udp() -> None:
-    """Where clients have sessions, and where each datagram stands for itself."""
+def test_udp_ports() -> None:
+    """Ports where clients have sessions, and ports where datagrams are independent."""
     kinds: list[dict[str, Any]] = [{"type": kind} for kind in ("hysteria", "hysteria2", "tuic", "naive", "vless")]
     kinds += [{"type": "vmess", **QUIC}, {"type": "trojan", "transport": {"type": "ws"}}, {"type": "shadowsocks"}]
     kinds += [{"type": "direct"}, {"type": "tproxy"}]
@@ -332,11 +336,27 @@ def test_what_comes_by_udp() -> None:
         ({"type": "tuic"}, {"type": "hysteria2", "listen": "127.0.0.1"}, False),
     ],
 )
-def test_a_port_that_two_have(one: dict[str, Any], other: dict[str, Any], clash: bool) -> None:
-    """By the same network, at the same address: they would take turns in having whoever comes."""
+def test_two_inbounds_with_one_port(one: dict[str, Any], other: dict[str, Any], clash: bool) -> None:
+    """On the same network and address they clash: each would get some of the connections."""
     inbounds = [{"listen_port": 5, "tag": tag, **inbound} for tag, inbound in (("a", one), ("b", other))]
     if not clash:
         planned(*inbounds)
         return
     with pytest.raises(InvalidConfig, match="'a' and 'b' have the same port 5"):
         planned(*inbounds)
+
+
+@pytest.mark.parametrize("kind", sorted(BUILDERS))
+def test_another_spelling_of_the_name(kind: str) -> None:
+    """The credential is the same with any type; only where the name is the login does the core notice."""
+
+    def entry(email: str, password: str = "secret") -> bytes:
+        account = BUILDERS[kind](Inbound("a", kind), person(email, password=password, id=password))
+        assert account
+        return account.packed
+
+    spelled, other = entry("Anna@x"), entry("anna@x")
+    assert alike(spelled, other) and not alike(spelled, entry("anna@x", "another"))
+    assert not alike(spelled, None) and alike(None, None)
+    assert not logs_in_otherwise(spelled, spelled)
+    assert logs_in_otherwise(spelled, other) == (kind in ("naive", "mixed", "socks", "http"))

@@ -1,4 +1,4 @@
-"""Which files of the machine a configuration of sing-box names, where it does not look like that."""
+"""Files that a sing-box configuration names in unobvious ways."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plugged(options: str) -> dict[str, Any]:
     "options", ["cert={}", "tls;cert={};host=a", r"tls;c\ert={}", "cert={};cert=/etc/ssl/certs/a.pem"]
 )
 def test_an_option_of_a_plugin_names_a_file(tmp_path: Path, options: str) -> None:
-    """As the core reads it; where it is allowed, the core may read it."""
+    """It is parsed as the core does; if the file is allowed, the core may read it."""
     made, allowed = plugged(options.format(tmp_path / "a.pem")), tmp_path.resolve()
     assert str(tmp_path / "a.pem") in asked(made, Paths((allowed, Path("/etc/ssl/certs"))), None).files
     with pytest.raises(InvalidConfig, match=r"outbounds\[0\]\.plugin_opts, cert: .*CORE_PATHS"):
@@ -28,7 +28,7 @@ def test_an_option_of_a_plugin_names_a_file(tmp_path: Path, options: str) -> Non
 
 
 @pytest.mark.parametrize("options", ["", "tls;host=cert", "mode=quic;certRaw=x", "\\", "cert", ";;=;"])
-def test_an_option_that_names_none(options: str) -> None:
+def test_an_option_without_a_file(options: str) -> None:
     assert not asked(plugged(options), Paths(), None).files
 
 
@@ -38,12 +38,12 @@ def test_long_options() -> None:
     asked(plugged("\\a" * 500_000 + "\\"), Paths(), None)
 
 
-def test_a_name_that_the_core_completes(tmp_path: Path) -> None:
-    """It has its environment in the place of `$NAME`, and reads another file than the node looked at."""
+def test_a_path_with_a_variable(tmp_path: Path) -> None:
+    """The core replaces `$NAME` by its environment, and would read another file than the node checked."""
     named = f"{tmp_path}/.${{U}}./.${{U}}./shadow"
     for made in (
         {"dns": {"servers": [{"type": "hosts", "path": [named]}]}},
         {"outbounds": [{"type": "ssh", "private_key_path": named}]},
     ):
-        with pytest.raises(InvalidConfig, match=r"has a \$"):
+        with pytest.raises(InvalidConfig, match=r"contains a \$"):
             asked(made, Paths((tmp_path.resolve(),)), None)

@@ -1,4 +1,4 @@
-"""What a configuration says of who comes by its inbounds."""
+"""Inbounds with shared connections, and inbounds with sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,28 @@ from drivers.sing_box import listening
         ({"fallback_for_alpn": {"h2": {"server": "127.0.0.1", "server_port": 80}}}, True),
     ],
 )
-def test_a_connection_may_be_of_others_than_one_user(more: dict[str, Any], shared: bool) -> None:
-    """Where it can carry many requests, and where it may be led to somebody else."""
+def test_connections_of_several_users(more: dict[str, Any], shared: bool) -> None:
+    """Where a connection can carry many requests, and where a fallback may get it."""
     inbound = {"type": "trojan", "tag": "in", "listen": "::", "listen_port": 443, **more}
     assert listening.shared({"inbounds": [inbound]}) == ({"in"} if shared else set())
+
+
+@pytest.mark.parametrize(
+    ("more", "keeps"),
+    [
+        ({}, False),
+        ({"transport": {"type": "ws"}}, False),
+        ({"transport": {"type": "grpc"}}, True),
+        ({"transport": {"type": "http"}}, True),
+        ({"multiplex": {"enabled": True}}, True),
+        ({"multiplex": {"enabled": False}}, False),
+        ({"type": "anytls"}, True),
+    ],
+)
+def test_where_clients_keep_sessions(more: dict[str, Any], keeps: bool) -> None:
+    """Where several streams share a connection; with a detour this counts for the inbound behind it."""
+    inbound = {"type": "trojan", "tag": "in", "listen": "::", "listen_port": 443, **more}
+    assert listening.multiplexed({"inbounds": [inbound]}) == ({"in"} if keeps else set())
+    inner = {"type": "shadowsocks", "tag": "inner", "listen": "::", "listen_port": 444, "network": "tcp"}
+    found = listening.multiplexed({"inbounds": [{**inbound, "detour": "inner"}, inner]})
+    assert found == ({"in", "inner"} if keeps else set())

@@ -1,4 +1,4 @@
-"""Traffic from a core's stream of connections that leaves most of it out, as one does on a machine that is busy."""
+"""Traffic from a stream of connections that omits most events, as on a busy machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from drivers.sing_box.api import DAEMON, Api
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.fronts import Fronts
+from drivers.sing_box.detours import Detours
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
 from scripts.staging import background
@@ -25,7 +25,7 @@ USER = "user>>>a>>>traffic>>>uplink"
 
 
 class Daemon:
-    """As sing-box's: who subscribes is told of all that are open and of the last that ended, then of what happens.
+    """Like sing-box's: a subscriber receives all open connections and the last that ended, then events.
 
     But of all that happens it tells `told` of a hundred.
     """
@@ -37,7 +37,7 @@ class Daemon:
         self._queues: set[asyncio.Queue[ConnectionEvent]] = set()
 
     def end(self, count: int) -> None:
-        """So many connections begin, carry what they carry, and end."""
+        """Begin this many connections, count their bytes, and end them."""
         for _ in range(count):
             self.count += 1
             self.ended.append(str(self.count))
@@ -78,7 +78,7 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[Non
     }
 
     async def main(loop: Loop) -> None:
-        api = Api(background.reactor, Endpoint(port, "secret"), [], Fronts({}))
+        api = Api(background.reactor, Endpoint(port, "secret"), [], Detours({}))
         try:
             await api.begin()
             await scenario(daemon, api, loop)
@@ -89,8 +89,8 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[Non
         background.run(lambda: main(loop))
 
 
-def test_what_the_stream_leaves_out_is_in_the_lists() -> None:
-    """Far more connections end than the core remembers: they are listed before it forgets them."""
+def test_lists_make_up_for_omitted_events() -> None:
+    """Far more connections end than the core remembers: the node lists them before it forgets them."""
 
     async def scenario(daemon: Daemon, api: Api, loop: Loop) -> None:
         for _ in range(10):
@@ -106,8 +106,8 @@ def test_what_the_stream_leaves_out_is_in_the_lists() -> None:
     with_daemon(50, scenario)
 
 
-def test_what_is_in_no_list_is_told() -> None:
-    """More end at once than the core remembers: what the counters lack is known."""
+def test_lost_bytes_are_reported() -> None:
+    """More connections end at once than the core remembers: the node knows how many bytes it lacks."""
 
     async def scenario(daemon: Daemon, api: Api, loop: Loop) -> None:
         loop.call(lambda: daemon.end(REMEMBERED + 70))

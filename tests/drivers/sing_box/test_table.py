@@ -1,9 +1,10 @@
-"""Which connections are open, out of a stream that leaves events out, says things twice and begins anew."""
+"""The table of open connections, from a stream that omits and repeats events and starts again."""
 
 from __future__ import annotations
 
 import socket
 from collections import Counter
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,18 +37,18 @@ def closed(id: str, up: int = 0) -> ConnectionEvent:
     return ConnectionEvent(type=CLOSED, id=id, connection=connection)
 
 
-def told(*events: ConnectionEvent) -> ConnectionEvents:
-    """What a stream says as it goes on."""
+def streamed(*events: ConnectionEvent) -> ConnectionEvents:
+    """Events of a running stream."""
     return ConnectionEvents(events=events)
 
 
 def listed(*events: ConnectionEvent) -> ConnectionEvents:
-    """What a stream begins with."""
+    """The list at the start of a stream."""
     return ConnectionEvents(events=events, reset=True)
 
 
 def there(seen: Table) -> dict[tuple[str, bytes], set[str]]:
-    """The core's connections of each user by where they come from."""
+    """The core's connections of each user by source address."""
     return {(line.key, line.source): line.ids for line in seen.of(KEYS)}
 
 
@@ -56,20 +57,22 @@ def source(text: str, port: int) -> bytes:
     return socket.inet_pton(family, text) + port.to_bytes(2)
 
 
-def test_what_shares_a_place() -> None:
-    """Several connections of a user by one socket are one, in any spelling of the name; of two users they are two."""
+def test_connections_from_one_address() -> None:
+    """Several connections of a user in one socket are one line, with any spelling of the name; two users have two."""
     seen = Table(["in"])
-    fresh = seen.take(told(new("1"), new("2", "ANNA"), new("3", "bert"), new("4", source="[::ffff:127.0.0.2]:7")), 0)
+    fresh = seen.take(
+        streamed(new("1"), new("2", "ANNA"), new("3", "bert"), new("4", source="[::ffff:127.0.0.2]:7")), 0
+    )
     (annas,), (berts,) = seen.of(["anna"]), seen.of(["bert"])
     assert fresh == [annas, annas, berts, annas]
     assert (annas.ids, berts.ids, annas.address) == ({"1", "2", "4"}, {"3"}, socket.inet_aton("127.0.0.2"))
     assert annas.handle != berts.handle and not seen.is_alone(annas)
-    seen.take(told(closed("3"), closed("1")), 0)
+    seen.take(streamed(closed("3"), closed("1")), 0)
     assert seen.of(KEYS) == [annas] and seen.is_alone(annas) and not seen.has("bert")
 
 
-def test_nobody_s() -> None:
-    """By an inbound that is not ours, without a name, from no address: nothing is known, and nothing lacks."""
+def test_connections_that_do_not_count() -> None:
+    """Through an unmanaged inbound, without a user, without an address: they have no line, and no list is needed."""
     seen = Table(["in"])
     other = Connection(id="1", user="anna", inbound="other", source="127.0.0.2:7")
     some = [
@@ -79,45 +82,45 @@ def test_nobody_s() -> None:
         new("4", source=""),
     ]
     seen.renew(listed(), 0, 0)
-    assert not seen.take(told(*some, *(update(str(number), 1) for number in range(1, 5))), 0)
+    assert not seen.take(streamed(*some, *(update(str(number), 1) for number in range(1, 5))), 0)
     assert not seen.of(KEYS) and not seen.lacks and not seen.has("")
-    seen.take(told(new("5", source="[fe80::1%eth0]:9")), 0)
+    seen.take(streamed(new("5", source="[fe80::1%eth0]:9")), 0)
     assert [line.source for line in seen.of(KEYS)] == [source("fe80::1", 9)]
 
 
 def test_bytes_and_silence() -> None:
-    """An update adds; the end has the sum; a list adds nothing to what the stream tells."""
+    """An update adds bytes; the end has the sum; a list adds nothing that the stream has."""
     seen = Table(["in"])
-    (line,) = seen.take(told(new("1", up=5)), 1)
-    seen.take(told(update("1", 5)), 2)
-    seen.take(told(update("1", 0)), 3)
+    (line,) = seen.take(streamed(new("1", up=5)), 1)
+    seen.take(streamed(update("1", 5)), 2)
+    seen.take(streamed(update("1", 0)), 3)
     assert (line.up, line.moved) == (5, 2)
     seen.renew(listed(new("1", up=50)), seen.number, 4)
     assert (line.up, line.moved) == (5, 2)
-    seen.take(told(new("2"), closed("1", up=60)), 5)
+    seen.take(streamed(new("2"), closed("1", up=60)), 5)
     assert (line.up, line.moved) == (60, 5)
     (late,) = Table(["in"]).renew(listed(new("9", up=7)), 0, 6)
     assert (late.up, late.moved) == (7, 6)
 
 
-def test_a_beginning_that_was_left_out() -> None:
-    """It shows by its updates; not after its end, which may have an update behind it."""
+def test_an_omitted_beginning() -> None:
+    """Updates reveal it, but not after the end, which an update may follow."""
     seen = Table(["in"])
     seen.renew(listed(), 0, 0)
-    seen.take(told(closed("1"), update("1", 1)), 0)
+    seen.take(streamed(closed("1"), update("1", 1)), 0)
     assert not seen.lacks
-    seen.take(told(update("2", 1)), 0)
+    seen.take(streamed(update("2", 1)), 0)
     assert seen.lacks
     seen.renew(listed(new("1"), new("2")), seen.number, 0)
     assert [line.ids for line in seen.of(KEYS)] == [{"2"}] and not seen.lacks
 
 
-def test_a_list_that_is_old() -> None:
-    """Who came after it was asked for is not in it, and stays; who was known before and is not in it is gone."""
+def test_an_old_list() -> None:
+    """Connections that began after its request stay; older ones that are not in it have ended."""
     seen = Table(["in"])
-    seen.take(told(new("1"), new("2", "bert")), 0)
+    seen.take(streamed(new("1"), new("2", "bert")), 0)
     number = seen.number
-    seen.take(told(new("3")), 0)
+    seen.take(streamed(new("3")), 0)
     assert not seen.renew(listed(new("2", "bert")), number, 0)
     assert there(seen) == {("anna", source("127.0.0.2", 7)): {"3"}, ("bert", source("127.0.0.2", 7)): {"2"}}
 
@@ -125,14 +128,14 @@ def test_a_list_that_is_old() -> None:
 def test_memory_is_bounded() -> None:
     seen = Table(["in"])
     for number in range(table.REMEMBERED + 100):
-        seen.take(told(new(str(number)), closed(str(number))), 0)
+        seen.take(streamed(new(str(number)), closed(str(number))), 0)
     assert len(seen._ended) == table.REMEMBERED
     assert not (seen._flows or seen._lines or seen._by_key or seen._by_source)
 
 
 @given(st.data())
-def test_the_table_is_what_is_open(data: st.DataObject) -> None:
-    """Whatever is left out, said again, or listed late: after the next list nobody is there too much or too little."""
+def test_the_table_has_all_open_connections(data: st.DataObject) -> None:
+    """Whatever is omitted, repeated or listed late: after the next list the table is exact."""
     seen = Table(["in"])
     open_: dict[str, tuple[str, int]] = {}
     ended: list[str] = []
@@ -144,9 +147,9 @@ def test_the_table_is_what_is_open(data: st.DataObject) -> None:
         return new(id, key, f"127.0.0.2:{port}")
 
     def say(*events: ConnectionEvent) -> None:
-        """The stream may leave it out, or say it twice."""
+        """The stream may omit or repeat an event."""
         for _ in range(data.draw(st.sampled_from([1, 0, 2]))):
-            note(seen.take(told(*events), 0))
+            note(seen.take(streamed(*events), 0))
 
     def note(fresh: list[Line]) -> None:
         heard.update(line.key for line in fresh)
@@ -185,13 +188,39 @@ def test_the_table_is_what_is_open(data: st.DataObject) -> None:
     assert len(set(handles)) == len(handles) == len(seen) and all(seen.get(handle) for handle in handles)
 
 
-def test_a_handle_tells_the_place_when_its_line_is_forgotten() -> None:
-    """Of either family, whatever the user's name; and who comes by the same port after it is told of."""
+def test_the_address_in_a_handle() -> None:
+    """It is there without the line, for both families and any name; a new connection from the port is noticed."""
     seen = Table(["other", "in"])
     for place in ("127.0.0.2:7", "[2001:db8::1]:7"):
-        seen.take(told(new("a", source=place)), 0)
+        seen.take(streamed(new("a", source=place)), 0)
         [line] = seen.of(["anna"])
         assert seen.place_of(line.handle) == ("in", line.source) and not seen.is_free(line.source)
-        seen.take(told(closed("a")), 0)
+        seen.take(streamed(closed("a")), 0)
         assert seen.place_of(line.handle) == ("in", line.source) and seen.is_free(line.source)
         seen = Table(["other", "in"])
+
+
+def test_where_users_may_keep_a_session() -> None:
+    """The last user of an address is remembered where clients keep sessions, but not if another user is there."""
+    place = source("127.0.0.2", 7)
+    seen, plain = Table(["in"], ["in"]), Table(["in"])
+    for each in (seen, plain):
+        each.take(streamed(new("1")), 0)
+        assert each.places([("in", "anna")]) == {place: "in"}
+        assert not each.places([("in", "bert")]) and not each.places([("other", "anna")])
+        each.take(streamed(new("2", "bert")), 0)
+        assert not each.places([("in", "anna")]), "they share it"
+        assert each.places([("in", "anna"), ("in", "bert")]) == {place: "in"}
+        each.take(streamed(closed("2"), closed("1")), 0)
+        assert not each.places([("in", "anna")])
+    assert seen.places([("in", "bert")]) == {place: "in"} and not plain.places([("in", "bert")])
+
+
+def test_old_sessions_are_forgotten() -> None:
+    """First those without a connection for the longest time."""
+    seen = Table(["in"], ["in"])
+    with mock.patch.object(table, "SESSIONS", 2):
+        for number in (1, 2, 1, 3):
+            seen.take(streamed(new(str(seen.number), source=f"127.0.0.2:{number}")), 0)
+            seen.take(streamed(closed(str(seen.number - 1))), 0)
+    assert seen.places([("in", "anna")]).keys() == {source("127.0.0.2", 1), source("127.0.0.2", 3)}

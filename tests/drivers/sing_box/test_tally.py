@@ -1,4 +1,4 @@
-"""Bytes out of a stream that leaves events out, says things twice and begins anew."""
+"""Traffic from a stream that omits and repeats events and starts again."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def closed(id: str, up: int) -> ConnectionEvent:
     return ConnectionEvent(type=CLOSED, id=id, connection=connection(id, up, closed=True))
 
 
-def told(*events: ConnectionEvent) -> ConnectionEvents:
-    """What a stream says as it goes on."""
+def streamed(*events: ConnectionEvent) -> ConnectionEvents:
+    """Events of a running stream."""
     return ConnectionEvents(events=events)
 
 
 def listed(*events: ConnectionEvent) -> ConnectionEvents:
-    """What a stream begins with: all that are open, and some of those that ended."""
+    """The list at the start of a stream: all open connections, and some that ended."""
     return ConnectionEvents(events=events, reset=True)
 
 
@@ -42,41 +42,45 @@ def uplink(tally: Tally, name: str = "user>>>a") -> int:
 
 
 def test_a_connection_counts_for_its_user_and_both_ends() -> None:
-    """A name that is not there counts for nobody."""
+    """An empty name has no counter."""
     tally = Tally()
-    Stream(tally).take(told(new("1"), update("1", 10), ConnectionEvent(id="2", connection=connection("2", 5, user=""))))
+    Stream(tally).take(
+        streamed(new("1"), update("1", 10), ConnectionEvent(id="2", connection=connection("2", 5, user="")))
+    )
     assert [uplink(tally, name) for name in ("user>>>a", "inbound>>>in", "outbound>>>out")] == [10, 15, 15]
     assert not [name for name in tally.counters if name.startswith("user>>>>>>")]
 
 
 def test_two_streams_count_once() -> None:
-    """A list that is asked for beside the stream says the sum, and the next update is the stream's own."""
+    """A list beside the stream has the sum, and the next update counts from the stream's own base."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(new("1"), update("1", 10)))
+    stream.take(streamed(new("1"), update("1", 10)))
     Stream(tally).take(listed(new("1", 25)))
-    stream.take(told(update("1", 15)))
+    stream.take(streamed(update("1", 15)))
     assert uplink(tally) == 25
-    stream.take(told(update("1", 5)))
+    stream.take(streamed(update("1", 5)))
     assert uplink(tally) == 30
 
 
-def test_an_end_that_is_said_again() -> None:
-    """By the same stream, without the connection, and by the next one, which begins with the last that were closed."""
+def test_a_repeated_end() -> None:
+    """By the same stream, without the connection, and by the list of the next one."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(new("1"), update("1", 10), closed("1", 12), ConnectionEvent(type=CLOSED, id="1"), closed("1", 12)))
+    stream.take(
+        streamed(new("1"), update("1", 10), closed("1", 12), ConnectionEvent(type=CLOSED, id="1"), closed("1", 12))
+    )
     Stream(tally).take(listed(new("1", 12, closed=True)))
     assert uplink(tally) == 12
 
 
-def test_a_beginning_that_was_left_out() -> None:
+def test_an_omitted_beginning() -> None:
     """Updates of an unknown connection wait for its end, which has the sum."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(update("1", 10)))
+    stream.take(streamed(update("1", 10)))
     assert uplink(tally) == 0
-    stream.take(told(closed("1", 30)))
+    stream.take(streamed(closed("1", 30)))
     assert uplink(tally) == 30
 
 
@@ -85,28 +89,28 @@ def test_memory_is_bounded() -> None:
     tally = Tally()
     stream = Stream(tally)
     for number in range(REMEMBERED + 100):
-        stream.take(told(new(str(number)), closed(str(number), 1)))
+        stream.take(streamed(new(str(number)), closed(str(number), 1)))
     assert uplink(tally) == REMEMBERED + 100
     assert len(tally._closed) == REMEMBERED
     assert not tally._open and not stream._sums
 
 
-def test_bytes_between_the_two_looks_that_a_beginning_is_made_of() -> None:
-    """The core looks at a new connection's sum, and again when it tells of it: updates add to the first look."""
+def test_bytes_while_the_core_reports_a_beginning() -> None:
+    """The core reads a new connection's sum twice: updates count from the first reading, the event has the second."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(new("1", 200)))
-    stream.take(told(update("1", 200)))
+    stream.take(streamed(new("1", 200)))
+    stream.take(streamed(update("1", 200)))
     assert uplink(tally) == 200
-    stream.take(told(closed("1", 200)))
+    stream.take(streamed(closed("1", 200)))
     assert uplink(tally) == tally.carried == 200
 
 
-def test_an_end_that_was_left_out() -> None:
-    """The next list does not have the connection any more. One that it has is open, whatever was thought of it."""
+def test_an_omitted_end() -> None:
+    """The next list does not have the connection. One that is in it is open, even if it seemed to have ended."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(new("1"), new("2"), update("1", 10)))
+    stream.take(streamed(new("1"), new("2"), update("1", 10)))
     Stream(tally).take(listed(new("2", 5)))
     assert (list(tally._open), list(tally._closed), tally.ended) == (["2"], ["1"], 1)
     Stream(tally).take(listed(new("1", 15), new("2", 5)))
@@ -115,8 +119,8 @@ def test_an_end_that_was_left_out() -> None:
 
 
 @given(st.data())
-def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
-    """Whatever is left out of a stream but the ends, and however often it begins anew: no byte is counted twice."""
+def test_no_byte_twice_and_all_in_the_end(data: st.DataObject) -> None:
+    """Whatever events but ends the stream omits, and however often it starts again: no byte counts twice."""
     tally = Tally()
     stream = Stream(tally)
     carried: dict[str, int] = {}
@@ -134,14 +138,14 @@ def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
                 carried[id] = known[id] = data.draw(st.integers(0, 100))
                 carry(id)
                 if data.draw(st.booleans()):
-                    stream.take(told(new(id, carried[id])))
+                    stream.take(streamed(new(id, carried[id])))
             case "carry" if open_:
                 carry(data.draw(st.sampled_from(sorted(open_))))
             case "tick":
                 for id in sorted(open_):
                     event, known[id] = update(id, carried[id] - known[id]), carried[id]
                     if data.draw(st.booleans()):
-                        stream.take(told(event))
+                        stream.take(streamed(event))
             case "list":
                 Stream(tally).take(listed(*(new(id, carried[id]) for id in open_)))
             case "again":
@@ -154,30 +158,30 @@ def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
             case "close" if open_:
                 id = data.draw(st.sampled_from(sorted(open_)))
                 open_.discard(id)
-                stream.take(told(closed(id, carried[id])))
+                stream.take(streamed(closed(id, carried[id])))
         assert uplink(tally) <= sum(carried.values())
-    stream.take(told(*(closed(id, carried[id]) for id in open_)))
+    stream.take(streamed(*(closed(id, carried[id]) for id in open_)))
     assert uplink(tally) == sum(carried.values())
 
 
-def test_a_stream_forgets_whose_ends_were_left_out() -> None:
-    """It may go on for months. What a connection that is open adds still counts."""
+def test_memory_of_omitted_ends_is_bounded() -> None:
+    """A stream may go on for months. Updates of open connections still count."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take(told(new("long", 1)))
+    stream.take(streamed(new("long", 1)))
     for number in range(10 * SPARE):
-        stream.take(told(new(str(number), 1)))
+        stream.take(streamed(new(str(number), 1)))
         if number % 100 == 0:
             Stream(tally).take(listed(new("long", 1)))
     assert len(stream._sums) <= 2 * SPARE
-    stream.take(told(update("long", 5)))
+    stream.take(streamed(update("long", 5)))
     assert uplink(tally) == 10 * SPARE + 5
 
 
-def test_the_next_program_goes_on() -> None:
-    """What was counted is counted once, of connections that are open, that ended, and that end meanwhile."""
+def test_a_hand_over() -> None:
+    """Bytes count once, of connections that are open, ended before, or end meanwhile."""
     before = Tally()
-    Stream(before).take(told(new("1"), update("1", 10), new("2"), update("2", 20), closed("2", 25), new("3")))
+    Stream(before).take(streamed(new("1"), update("1", 10), new("2"), update("2", 20), closed("2", 25), new("3")))
     after = Tally()
     after.unpack(before.packed)
     assert (after.counters, after.open_ids, after.carried, after.ended) == (before.counters, {"1", "3"}, 35, 1)

@@ -1,4 +1,4 @@
-"""The sockets of a process: who is at the other end, and ending exactly the connections that are named."""
+"""The connections of another process: list the peers, and cut exactly the given connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from drivers.sockets.connections import cut, deafen, endpoint, peers
 
-# Takes a listening socket on descriptor 0, accepts, and echoes a byte on every connection for ever.
+# Accepts on the listening socket at descriptor 0, and echoes each byte on all connections.
 CHILD = """
 import select, socket
 listener = socket.socket(fileno=0)
@@ -60,7 +60,7 @@ class Server:
 
 
 def echoes(link: socket.socket) -> bool:
-    """Whether the connection is alive: a byte comes back."""
+    """Whether the connection is open: the process echoes a byte."""
     try:
         link.sendall(b"x")
         return link.recv(1) == b"x"
@@ -69,7 +69,7 @@ def echoes(link: socket.socket) -> bool:
 
 
 def is_over(link: socket.socket) -> bool:
-    """Whether the other end has ended it; waits for that."""
+    """Wait for the other end to close it. Returns whether it did."""
     try:
         return link.recv(1) == b""
     except ConnectionResetError:
@@ -83,7 +83,7 @@ def name_of(link: socket.socket) -> bytes:
 
 @pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """IPv6 listens for both, as cores do."""
+    """A server whose IPv6 socket accepts IPv4, too, as a core's does."""
     family = request.param
     host = "127.0.0.1" if family is socket.AF_INET else "::"
     with (
@@ -96,8 +96,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         child.kill()
 
 
-def test_cut_ends_those_and_no_others(server: Server) -> None:
-    """Of many connections to one port exactly the named ones end, and the process goes on."""
+def test_cut_closes_the_given_connections_only(server: Server) -> None:
+    """Of many connections to one port exactly the given ones are closed, and the process goes on."""
     with ExitStack() as stack:
         links = [server.connect(stack) for _ in range(100)]
         wanted = {name_of(link): server.ports for link in links[::2]}
@@ -110,7 +110,7 @@ def test_cut_ends_those_and_no_others(server: Server) -> None:
 
 
 def test_other_ports_are_left(server: Server) -> None:
-    """A connection to another port of the process is not meant, whoever is at its other end."""
+    """A connection of the same peer to another port of the process stays open."""
     with ExitStack() as stack:
         link = server.connect(stack)
         assert not cut(server.pid, {name_of(link): [range(server.port)]}).ended
@@ -119,7 +119,7 @@ def test_other_ports_are_left(server: Server) -> None:
 
 
 def test_peers_come_and_go(server: Server) -> None:
-    """A peer is there as long as its connection is."""
+    """A peer is listed as long as its connection is open."""
     with ExitStack() as stack:
         link = server.connect(stack)
         assert peers(server.pid) == {name_of(link)}
@@ -129,7 +129,7 @@ def test_peers_come_and_go(server: Server) -> None:
 
 
 def test_mapped_address(server: Server) -> None:
-    """Who comes by IPv4 to a socket of IPv6 is known by his IPv4 address."""
+    """An IPv4 client of an IPv6 socket is listed by its IPv4 address."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as link:
         assert echoes(link)
         assert name_of(link) in peers(server.pid)
@@ -138,7 +138,7 @@ def test_mapped_address(server: Server) -> None:
 
 
 def test_nothing_stays_open(server: Server) -> None:
-    """A look leaves no descriptor behind, and a connection that is cut is not held open."""
+    """A look leaves no descriptor open, and no duplicate keeps a cut connection open."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with ExitStack() as stack:
         links = [server.connect(stack) for _ in range(10)]
@@ -163,8 +163,8 @@ def test_datagrams_are_left() -> None:
         assert other.recv(1) == b"x"
 
 
-def test_process_that_is_gone() -> None:
-    """A process that ended has no connections, which is no error."""
+def test_a_process_that_has_exited() -> None:
+    """A process that has exited has no connections, and that is no error."""
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
     assert not cut(child.pid, {endpoint("127.0.0.1", 1): [range(65536)]}).ended
@@ -173,13 +173,13 @@ def test_process_that_is_gone() -> None:
 
 @given(st.ip_addresses(v=4), st.integers(0, 65535))
 def test_mapped_addresses_are_plain(address: object, port: int) -> None:
-    """An address has one name, in whichever of the two forms it is written."""
+    """Both forms of an IPv4 address have the same key."""
     assert endpoint(str(address), port) == endpoint(f"::ffff:{address}", port)
     assert len(endpoint(str(address), port)) == 6
 
 
 def test_a_deaf_listener(server: Server) -> None:
-    """Nobody gets in, nobody is refused, and who is in stays; a listener of another port hears on."""
+    """New connections are neither accepted nor refused, existing ones stay, and other ports accept."""
     with ExitStack() as stack:
         link = server.connect(stack)
         deafen(server.pid, [range(server.port + 1, server.port + 2)])
@@ -191,7 +191,7 @@ def test_a_deaf_listener(server: Server) -> None:
 
 
 def test_a_deaf_listener_without_capabilities(server: Server) -> None:
-    """Under the unit the node may not attach filters to sockets (CAP_NET_ADMIN), and needs none."""
+    """It works without CAP_NET_ADMIN, which the unit does not grant and filters would need."""
     code = f"from drivers.sockets.connections import deafen; deafen({server.pid}, {server.ports!r})"
     node = [sys.executable, "-c", code]
     if os.getuid() == 0:

@@ -1,4 +1,4 @@
-"""Datagrams led from one process to another: each goes where the last word said, whoever comes and goes."""
+"""UDP steered from one process to another: each datagram reaches the process steered to last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets import datagrams, unheard
+from drivers.sockets import datagrams, udp_probe
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
 from tests.harness import handed_on
@@ -26,8 +26,8 @@ def port(request: pytest.FixtureRequest) -> Iterator[Port]:
             yield made
 
 
-def test_led_and_left(port: Port) -> None:
-    """Who joins gets none until it is led to; the newest of the others has all after an end, and who is alone."""
+def test_steering_and_exits(port: Port) -> None:
+    """A process gets no datagrams until it is steered to; after an exit the newest or only other one gets all."""
     assert isinstance(port.steering, Datagrams)
     old = port.join("a")
     new = port.join("b")
@@ -47,8 +47,8 @@ def test_led_and_left(port: Port) -> None:
     assert old.poll() is None
 
 
-def test_handed_on(port: Port) -> None:
-    """Another program of the node leads them as the one before it did, and knows who joins from a stranger."""
+def test_handed_over(port: Port) -> None:
+    """The next node process goes on steering, and tells processes that join from strangers."""
     assert isinstance(port.steering, Datagrams)
     old, new = port.join("a"), port.join("b")
     port.steering.steer(new.pid)
@@ -67,7 +67,7 @@ def test_handed_on(port: Port) -> None:
 
 
 def test_the_node_is_killed(port: Port) -> None:
-    """Another one finds out who is where without a word to any, whoever has ended before."""
+    """The next node process finds the order of sockets with probes that no process receives."""
     steering = port.steering
     assert isinstance(steering, Datagrams)
     a, b, c, d = (port.join(name) for name in "abcd")
@@ -86,9 +86,9 @@ def test_the_node_is_killed(port: Port) -> None:
 
 
 def test_the_node_is_killed_under_a_flood(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a socket drops so many that ours cannot be told apart, nothing is believed."""
+    """If a socket drops so many datagrams that probes are lost among them, no order is assumed."""
     numbers = itertools.count(0, 100)
-    monkeypatch.setattr(unheard, "_dropped", lambda one: next(numbers))
+    monkeypatch.setattr(udp_probe, "_dropped", lambda one: next(numbers))
     a, b = port.join("a"), port.join("b")
     handed_on.killed(port.steering)
     steering = port.steering = Datagrams()
@@ -96,8 +96,8 @@ def test_the_node_is_killed_under_a_flood(port: Port, monkeypatch: pytest.Monkey
         steering.regain({one.pid: port.ports for one in (a, b)}, b.pid)
 
 
-def test_before_an_end(port: Port) -> None:
-    """Clients are refused at once, and given to nobody; what is left of the processes is nobody's affair."""
+def test_before_an_exit(port: Port) -> None:
+    """Before an exit clients are refused at once, and no process gets datagrams; their ends change nothing."""
     assert isinstance(port.steering, Datagrams)
     port.join("a")
     new = port.join("b")
@@ -109,7 +109,7 @@ def test_before_an_end(port: Port) -> None:
 
 
 def test_a_stranger(port: Port) -> None:
-    """Another socket at the address, which nobody took up, is noticed at once and at every join."""
+    """An unknown socket at the address is detected at once and at each join."""
     port.start("x")
     with pytest.raises(Unsteerable, match="another process"):
         port.join("a")
@@ -123,8 +123,8 @@ def test_a_stranger_who_comes_later(port: Port) -> None:
     assert port.met() == {"a"}
 
 
-def test_a_table_that_tells_of_one_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the kernel's does when sockets come while it is read: they are counted by what they are."""
+def test_a_table_that_lists_a_socket_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel lists a socket twice if others are bound while its table is read: inodes are counted."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         row = next(

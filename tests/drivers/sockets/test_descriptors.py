@@ -1,4 +1,4 @@
-"""Sockets of a process by their numbers: each is found, also when its number was another's, and none is kept."""
+"""Sockets of a process by descriptor number: each is found, even when numbers are reused, and none is kept."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from drivers.sockets.connections import endpoint
 from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.ending import end, reset
+from drivers.sockets.reset import end, reset
 from drivers.sockets.sock_diag import flows
 
-# Accepts connections, says how many there are, closes the ones that it is told to.
+# Accepts connections, prints how many there are, closes those whose number it reads.
 _CHILD = """
 import socket, sys
 server = socket.create_server(("127.0.0.1", 0))
@@ -87,8 +87,8 @@ def peer(link: socket.socket) -> bytes:
     return endpoint(*link.getsockname()[:2])
 
 
-def test_what_moved_is_told(child: Child) -> None:
-    """Of the connections that are asked for, however many: bytes, and for how long nobody has said anything."""
+def test_bytes_and_silence(child: Child) -> None:
+    """The kernel's list has bytes and silence of the requested connections, however many they are."""
     links = child.connect(300)
     with ExitStack() as stack:
         for link in links:
@@ -103,7 +103,7 @@ def test_what_moved_is_told(child: Child) -> None:
         assert not flows(child.ports, set())
 
 
-def test_each_is_found_though_numbers_are_used_again(child: Child) -> None:
+def test_reused_numbers(child: Child) -> None:
     descriptors, before = Descriptors(child.pid), len([*Path("/proc/self/fd").iterdir()])
     links = child.connect(3)
     mine = inodes(child, *links)
@@ -118,7 +118,7 @@ def test_each_is_found_though_numbers_are_used_again(child: Child) -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
-def test_only_those_that_were_asked_for_end(child: Child) -> None:
+def test_reset_of_the_given_connections_only(child: Child) -> None:
     descriptors, links = Descriptors(child.pid), child.connect(5)
     with ExitStack() as stack:
         for link in links:
@@ -134,7 +134,7 @@ def test_only_those_that_were_asked_for_end(child: Child) -> None:
         assert len(inodes(child, *links)) == 3
 
 
-def test_a_process_that_is_gone_has_none() -> None:
+def test_a_process_that_has_exited_has_none() -> None:
     with _running() as child:
         pass
     assert not [*Descriptors(child.pid).taken([1, 2])]

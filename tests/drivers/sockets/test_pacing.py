@@ -1,4 +1,4 @@
-"""Sockets of a process are held to a speed and let go again, by their inodes and without a duplicate that stays."""
+"""Speed limits of a process's sockets, set and removed by inode without a duplicate that stays open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def inode(one: socket.socket) -> int:
 
 
 class Pair:
-    """A connection: the side of the core, which is this process, and that of its client."""
+    """A connection: the core's side, which is in this process, and the client's."""
 
     def __init__(self, stack: ExitStack, host: str = "127.0.0.1") -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -45,7 +45,7 @@ class Pair:
 
     def another(self, stack: ExitStack) -> tuple[socket.socket, socket.socket]:
         client = stack.enter_context(socket.socket(self.listener.family))
-        # As on a network: pieces of the loopback are large for a slow connection.
+        # As on a network: segments of the loopback are large for a slow connection.
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1400)
         client.connect(self.listener.getsockname())
         core, _ = self.listener.accept()
@@ -64,7 +64,7 @@ def own() -> Descriptors:
 
 
 def seconds(pair: Pair, size: int) -> float:
-    """What it takes to get so many bytes."""
+    """How long it takes to receive so many bytes."""
     pair.core.setblocking(False)
     began, left, data = time.monotonic(), size, bytes(MBYTE)
     while left > 0:
@@ -74,7 +74,7 @@ def seconds(pair: Pair, size: int) -> float:
     return time.monotonic() - began
 
 
-def test_a_connection_is_held_to_a_speed_and_let_go(pair: Pair, own: Descriptors) -> None:
+def test_a_limit_is_set_and_removed(pair: Pair, own: Descriptors) -> None:
     where = inode(pair.core)
     assert set_all(own, {where: MBYTE}, pace) == {where}
     assert rate_of(pair.core) == MBYTE
@@ -85,7 +85,7 @@ def test_a_connection_is_held_to_a_speed_and_let_go(pair: Pair, own: Descriptors
     assert seconds(pair, 20 * MBYTE) < 5
 
 
-def test_what_a_listener_accepts_is_held_to_its_speed(pair: Pair, own: Descriptors) -> None:
+def test_accepted_connections_inherit_the_limit(pair: Pair, own: Descriptors) -> None:
     [where] = listeners(pair.ports)[pair.port]
     assert where == inode(pair.listener)
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def test_what_a_listener_accepts_is_held_to_its_speed(pair: Pair, own: Descripto
     assert rate_of(pair.core) == ANY
 
 
-def test_a_window_is_narrow_and_wide_again(pair: Pair, own: Descriptors) -> None:
+def test_a_window_is_narrowed_and_restored(pair: Pair, own: Descriptors) -> None:
     wide = pair.core.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     set_all(own, {inode(pair.core): 10_000}, narrow)
     assert pair.core.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 20_000
@@ -107,8 +107,8 @@ def test_a_window_is_narrow_and_wide_again(pair: Pair, own: Descriptors) -> None
     assert pair.core.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= wide
 
 
-def test_its_end_is_told_to_the_client(pair: Pair, own: Descriptors) -> None:
-    """Nobody else holds the socket any more."""
+def test_a_close_reaches_the_client(pair: Pair, own: Descriptors) -> None:
+    """A close reaches the client at once, since no duplicate is left."""
     before = {*Path("/proc/self/fd").iterdir()}
     set_all(own, {inode(pair.core): MBYTE, inode(pair.listener): MBYTE}, pace)
     assert {*Path("/proc/self/fd").iterdir()} == before
@@ -117,7 +117,7 @@ def test_its_end_is_told_to_the_client(pair: Pair, own: Descriptors) -> None:
     assert pair.client.recv(1) == b""
 
 
-def test_a_number_that_is_another_socket_by_now_is_left_alone(pair: Pair, own: Descriptors) -> None:
+def test_a_reused_number_is_left_alone(pair: Pair, own: Descriptors) -> None:
     with ExitStack() as stack:
         where, number = inode(pair.core), pair.core.fileno()
         set_all(own, {where: MBYTE}, pace)

@@ -1,4 +1,4 @@
-"""UDP with sessions led from one process to another: clients are told, and find one process before and after that."""
+"""UDP sessions moved from one process to another: clients get ICMP port unreachable in between."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from drivers.sockets import sessions
 from drivers.sockets.group import Unsteerable
-from drivers.sockets.hiding import hide, show
 from drivers.sockets.reuseport import address_of
 from drivers.sockets.sessions import Sessions
+from drivers.sockets.udp_hide import hide, show
 from scripts.staging.wait import until
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, answer, end
 
-# Where a process is bound, to which interface, and by which addresses clients come to it.
+# Where a process is bound, to which interface, and the addresses that clients use.
 WHERE = {
     "of one": ("127.0.0.1", "", ["127.0.0.1"]),
     "of all": ("0.0.0.0", "", ["127.0.0.1"]),
@@ -34,7 +34,7 @@ LOST = "lost"
 
 
 class Led:
-    """A port, and what happens on it. `dark` is what does in the moment when nobody is there."""
+    """A port and its processes. `dark` runs in the moment when all sockets there are hidden."""
 
     def __init__(self, port: Port, sessions: Sessions) -> None:
         self.port, self.sessions = port, sessions
@@ -42,7 +42,7 @@ class Led:
         self.dark: Callable[[], object] = lambda: None
 
     def sleep(self, seconds: float) -> None:
-        """In the place of `time.sleep`."""
+        """Replaces `time.sleep`."""
         assert seconds == sessions.DARK
         self.dark()
 
@@ -54,8 +54,8 @@ class Led:
         self.sessions.leave(one.pid)
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Inside, nobody finds another process before they are told that there is none; until all are it is dark."""
+    def moved(self) -> Iterator[None]:
+        """Inside, no client reaches another process before it gets port unreachable; until all have, all is hidden."""
         clients = [self.port.stack.enter_context(self.port.client(name)) for name in self.port.names]
         before, over = {answer(one) for one in clients}, threading.Event()
         heard: list[list[str]] = [[] for _ in clients]
@@ -65,7 +65,7 @@ class Led:
                 for one, answers in zip(clients, heard, strict=True):
                     answers.append(patient(one))
 
-        self.dark = lambda: until(lambda: all(NOBODY in answers for answers in heard), what="all are told")
+        self.dark = lambda: until(lambda: all(NOBODY in answers for answers in heard), what="all got port unreachable")
         thread = threading.Thread(target=talk)
         thread.start()
         try:
@@ -77,7 +77,7 @@ class Led:
 
 
 def patient(client: socket.socket) -> str:
-    """Who answers, if anybody does: a process that was killed is still there for a moment."""
+    """Who answers, if any process does: one that was killed exists for a moment longer."""
     client.settimeout(0.05)
     try:
         return answer(client)
@@ -96,8 +96,8 @@ def led(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             yield made
 
 
-def test_led_again_and_again(led: Led) -> None:
-    """Nobody finds who joins until it is led to, and then all do, whatever those before it do; so for each next one."""
+def test_moved_again_and_again(led: Led) -> None:
+    """No client reaches a process that joins until it is led to; then all do, again and again."""
     current = led.join("a")
     olds = []
     for name in "bcd":
@@ -107,7 +107,7 @@ def test_led_again_and_again(led: Led) -> None:
         assert len(before) == 1
         led.sessions.join(new.pid, led.port.ports)
         assert led.met() == before
-        with led.told():
+        with led.moved():
             led.lead(new)
         assert led.met() == {name}
         olds.append(current)
@@ -119,7 +119,7 @@ def test_led_again_and_again(led: Led) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_node_is_killed(led: Led, dark: bool) -> None:
-    """Another one has clients find whom it is told, where they found that one before or, just then, nobody."""
+    """The next node process has clients reach the given process, wherever they were before or if all is hidden."""
     old = led.join("a")
     led.sessions.hold(old.pid)
     new = led.join("b")
@@ -135,14 +135,14 @@ def test_the_node_is_killed(led: Led, dark: bool) -> None:
     newest = led.join("c")
     assert led.met() == {"b"}
     led.end(old)
-    with led.told():
+    with led.moved():
         led.lead(newest)
     led.end(new)
     assert led.met() == {"c"}
 
 
-def test_handed_on(led: Led) -> None:
-    """Another program of the node knows whom clients find, and whom they are to find next."""
+def test_handed_over(led: Led) -> None:
+    """The next node process knows which process clients reach, and which they reach next."""
 
     def hand_on() -> None:
         led.sessions = led.port.steering = handed_on.sessions(led.sessions)
@@ -153,11 +153,11 @@ def test_handed_on(led: Led) -> None:
     new = led.join("b")
     hand_on()
     assert led.met() == {"a"}
-    with led.told():
+    with led.moved():
         led.lead(new)
     hand_on()
     assert led.met() == {"b"}
-    with led.told():
+    with led.moved():
         led.lead(old)
     hand_on()
     assert led.met() == {"a"}
@@ -167,11 +167,11 @@ def test_handed_on(led: Led) -> None:
 
 
 def test_the_way_back(led: Led) -> None:
-    """Who was led to dies: clients are told so, and find the one before it, also after the next has come."""
+    """If the new process dies, clients get port unreachable and reach the one before, also with a next one there."""
     old = led.join("a")
     new = led.join("b")
     led.lead(new)
-    with led.told():
+    with led.moved():
         end(new)
         led.sessions.leave(new.pid)
         led.lead(old)
@@ -184,24 +184,24 @@ def test_the_way_back(led: Led) -> None:
 
 
 def test_both_ways(led: Led) -> None:
-    """Also while both live."""
+    """Clients can be moved back while both processes live."""
     old, new = led.join("a"), led.join("b")
     for one, name in ((new, "b"), (old, "a"), (new, "b"), (new, "b")):
         led.lead(one)
         assert led.met() == {name}
 
 
-def test_who_serves_dies_before_the_next_is_led_to(led: Led) -> None:
-    """Clients are told at once."""
+def test_the_visible_process_dies_before_a_move(led: Led) -> None:
+    """Clients get port unreachable at once."""
     old, new = led.join("a"), led.join("b")
-    with led.told():
+    with led.moved():
         led.end(old)
         led.lead(new)
     assert led.met() == {"b"}
 
 
-def test_who_serves_dies(led: Led) -> None:
-    """Clients are told before anybody has noticed, whoever waits to be next or drains."""
+def test_the_visible_process_dies(led: Led) -> None:
+    """Clients get port unreachable before the node notices, with others waiting or draining there."""
     old, new = led.join("a"), led.join("b")
     led.lead(new)
     led.join("c")
@@ -212,16 +212,16 @@ def test_who_serves_dies(led: Led) -> None:
     assert led.met() == {"a"}
 
 
-def test_who_comes_dies(led: Led) -> None:
-    """Before anybody is led to it: nobody notices."""
+def test_a_joining_process_dies(led: Led) -> None:
+    """If it dies before it is led to, clients notice nothing."""
     old, new = led.join("a"), led.join("b")
     led.end(new)
     assert led.met() == {"a"}
     assert old.poll() is None
 
 
-def test_the_one_that_is_led_to_dies_in_the_dark(led: Led) -> None:
-    """The one before it is found again."""
+def test_the_new_process_dies_while_all_is_hidden(led: Led) -> None:
+    """Clients reach the one before it again."""
     old, new = led.join("a"), led.join("b")
 
     def dark() -> None:
@@ -235,8 +235,8 @@ def test_the_one_that_is_led_to_dies_in_the_dark(led: Led) -> None:
     assert led.met() == {"a"}
 
 
-def test_a_fault_in_the_dark(led: Led) -> None:
-    """Whatever happens, it ends."""
+def test_an_error_while_all_is_hidden(led: Led) -> None:
+    """After an error sockets are shown again all the same."""
     led.join("a")
     new = led.join("b")
     led.dark = mock.Mock(side_effect=RuntimeError)
@@ -246,7 +246,7 @@ def test_a_fault_in_the_dark(led: Led) -> None:
 
 
 def test_an_address_that_the_next_one_does_not_have(led: Led) -> None:
-    """Nobody is there then, without a pause; the one after it has it at once."""
+    """All is hidden there, without a pause; a later process is shown there at once."""
     old = led.join("a")
     elsewhere = Port(led.sessions, led.port.host, led.port.names)
     with elsewhere.stack:
@@ -264,8 +264,8 @@ def test_an_address_that_the_next_one_does_not_have(led: Led) -> None:
         assert led.met() == {"a"}
 
 
-def test_before_an_end(led: Led) -> None:
-    """Nobody is there, neither those who drain; whoever is led to after it is found again."""
+def test_before_an_exit(led: Led) -> None:
+    """All sockets are hidden, also of draining processes; a process led to later is shown."""
     old, new = led.join("a"), led.join("b")
     led.lead(new)
     led.sessions.silence(new.pid)
@@ -276,8 +276,8 @@ def test_before_an_end(led: Led) -> None:
     assert led.met() == {"a"}
 
 
-def test_let_go(led: Led) -> None:
-    """Who is alone is found, also when another one is held that comes later."""
+def test_close(led: Led) -> None:
+    """Clients reach the only process, also when a later one is held beside it."""
     led.join("a")
     new = led.join("b")
     led.lead(new)
@@ -289,25 +289,27 @@ def test_let_go(led: Led) -> None:
 
 
 def test_a_stranger(led: Led) -> None:
-    """Another socket at the address, which nobody took up."""
+    """A socket at the address whose process has not joined."""
     led.start("x")
     with pytest.raises(Unsteerable, match="another process"):
         led.join("a")
 
 
 def test_a_place_that_cannot_be_held(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no socket of ours can be beside one that was hidden, that is said."""
+    """An error, if no socket of ours can be bound beside one that was hidden."""
     led.join("a")
     new = led.join("b")
     led.lead(new)
     refused: Callable[..., None] = mock.Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr(sessions, "_twin", refused)
-    with pytest.raises(Unsteerable, match=f":{led.port.number} cannot be held by the node itself: Permission denied"):
+    with pytest.raises(
+        Unsteerable, match=f":{led.port.number} cannot be kept with the current core: Permission denied"
+    ):
         led.sessions.hold(new.pid)
 
 
 def test_hidden_twice() -> None:
-    """It is where it was, whatever was done before."""
+    """A socket is back at its interface, however often it was hidden."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.bind(("127.0.0.1", 0))
         one.connect(("127.0.0.1", 9))
@@ -318,8 +320,8 @@ def test_hidden_twice() -> None:
         assert address_of(one).interface == before.interface
 
 
-def test_no_file_is_left(led: Led) -> None:
-    """Nothing that was looked at stays open."""
+def test_no_descriptor_is_left(led: Led) -> None:
+    """No duplicate stays open."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     led.join("a")
     new = led.join("b")

@@ -1,4 +1,4 @@
-"""Processes that share their listeners as runs of a core do: who is given new connections, whoever comes and goes."""
+"""Processes that share their listeners as the runs of a core do: which gets new connections when others come and go."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from unittest import mock
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from drivers.sockets import connections
+from drivers.sockets import connections, sharing
 from drivers.sockets.connections import Ports
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Reach, Sharing
@@ -45,7 +46,7 @@ class SharingTests(TestCase):
         return greeter
 
     async def end(self, greeter: Greeter) -> None:
-        """Its process, and wait until all is done for that."""
+        """End its process, and wait until all work for that is done."""
         greeter.kill()
         self.sharing.gone(greeter.pid)
         await self.sharing.survey(greeter.pid, [])
@@ -57,7 +58,7 @@ class SharingTests(TestCase):
         return link
 
     async def test_one_takes_over_from_another(self) -> None:
-        """Who is alone at last is let go; until then each closes and opens no listeners."""
+        """The last process alone is released; until then no process may close or open listeners."""
         old = await self.joined("a")
         new = await self.joined("b")
         self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
@@ -74,8 +75,8 @@ class SharingTests(TestCase):
         self.assertFalse(self.sharing.has(new.pid))
         self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
 
-    async def test_handed_on(self) -> None:
-        """Another program of the node goes on with all of them; one that has ended meanwhile has left."""
+    async def test_handed_over(self) -> None:
+        """The next node process goes on with all of them; one that exited meanwhile is removed."""
         old, dead, current = [await self.joined(name) for name in "abc"]
         await self.sharing.lead(current.pid)
         await self.sharing.close_door(current.pid, self.ports)
@@ -97,7 +98,7 @@ class SharingTests(TestCase):
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
 
     async def test_the_node_is_killed(self) -> None:
-        """Another one leads on to the last of them, and others go their way; who does not listen there is not met."""
+        """The next node process steers to the last of them; one that does not listen on an address gets none there."""
         old = await self.joined("a")
         dead, current = await self.joined("b"), await self.joined("c", self.first)
         await self.sharing.lead(current.pid)
@@ -115,7 +116,7 @@ class SharingTests(TestCase):
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
 
     async def test_the_node_is_killed_and_a_stranger_is_there(self) -> None:
-        """Nobody is held then."""
+        """No process is held then."""
         current = await self.joined("a")
         handed_on.killed_sharing(self.sharing)
         self.start("x")
@@ -124,16 +125,16 @@ class SharingTests(TestCase):
             await self.sharing.regain([Reach(current.pid, self.ports, [], [])])
         self.assertFalse(self.sharing.has(current.pid))
 
-    async def test_one_alone_is_not_handed_on(self) -> None:
-        """It has its listeners for itself again."""
+    async def test_one_alone_is_not_handed_over(self) -> None:
+        """A process alone is released."""
         old = await self.joined("a")
         self.sharing = await handed_on.sharing(self.sharing, reactor)
         self.assertFalse(self.sharing.has(old.pid))
         self.start("b")
         self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
 
-    async def test_the_one_that_is_led_to_dies_between_two_programs(self) -> None:
-        """The newest of the others has everything."""
+    async def test_the_one_that_is_led_to_dies_between_two_nodes(self) -> None:
+        """The newest of the others gets all connections."""
         await self.joined("a")
         before, new = await self.joined("b"), await self.joined("c")
         await self.sharing.lead(new.pid)
@@ -144,7 +145,7 @@ class SharingTests(TestCase):
         self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
 
     async def test_an_address_that_the_new_one_does_not_have(self) -> None:
-        """Nobody is answered there, until the old one is led to again."""
+        """Connections there are dropped, until the old process is led to again."""
         old = await self.joined("a")
         new = await self.joined("b", self.first)
         link = self.link(self.second)
@@ -157,7 +158,7 @@ class SharingTests(TestCase):
             self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
 
     async def test_the_one_that_is_led_to_dies(self) -> None:
-        """The newest of the others has everything at once, also what its successor did not have."""
+        """The newest of the others gets all connections at once, also at addresses that the dead one lacked."""
         await self.joined("a")
         await self.sharing.lead((await self.joined("b")).pid)
         new = await self.joined("c", self.first)
@@ -165,8 +166,8 @@ class SharingTests(TestCase):
         await self.end(new)
         self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
 
-    async def test_the_last_but_one_ends_while_another_is_awaited(self) -> None:
-        """Who serves is held: the one that comes gets nobody before it is led to."""
+    async def test_one_remains_while_another_is_awaited(self) -> None:
+        """The remaining process stays held: a joining one gets no connection before it is led to."""
         old, current = await self.joined("a"), await self.joined("b")
         await self.sharing.lead(current.pid)
         await self.sharing.join(current.pid, self.ports)
@@ -179,7 +180,7 @@ class SharingTests(TestCase):
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
 
     async def test_the_awaited_one_does_not_come(self) -> None:
-        """Who serves has its listeners for itself again, and still no other process is given connections."""
+        """The remaining process is released, and still no other gets connections."""
         old, stillborn = await self.joined("a"), self.start("b")
         await self.end(stillborn)
         self.assertFalse(self.sharing.has(old.pid))
@@ -187,7 +188,7 @@ class SharingTests(TestCase):
         self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
 
     async def test_one_that_hangs(self) -> None:
-        """It is found out before anybody is led to it, and named by its address."""
+        """A process that accepts nothing is detected before it is led to; the error names its address."""
         old, new = await self.joined("a"), await self.joined("b")
         new.signal(signal.SIGSTOP)
         until(lambda: Path(f"/proc/{new.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
@@ -197,8 +198,8 @@ class SharingTests(TestCase):
         await self.end(new)
         self.assertFalse(self.sharing.has(old.pid))
 
-    async def test_a_closed_door(self) -> None:
-        """Who joins those that are closed can be proven, and is closed as well when it leads; connections go on."""
+    async def test_closed_to_new_connections(self) -> None:
+        """A process that joins closed ones can be proven, and is closed when it leads; connections continue."""
         old = await self.joined("a")
         link = self.link(self.first)
         await self.sharing.close_door(old.pid, self.ports)
@@ -214,8 +215,8 @@ class SharingTests(TestCase):
             await self.sharing.close_door(greeter.pid, self.ports, closed=False)
         self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
 
-    async def test_a_door_that_was_closed_and_is_gone(self) -> None:
-        """Whoever comes after it is open, and one that is alone can be closed and opened."""
+    async def test_after_a_closed_process_has_exited(self) -> None:
+        """Processes after a closed one are open, and one alone can be closed and opened."""
         old = await self.joined("a")
         await self.sharing.close_door(old.pid, self.ports)
         await self.end(old)
@@ -231,8 +232,8 @@ class SharingTests(TestCase):
         await self.sharing.close_door(lone.pid, ports, closed=False)
         self.assertEqual(meet(where), "d")
 
-    async def test_before_its_end(self) -> None:
-        """Nobody comes to the one that is led to, neither to one that ends beside it; connections go on."""
+    async def test_before_an_exit(self) -> None:
+        """Before an exit neither the process led to nor a draining one gets connections; existing ones continue."""
         old, new = await self.joined("a"), await self.joined("b")
         await self.sharing.lead(new.pid)
         link = self.link(self.first)
@@ -244,8 +245,30 @@ class SharingTests(TestCase):
         await self.end(new)
         self.assertRaises(TimeoutError, meet, self.first, 0.2)
 
+    async def test_waiting_connections_before_an_exit(self) -> None:
+        """A process accepts its waiting connections before it exits; one that does not is awaited for a time only."""
+        await self.joined("a")
+        one = await self.joined("b")
+        await self.sharing.lead(one.pid)
+        one.signal(signal.SIGSTOP)
+        link = socket.create_connection(self.first, timeout=5)
+        self.addCleanup(link.close)
+        quiet = Deferred.fromCoroutine(self.sharing.quieten(one.pid))
+        await deferLater(reactor, 0.1)
+        self.assertFalse(quiet.called)
+        one.signal(signal.SIGCONT)
+        await quiet
+        self.assertEqual(await self.sharing.connected(one.pid, self.ports), 1)
+        self.assertEqual(link.recv(1), b"b")
+        other = await self.joined("c")
+        await self.sharing.lead(other.pid)
+        other.signal(signal.SIGSTOP)
+        self.addCleanup(socket.create_connection(self.first, timeout=5).close)
+        with mock.patch.object(sharing, "ACCEPTING", 0.1):
+            await self.sharing.quieten(other.pid)
+
     async def test_a_stranger_on_the_port(self) -> None:
-        """It cannot be shared, and is not held."""
+        """The port cannot be shared, and is not held."""
         self.start("x")
         one = self.start("a")
         with self.assertRaisesRegex(NotShared, "another process"):
@@ -253,7 +276,7 @@ class SharingTests(TestCase):
         self.assertFalse(self.sharing.has(one.pid))
 
     async def test_sessions(self) -> None:
-        """They end with each change, and whoever is left of the processes has the next ones; so at an end."""
+        """UDP sessions end with each change, also at an exit, and the remaining process gets the next ones."""
         port = self.of_udp()
         old = port.start("a")
         for _ in range(2):
@@ -273,7 +296,7 @@ class SharingTests(TestCase):
         self.assertEqual(port.met(), {NOBODY})
 
     async def test_a_stranger_by_udp(self) -> None:
-        """Nothing is held then."""
+        """No socket is held then."""
         port, greeter = self.of_udp(), self.start("a")
         port.start("x")
         one = port.start("b")
@@ -288,8 +311,8 @@ class SharingTests(TestCase):
         self.addCleanup(port.stack.close)
         return port
 
-    async def test_who_gives_up_waiting(self) -> None:
-        """What was begun is done, and what comes after it waits for it."""
+    async def test_a_cancelled_caller(self) -> None:
+        """Work that was begun is finished, and the next call waits for it."""
         old = self.start("a")
         joining = Deferred.fromCoroutine(self.sharing.join(old.pid, self.ports))
         joining.cancel()
@@ -300,8 +323,8 @@ class SharingTests(TestCase):
         await self.sharing.lead(new.pid)
         self.assertEqual(meet(self.first), "b")
 
-    async def test_connections_that_nobody_is_at(self) -> None:
-        """Silent ones do not count after a while, those that the client has ended after a shorter one."""
+    async def test_abandoned_connections(self) -> None:
+        """Silent connections stop counting after a while, those that the client has closed sooner."""
         one = await self.joined("a")
         links = [self.link(self.first) for _ in range(2)]
         self.assertEqual(await self.sharing.connected(one.pid, self.ports), 2)

@@ -1,4 +1,4 @@
-"""The kernel's list of connections: every peer of a port, and nobody else's."""
+"""The kernel's list of connections: exactly the peers of the given ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivers.sockets.connections import endpoint
 from drivers.sockets.sock_diag import connected, connections, flows
 from scripts.staging.ports import free_port, own_address
 
-# include/uapi/asm-generic/socket.h
+# From include/uapi/asm-generic/socket.h.
 SO_COOKIE = 57
 
 
@@ -21,8 +21,8 @@ SO_COOKIE = 57
     [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")],
     ids=["IPv4", "IPv6", "IPv4 on a socket for both"],
 )
-def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> None:
-    """All who are connected to the ports are found by address and port; those of other ports are not."""
+def test_all_peers_of_a_port_and_no_others(listening: str, reached: str) -> None:
+    """All connections to the ports are listed by address and port; those to other ports are not."""
     with ExitStack() as stack:
         ours, other = (stack.enter_context(serve(listening)) for _ in range(2))
         links = [stack.enter_context(socket.create_connection((reached, port_of(ours)))) for _ in range(300)]
@@ -32,8 +32,8 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
         assert connected([range(port, port + 1)]) == expected
 
 
-def test_each_socket_has_its_number() -> None:
-    """A connection is told from another one of the same two ports, and is the same each time that it is asked for."""
+def test_each_socket_has_its_cookie() -> None:
+    """A cookie distinguishes two connections with the same two ports, and stays the same."""
     with serve("127.0.0.1") as server:
         port, numbers, where = port_of(server), [], (own_address(), free_port())
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_each_socket_has_its_number() -> None:
 
 
 def test_ranges_of_ports() -> None:
-    """Peers of any of several ranges are found, those of ports just beside them are not."""
+    """Peers of several ranges are listed, those of the ports just beside them are not."""
     with ExitStack() as stack:
         servers = [stack.enter_context(serve("127.0.0.1")) for _ in range(5)]
         links = [stack.enter_context(socket.create_connection(("127.0.0.1", port_of(server)))) for server in servers]
@@ -68,14 +68,14 @@ def test_ranges_of_ports() -> None:
 
 
 def test_thousands_of_ranges() -> None:
-    """More than the kernel's filter takes are asked for as one."""
+    """More ranges than the kernel's filter takes are requested as one."""
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
         odd = [range(port, port + 1) for port in range(1, 65536, 2)]
         assert endpoint("127.0.0.1", link.getsockname()[1]) in connected(odd)
 
 
-def test_what_its_process_has_closed() -> None:
-    """A connection that has ended, but for what the peer does not take, is nobody's flow; it is connected still."""
+def test_a_connection_that_its_process_has_closed() -> None:
+    """A closed connection with unsent data is no flow any more, but still a connection."""
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
         ports, peers = [range(port_of(server), port_of(server) + 1)], {endpoint(*link.getsockname())}
         accepted, _ = server.accept()
@@ -89,13 +89,13 @@ def test_what_its_process_has_closed() -> None:
 
 
 def test_no_ports() -> None:
-    """Nobody is connected to none."""
+    """Without ports there are no connections."""
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))):
         assert connected([]) == set()
 
 
-def test_a_port_that_nobody_is_connected_to() -> None:
-    """A port that only listens has no peers."""
+def test_a_port_without_connections() -> None:
+    """A port with only a listener has no peers."""
     with serve("127.0.0.1") as server:
         assert connected([range(port_of(server), port_of(server) + 1)]) == set()
 

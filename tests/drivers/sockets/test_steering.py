@@ -1,4 +1,4 @@
-"""New connections led from one process to another: nobody fails, and everybody meets whom they are led to."""
+"""New connections steered from one process to another: none fails, and all reach the process steered to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.harness import handed_on
 from tests.harness.steered import Greeter, Visitors, ask, meet
 
 HOST = "127.0.0.1"
-# A connection's state in its tcp_info, of include/net/tcp_states.h.
+# States of a connection in its tcp_info, from include/net/tcp_states.h.
 CLOSED = 7
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
@@ -36,12 +36,12 @@ def only(port: int) -> Ports:
 
 
 def host_of(listening: str) -> str:
-    """Where one who listens there is met."""
+    """The address by which a listener is reached."""
     return {"0.0.0.0": HOST, "::": "::1"}.get(listening, listening)
 
 
 class Port:
-    """A port, the processes on it, and the steering that is tested."""
+    """A port, the processes on it, and the steering under test."""
 
     def __init__(self, hosts: Sequence[str] = (HOST,)) -> None:
         self.number = free_port()
@@ -56,13 +56,13 @@ class Port:
         return self._stack.enter_context(Greeter(next(self._names), self.listening))
 
     def join(self) -> Greeter:
-        """One more that is taken up."""
+        """Start a process and add it."""
         new = self.start()
         self.steering.join(new.pid, self.ports)
         return new
 
     def link(self) -> socket.socket:
-        """A connection that stays, by its greeter's word."""
+        """A connection that stays open, by its process's greeting."""
         link = self._stack.enter_context(socket.create_connection(self.address, timeout=5))
         link.recv(1)
         return link
@@ -76,7 +76,7 @@ class Port:
         return self.steering.leave(one.pid)
 
     def killed(self, alive: Sequence[Greeter], current: Greeter) -> None:
-        """The node that steers is, and another one finds what there is."""
+        """The node that steers is killed, and the next one probes."""
         handed_on.killed(self.steering)
         self.steering = Steering()
         self.steering.regain({one.pid: self.ports for one in alive}, current.pid)
@@ -95,10 +95,10 @@ def port() -> Iterator[Port]:
         yield made
 
 
-# Whom they meet
+# Which process they reach
 
-# What happens to processes: one comes, new connections are led to one of them, or one ends; which, counted in the order
-# in which they came. Or all of them are handed on to another program of the node, or found again by another node.
+# Events: a process joins, one is steered to, or one exits (which, counted in the order of joining). Or the state is
+# handed over to the next node process, or that takes over from a killed one.
 WORDS = ["join", "join", "steer", "end", "end", "hand on", "hand on", "kill", "kill"]
 STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 9)), min_size=10, max_size=16)
 
@@ -106,7 +106,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 9)), min_size=
 @settings(max_examples=5, deadline=None)
 @given(STEPS)
 def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
-    """Two to five processes in any order: nobody fails, and all meet the one to whom connections are led."""
+    """Two to five processes in any order of events: no connection fails, all reach the right process."""
     with Port() as port:
         alive = [port.join()]
         current = alive[0]
@@ -152,7 +152,7 @@ def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
     ids=lambda hosts: " ".join(hosts),
 )
 def test_thousands_of_connections_over_many_generations(hosts: list[str], reached: list[str]) -> None:
-    """Each generation takes over from the one before, as cores do: 0 of all new connections fail, none goes astray."""
+    """Each generation takes over from the one before, as cores do: no new connection fails or goes astray."""
     with Port(hosts) as port, ExitStack() as stack:
         old = port.join()
         link = port.link()
@@ -178,7 +178,7 @@ def test_thousands_of_connections_over_many_generations(hosts: list[str], reache
 
 @pytest.mark.parametrize("hosts", [["127.0.0.1"], ["0.0.0.0"], ["::1"], ["::"], ["127.0.0.1", "::1"]])
 def test_the_node_is_killed(hosts: list[str]) -> None:
-    """Another one finds out who is where, whoever has ended before, and meanwhile; a stranger is noticed."""
+    """The next node process probes the order, whatever has exited before and meanwhile, and detects strangers."""
     with Port(hosts) as port, Visitors([port.address] * 2) as visitors:
         a, b, c, d, e = (port.join() for _ in NAMES[:5])
         port.steering.steer(e.pid)
@@ -186,7 +186,7 @@ def test_the_node_is_killed(hosts: list[str]) -> None:
         port.killed([a, b, c, d, e], e)
         visitors.more(50)
         assert visitors.strays(e.name, since, time.monotonic()) == []
-        # Its place goes with the node.
+        # Its place is lost with the node.
         port.rest(b)
         port.end(b)
         handed_on.killed(port.steering)
@@ -209,7 +209,7 @@ def test_the_node_is_killed(hosts: list[str]) -> None:
 
 
 def test_a_stranger_after_the_node_was_killed(port: Port) -> None:
-    """Who came meanwhile is at the end of all, and is not led to."""
+    """A process that came meanwhile is last in the order, and gets no connections."""
     old, new = port.join(), port.join()
     port.steering.steer(new.pid)
     handed_on.killed(port.steering)
@@ -220,8 +220,8 @@ def test_a_stranger_after_the_node_was_killed(port: Port) -> None:
         port.steering.regain({new.pid: port.ports}, new.pid)
 
 
-def test_who_joins_gets_nobody_until_it_is_led_to(port: Port) -> None:
-    """A process that joins is met by nobody but the node, which knocks once; then by all; and back."""
+def test_a_process_that_joins_gets_no_connections(port: Port) -> None:
+    """A process that joins gets only one knock of the node; once steered to, all connections; and back."""
     old = port.join()
     new = port.join()
     assert {meet(port.address) for _ in range(100)} == {old.name}
@@ -233,8 +233,8 @@ def test_who_joins_gets_nobody_until_it_is_led_to(port: Port) -> None:
     assert {meet(port.address) for _ in range(100)} == {old.name}
 
 
-def test_who_has_not_joined_yet_gets_nobody(port: Port) -> None:
-    """From the moment it listens on, whichever one is alone by then, after others have come and gone."""
+def test_a_process_that_has_not_joined_gets_no_connections(port: Port) -> None:
+    """From its listen on, whichever process is alone by then, after others have come and gone."""
     processes = [port.join() for _ in range(4)]
     port.steering.steer(processes[2].pid)
     for one in (processes[3], processes[0], processes[1]):
@@ -245,8 +245,8 @@ def test_who_has_not_joined_yet_gets_nobody(port: Port) -> None:
 
 
 @pytest.mark.parametrize("places", [(0, 1), (0, 1, 2, 1)])
-def test_another_ends_before_one_joins(port: Port, places: Sequence[int]) -> None:
-    """One that listens already is met by nobody until it joins, and finds its place, though an older one ends then."""
+def test_another_exits_before_one_joins(port: Port, places: Sequence[int]) -> None:
+    """A process that listens gets no connections until it joins, and is found although an older one exits then."""
     processes = [port.join() for _ in set(places)]
     for place in places:
         port.steering.steer(processes[place].pid)
@@ -258,8 +258,8 @@ def test_another_ends_before_one_joins(port: Port, places: Sequence[int]) -> Non
     assert {meet(port.address) for _ in range(100)} == {new.name}
 
 
-def test_nobody_hears_of_it_but_who_is_knocked_at(port: Port) -> None:
-    """Joining is silent; a knock is one empty connection, of the one that is meant."""
+def test_only_a_knock_is_noticed(port: Port) -> None:
+    """Joining is silent; a knock is one empty connection, to the given process."""
     first = port.join()
     link = port.link()
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_nobody_hears_of_it_but_who_is_knocked_at(port: Port) -> None:
 
 
 def test_connections_stay_where_they_are(port: Port) -> None:
-    """Whoever is connected stays so while others come, are led to, and go."""
+    """Existing connections stay open while others join, are steered to, and leave."""
     processes = [port.join()]
     links = [port.link()]
     for _ in range(3):
@@ -288,8 +288,8 @@ def test_connections_stay_where_they_are(port: Port) -> None:
     assert ask(links[-1], b"x") == b"x"
 
 
-def test_one_that_hangs_takes_nobody(port: Port) -> None:
-    """Of two that drain one is stopped and the other ends: not one connection goes to the stopped one by that."""
+def test_one_that_hangs_gets_no_connections(port: Port) -> None:
+    """Of two draining processes one is stopped and the other exits: the stopped one gets no connection by that."""
     hung, other, new = port.join(), port.join(), port.join()
     port.steering.steer(new.pid)
     hung.signal(signal.SIGSTOP)
@@ -302,8 +302,8 @@ def test_one_that_hangs_takes_nobody(port: Port) -> None:
     assert {visit.met for visit in visitors.visits} == {new.name}
 
 
-def test_who_waited_in_vain_is_told(port: Port) -> None:
-    """What a stopped process has not accepted is seen, and reset when it has ended, not left hanging."""
+def test_waiting_connections_are_reset(port: Port) -> None:
+    """Connections that a stopped process has not accepted are counted, and reset when it has exited."""
     old = port.join()
     old.signal(signal.SIGSTOP)
     with ExitStack() as stack:
@@ -320,7 +320,7 @@ def test_who_waited_in_vain_is_told(port: Port) -> None:
 
 
 def test_one_that_does_not_accept_is_seen(port: Port) -> None:
-    """A process that listens and does not accept keeps what is knocked; one that does has nothing waiting."""
+    """A knock waits at a process that does not accept; at one that does nothing waits."""
     port.join()
     deaf = port.start()
     deaf.signal(signal.SIGSTOP)
@@ -332,7 +332,7 @@ def test_one_that_does_not_accept_is_seen(port: Port) -> None:
     until(lambda: list(port.steering.waiting(deaf.pid).values()) == [0])
 
 
-def test_one_that_hangs_up_at_once_has_been_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_knock_that_is_reset_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A core whose inbound has no users resets a knock, maybe before the node's connect has returned."""
 
     class Slow(socket.socket):
@@ -349,7 +349,7 @@ def test_one_that_hangs_up_at_once_has_been_met(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_crash_leads_back(port: Port) -> None:
-    """When the one who takes all connections dies, those who come next meet the newest of the others."""
+    """When the process with all connections dies, the next ones reach the newest of the others."""
     oldest, older, new = port.join(), port.join(), port.join()
     port.steering.steer(new.pid)
     port.end(new)
@@ -367,7 +367,7 @@ def test_a_crash_leads_back(port: Port) -> None:
 
 
 def test_addresses_that_come_and_go() -> None:
-    """A new configuration has other ports: the common one is led over, the new one works, the old one is named."""
+    """A new configuration has other ports: the common one is steered, the new one works, the old one is named."""
     common, gone, added = (free_port() for _ in range(3))
     ports = [*only(common), *only(gone), *only(added)]
     with Greeter("a", [(HOST, common), (HOST, gone)]) as old:
@@ -396,7 +396,7 @@ def test_addresses_that_come_and_go() -> None:
 
 
 def test_other_ports_are_left(port: Port) -> None:
-    """Of a process that listens on several ports only those that are named are looked at."""
+    """Only the given ports of a process are looked at."""
     other = free_port()
     with Greeter("a", [(HOST, other), *port.listening]) as one:
         seen = port.steering.join(one.pid, port.ports)
@@ -405,7 +405,7 @@ def test_other_ports_are_left(port: Port) -> None:
 
 
 def test_nothing_stays_open(port: Port) -> None:
-    """What was held is let go of: no descriptor is left, and no port."""
+    """After a close no descriptor and no port is held."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with Port() as own:
         for _ in range(3):
@@ -431,8 +431,8 @@ def test_nothing_stays_open(port: Port) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # that greeter's output
 
 
-def test_let_go_of_and_taken_up_again(port: Port) -> None:
-    """When all others have ended and everything is let go of, the one that is left goes on, and another can follow."""
+def test_closed_and_joined_again(port: Port) -> None:
+    """After all others have exited and a close, the remaining process goes on, and another can join."""
     first, second, third = port.join(), port.join(), port.join()
     port.steering.steer(third.pid)
     with Visitors([port.address]) as visitors:
@@ -454,22 +454,22 @@ def test_let_go_of_and_taken_up_again(port: Port) -> None:
 
 
 def test_detached(port: Port) -> None:
-    """Without steering all who listen are met."""
+    """Without steering all listeners get connections."""
     names = {port.join().name for _ in range(3)}
     assert len({meet(port.address) for _ in range(50)}) == 1
     port.steering.detach()
     assert {meet(port.address) for _ in range(200)} == names
 
 
-# Where it cannot be done
+# Where steering is impossible
 
 
 def test_a_stranger_on_the_port(port: Port) -> None:
-    """Another process on the port is found out, whether it is there before or comes between two of ours."""
+    """An unknown process on the port is detected, before the first of ours or between two."""
     old = port.join()
     stranger = port.start()
     new = port.start()
-    with pytest.raises(Unsteerable, match=f"another process, too, listens on port {port.number}"):
+    with pytest.raises(Unsteerable, match=f"another process also listens on port {port.number}"):
         port.steering.join(new.pid, port.ports)
     assert {meet(port.address) for _ in range(50)} == {old.name}
     port.end(new)
@@ -479,10 +479,10 @@ def test_a_stranger_on_the_port(port: Port) -> None:
 
 
 def test_a_socket_that_is_not_shared(port: Port) -> None:
-    """A listener without SO_REUSEPORT is named."""
+    """The error names a listener without SO_REUSEPORT."""
     with Greeter("a", port.listening, reuse=False) as one:
         [reason] = survey(one.pid, port.ports).obstacles
-        assert f"{HOST}:{port.number} is not open to a second process" in reason
+        assert f"{HOST}:{port.number} cannot be shared with a second process" in reason
         with pytest.raises(Unsteerable, match="lacks SO_REUSEPORT"):
             port.steering.join(one.pid, port.ports)
 
@@ -497,21 +497,21 @@ def listening(kind: int = socket.SOCK_STREAM, protocol: int = 0, *, port: int) -
 
 
 def test_multipath(port: Port) -> None:
-    """A listener of Multipath TCP is named."""
+    """The error names a listener with Multipath TCP."""
     with listening(protocol=262, port=port.number):
         [reason] = survey(os.getpid(), port.ports).obstacles
         assert "Multipath TCP" in reason
 
 
 def test_twice_the_same_address(port: Port) -> None:
-    """Two listeners of one process on one address: one of them would get nobody."""
+    """With two listeners of a process on one address, one of them would get no connections."""
     with listening(port=port.number), listening(port=port.number):
         [reason] = survey(os.getpid(), port.ports).obstacles
         assert "more than once" in reason
 
 
-def test_datagrams_and_paths_are_told_apart(port: Port, tmp_path: Path) -> None:
-    """UDP ports and unix sockets are named beside TCP; connected datagram sockets and other ports are not."""
+def test_datagrams_and_paths(port: Port, tmp_path: Path) -> None:
+    """A survey has UDP ports and unix sockets apart from TCP, without connected UDP sockets and other ports."""
     path = str(tmp_path / "a.sock")
     with (
         listening(socket.SOCK_DGRAM, port=port.number) as datagrams,
@@ -529,8 +529,8 @@ def test_datagrams_and_paths_are_told_apart(port: Port, tmp_path: Path) -> None:
         assert seen.obstacles == ()
 
 
-def test_process_that_is_gone(port: Port) -> None:
-    """One that has ended listens on nothing, which is no error."""
+def test_a_process_that_has_exited(port: Port) -> None:
+    """A process that has exited listens on nothing, and that is no error."""
     with Greeter("a", port.listening) as one:
         one.kill()
         assert survey(one.pid, port.ports).tcp == frozenset()
@@ -540,7 +540,7 @@ def test_process_that_is_gone(port: Port) -> None:
 
 @contextmanager
 def full(port: Port) -> Iterator[socket.socket]:
-    """A listener here whose queue takes nobody any more."""
+    """A listener here whose queue is full."""
     with ExitStack() as stack:
         one = stack.enter_context(listening(port=port.number))
         one.listen(0)
@@ -552,6 +552,6 @@ def full(port: Port) -> Iterator[socket.socket]:
 
 
 def test_one_that_does_not_answer(port: Port) -> None:
-    """A listener that the node itself does not get through to is named, after a while."""
+    """The error names, after a time, a listener that the node itself cannot reach."""
     with full(port), pytest.raises(Unsteerable, match=f"{HOST}:{port.number} cannot be reached by the node itself"):
         port.steering.join(os.getpid(), port.ports)

@@ -1,4 +1,4 @@
-"""Access lines of Xray: who came from where, whose an endpoint is, and what of the lines is shown."""
+"""Xray's access lines: users and sources, the owners of endpoints, and which lines a controller sees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from drivers.sockets.connections import endpoint
 from drivers.xray.access import Accepted, BadMask, Mask, Records, Shown, parse
-from drivers.xray.endpoints import Endpoints
+from drivers.xray.ownership.endpoints import Endpoints
 from node.logs import printable
 from scripts.attack.mutate import mutated
 from tests.harness.many import many, seeds
@@ -41,7 +41,7 @@ def written(address: IPv4Address | IPv6Address, port: int) -> str:
 def test_accepted(
     stamp: str, source: str, address: IPv6Address, port: int, target: str, detour: str, reason: str, email: str
 ) -> None:
-    """Every form of line of an accepted connection is read, whatever is in it."""
+    """Every form of line about an accepted connection is parsed, with any content."""
     where = f"{stamp}from {source}{written(address, port)} accepted {target}"
     why = f" [{detour}]" + (f" {reason}" if reason else "")
     expected = Accepted(email, endpoint(str(address), port), target.startswith("udp:"), detour)
@@ -67,29 +67,29 @@ def test_accepted(
     ],
 )
 def test_not_an_endpoint(line: str) -> None:
-    """Lines that do not tell a whole endpoint of a user tell nothing."""
+    """Lines without a whole endpoint of a user give nothing."""
     assert parse(NEW + line) is None
     assert parse(line) is None
 
 
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
-    """No line is an error."""
+    """No line raises an error."""
     parse(text)
     parse(f"{NEW}from 1.2.3.4:5 accepted {text}")
     parse(f"{NEW}from {text} accepted tcp:a:1 email: anna")
 
 
 def test_what_a_user_writes_does_not_count() -> None:
-    """A target that looks like the end of a line does not make it another user's."""
+    """A target that looks like the end of a line does not change the user."""
     line = f"{NEW}from 127.0.1.2:53843 accepted tcp:x [in >> out] email: bert:443 [in >> out] email: anna"
     accepted = parse(line)
     assert accepted is not None
     assert accepted.email == "anna"
 
 
-# What the core prints of a rejected name, and of an accepted one. Of the latter some cannot have brackets in it, others
-# have: then the way that it went is a user's words, too, and the forger has to know an inbound's tag.
+# What the core prints about a rejected name, and about accepted ones. Some of these cannot contain brackets; with
+# the others a user can forge the route, too, but must know an inbound's tag.
 REFUSED = NEW + "from 10.0.0.9:99 rejected  common/protocol: invalid domain name: {}"
 AS_ERROR = NEW + "[Info] [1] proxy: failed to create request > common/protocol: invalid domain name: {}"
 TARGET = NEW + "from 10.0.0.9:99 accepted tcp:{}:80 [socks >> direct]"
@@ -97,7 +97,7 @@ TAKEN = NEW + "from 10.0.0.9:99 accepted tcp:{}:80 [hysteria >> direct] email: e
 FORGED = NEW + "from 10.0.0.1:1 accepted tcp:a.test:80 [home >> direct] email: bert"
 TRUE = NEW + "from 10.0.0.2:2 accepted tcp:a.test:80 [home >> direct] email: anna"
 
-# What the core prints of connections whose user it does not know.
+# What the core prints about connections of unknown users.
 STRANGERS = [
     f"{NEW}from 127.0.0.2:60759 rejected  {reason}"
     for reason in (
@@ -113,7 +113,7 @@ STRANGERS = [
 ]
 
 
-def believed(records: Records, text: str) -> list[str]:
+def trusted(records: Records, text: str) -> list[str]:
     return [line for line in text.split("\n") if records.is_one(line)]
 
 
@@ -123,19 +123,19 @@ def believed(records: Records, text: str) -> list[str]:
     st.integers(0, 8191),
 )
 def test_what_a_user_writes_is_no_record(form: tuple[str, int], parts: list[str], padding: int) -> None:
-    """No line of a name that a user sent is believed, however it is cut; what the core says later is, again."""
+    """No line forged in a name is trusted, however it is cut; later lines of the core are."""
     record, most = form
     name = ("".join(parts)[: most - padding % most] + "x" * (padding % most))[:most].removesuffix("\n")
     records = Records()
     if not name.startswith(FORGED):
         name = "\n" + name[: most - 1]
-    assert FORGED not in believed(records, record.format(name))
-    believed(records, "\n".join([TRUE] * 100))
-    assert believed(records, TRUE) == [TRUE]
+    assert FORGED not in trusted(records, record.format(name))
+    trusted(records, "\n".join([TRUE] * 100))
+    assert trusted(records, TRUE) == [TRUE]
 
 
-def test_ordinary_lines_are_believed() -> None:
-    """Of many users' lines each counts; the core's about its name servers, and other kinds, are no reason to doubt."""
+def test_ordinary_lines_are_trusted() -> None:
+    """Lines of many users are all trusted, also between lines about DNS and of other kinds."""
     records = Records()
     lines = [
         TRUE,
@@ -151,12 +151,12 @@ def test_ordinary_lines_are_believed() -> None:
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=itertools.count())
 def test_a_line_behind_a_stranger(stranger: str) -> None:
-    """Who is rejected for the credential has nothing of theirs printed, unless the line says that it has."""
+    """A rejection for the credential contains no text of the client, unless the line says so."""
     records = Records()
-    assert believed(records, f"{stranger}\n{TRUE}") == [stranger, TRUE]
+    assert trusted(records, f"{stranger}\n{TRUE}") == [stranger, TRUE]
     for record in (REFUSED, AS_ERROR, f"{NEW}from 10.0.0.9:99 rejected  {{}}"):
         reason = stranger.partition("rejected  ")[2]
-        assert TRUE not in believed(records, record.format(f"x {reason}\n{TRUE}"))
+        assert TRUE not in trusted(records, record.format(f"x {reason}\n{TRUE}"))
 
 
 WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 3) for port in (1, 2)])
@@ -171,7 +171,7 @@ STEPS = st.lists(
 )
 
 
-# Who gets what another one had claimed: a guess of the time between says nothing any more.
+# A user gets the endpoint that another one had claimed: a guess from before does not count any more.
 @example(
     [
         ("note", ANNA, "anna"),
@@ -183,8 +183,8 @@ STEPS = st.lists(
     ]
 )
 @given(STEPS)
-def test_an_endpoint_stays_whose_it_is(steps: list[tuple[Any, ...]]) -> None:
-    """While its socket lives an endpoint is whose it was, whatever lines say; what is closed is forgotten."""
+def test_an_endpoint_keeps_its_owner(steps: list[tuple[Any, ...]]) -> None:
+    """While its socket lives an endpoint keeps its owner, whatever lines say; a closed one is forgotten."""
     endpoints = Endpoints()
     numbers = itertools.count(1)
     live: dict[Any, int] = {}
@@ -233,7 +233,7 @@ def look(endpoints: Endpoints, live: dict[bytes, int | None]) -> dict[bytes, str
 
 
 def test_a_port_that_is_used_again() -> None:
-    """Who comes by another socket has the endpoint from then on, also if the line of it is the first thing known."""
+    """The user of a new socket gets the endpoint, also if their line comes before all else."""
     endpoints = Endpoints()
     assert endpoints.note(ANNA, "anna")
     look(endpoints, {ANNA: 1})
@@ -247,16 +247,16 @@ def test_a_port_that_is_used_again() -> None:
     assert endpoints.note(ANNA, "cora")
 
 
-def test_where_sockets_are_not_told_apart() -> None:
-    """If the kernel does not number them the newest has the endpoint."""
+def test_without_cookies() -> None:
+    """Without cookies the newest user gets the endpoint."""
     endpoints = Endpoints()
     endpoints.note(ANNA, "anna")
     endpoints.note(ANNA, "bert")
     assert look(endpoints, {ANNA: None}) == {ANNA: "bert"}
 
 
-def test_shared_endpoint_is_nobodys() -> None:
-    """Where one connection may carry several users, one that carried two is nobody's until it is gone."""
+def test_a_shared_endpoint_has_no_owner() -> None:
+    """A connection that may carry several users, and carried two, has no owner until it is closed."""
     endpoints = Endpoints(shared=True)
     endpoints.note(ANNA, "anna")
     assert endpoints.of({"anna"}) == {ANNA}
@@ -271,7 +271,7 @@ def test_shared_endpoint_is_nobodys() -> None:
 
 
 def test_noted_during_a_look_stays() -> None:
-    """A connection that came while the sockets were looked at is kept, though the look did not find it."""
+    """A connection noted during a look is kept although the look did not find it."""
     endpoints = Endpoints()
     endpoints.note(ANNA, "anna")
     endpoints.age()
@@ -281,7 +281,7 @@ def test_noted_during_a_look_stays() -> None:
 
 
 def test_oldest_go_first() -> None:
-    """What has to go is what was noted longest ago."""
+    """The oldest endpoints are dropped first."""
     endpoints = Endpoints()
     wheres = [endpoint("10.0.0.1", port) for port in range(1, 11)]
     for number, where in enumerate(wheres):
@@ -306,7 +306,7 @@ def test_oldest_go_first() -> None:
     ],
 )
 def test_masks(mask: str, ipv4: str, ipv6: str) -> None:
-    """Addresses are masked as Xray does it, source and target alike, and nothing else of the line is."""
+    """Addresses are masked as in Xray, source and target alike, and nothing else in the line is."""
     shown = Shown(mask=Mask.of(mask))
     for stamp in (NEW, OLD):
         before = f"{stamp}from 93.184.216.34:1 accepted tcp:[2606:2800:220:1:248:1893:25c8:1946]:443 [a >> b] email: x"
@@ -324,7 +324,7 @@ def test_bad_masks(mask: str) -> None:
 
 
 def test_nothing_asked_nothing_masked() -> None:
-    """Without a mask lines are shown as they are."""
+    """Without a mask lines stay unchanged."""
     assert Mask.of("") is None
     line = f"{NEW}from 93.184.216.34:1 accepted tcp:a.test:443 [a >> b] email: x"
     assert Shown().line(line) == line
@@ -332,7 +332,7 @@ def test_nothing_asked_nothing_masked() -> None:
 
 @given(STAMPS, st.sampled_from(["accepted", "rejected"]))
 def test_access_lines_are_withheld(stamp: str, status: str) -> None:
-    """Access lines that were not asked for are not shown; others are, even where they speak of the same."""
+    """Access lines that the controller did not ask for are withheld; other lines are not."""
     shown = Shown(access=False)
     assert shown.line(f"{stamp}from 1.2.3.4:5 {status} tcp:a.test:443") is None
     for line in (f"{stamp}[Info] from 1.2.3.4:5 {status}", "panic: from", "from 1.2.3.4:5"):
@@ -343,7 +343,7 @@ def test_access_lines_are_withheld(stamp: str, status: str) -> None:
     "begin", ["", "tcp:", "[Info] [1] proxy/vless: invalid request from ", "[Info] read 127.0.0.1:1->"]
 )
 def test_connections_of_our_own(begin: str) -> None:
-    """They are in no log; what users connect to is, whatever that is."""
+    """The node's own connections are in no log; targets of users are, whatever they are."""
     line = begin + "127.84.88.78:5 rejected  x"
     assert Shown().line(NEW + (line if "[" in begin else f"from {line}")) is None
     for told in (
@@ -358,7 +358,7 @@ def test_connections_of_our_own(begin: str) -> None:
 @many
 @given(seeds)
 def test_any_lines(seed: int) -> None:
-    """What users have the core print: each line is read or not, shown on one line or withheld."""
+    """Any text that users have the core print is parsed or not, and shown on one line or withheld."""
     random = Random(seed)
     record = NEW + "from tcp:127.0.1.2:53843 accepted tcp:a.test:80 [in >> out] email: anna"
     text = mutated(random.choice((record, f"{record}\n{record}")).encode(), random)

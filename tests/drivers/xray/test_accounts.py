@@ -1,4 +1,4 @@
-"""From a user to an account of Xray's, compared with what the real core makes of the same credentials."""
+"""Accounts of users, compared with what the real core makes of the same credentials."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_vmess() -> None:
 
 @pytest.mark.parametrize("protocol", BUILDERS)
 def test_an_empty_credential_is_none(protocol: str) -> None:
-    """A user whose credential is empty, or who has only those of other protocols, has no account."""
+    """A user with an empty credential, or only those of other protocols, has no account."""
     method = "2022-blake3-aes-128-gcm" if protocol == "shadowsocks_2022" else ""
     empty = user(
         vless=pb.Vless(flow=VISION),
@@ -159,7 +159,7 @@ def core_id(text: str) -> str:
 @pytest.mark.core
 @pytest.mark.parametrize("text", [*HASHED, *SPELLED])
 def test_ids_as_the_core_reads_them(text: str) -> None:
-    """UUIDs in any case, with or without hyphens, and short texts that are hashed, are the core's own ids."""
+    """UUIDs in any case, with or without hyphens, and short texts that are hashed, equal the core's ids."""
     assert parse_uuid(text)[0] == core_id(text)
 
 
@@ -169,7 +169,7 @@ def test_ids_as_the_core_reads_them(text: str) -> None:
     ["x" * 31, "ü" * 16, "x" * 37, ID[:-1] + "g", f"{{{ID}}}", f"urn:uuid:{ID}", "b-831381d63244d53ad4f8cda48b30811"],
 )
 def test_ids_that_the_core_refuses(text: str) -> None:
-    """A text that is neither a UUID nor short enough to be hashed is refused, here as there."""
+    """A text that is neither a UUID nor short enough to be hashed is refused, as in the core."""
     assert refuses(json.dumps({"inbounds": [_vless_inbound(text)]}))
     with pytest.raises(Unusable):
         parse_uuid(text)
@@ -183,7 +183,7 @@ def _vless_inbound(text: str) -> dict[str, object]:
 @settings(deadline=None)
 @given(st.text(min_size=1, max_size=60))
 def test_any_id_is_a_uuid_or_unusable(text: str) -> None:
-    """Whatever an id says, it is read or refused by name; the reading is stable."""
+    """Any id is parsed or refused; the result parses to itself."""
     try:
         canonical, identity = parse_uuid(text)
     except Unusable:
@@ -207,12 +207,12 @@ def test_vless_ids_that_the_core_cannot_tell_apart() -> None:
 
 
 def test_credentials_do_not_depend_on_spelling() -> None:
-    """An id in another spelling is the same credential."""
+    """Two spellings of an id are the same credential."""
     assert len({build(Inbound("in", "vless"), vless(text)).credential for text in SPELLED}) == 1
 
 
 def test_shadowsocks_credentials_are_cipher_and_password() -> None:
-    """Two users may have one password under two ciphers; the same under two names of a cipher is one credential."""
+    """Two ciphers with one password are two credentials; two names of a cipher are one."""
     inbound = Inbound("in", "shadowsocks")
     one, alias, other = (
         build(inbound, shadowsocks("x", method)).credential
@@ -236,14 +236,14 @@ def test_shadowsocks_credentials_are_cipher_and_password() -> None:
     ],
 )
 def test_vision_where_it_fits(vision: bool, prescribed: str, asked: str, given: str) -> None:
-    """A user has Vision if he or his inbound says so and the inbound can carry it; else he connects without."""
+    """A user has Vision if they or their inbound ask for it and the inbound can carry it; else they connect without."""
     account = build(Inbound("in", "vless", vision, prescribed), vless(ID, asked))
     assert unpacked(account, xray_pb2.VlessAccount, "xray.proxy.vless.Account").flow == given
 
 
 @pytest.mark.parametrize("flow", ["xtls-rprx-direct", "XTLS-RPRX-VISION", "none", "x"])
 def test_unknown_flows(flow: str) -> None:
-    """A flow that the core does not know refuses the user, whether the inbound could carry it or not."""
+    """A user with an unknown flow is refused, whether or not the inbound could carry one."""
     for vision in (True, False):
         with pytest.raises(Unusable, match=flow):
             build(Inbound("in", "vless", vision), vless(ID, flow))
@@ -257,7 +257,7 @@ def test_unknown_flows(flow: str) -> None:
     [("", "", 7), ("", "aes-256-gcm", 6), ("aes-128-gcm", "aes-256-gcm", 5), ("XChaCha20-Poly1305", "", 8)],
 )
 def test_the_method_of_a_user(own: str, inbound: str, cipher: int) -> None:
-    """A user's own method, else the inbound's, else the usual one; in any case of letters."""
+    """The method is the user's own, else the inbound's, else the default; in any case of letters."""
     account = build(Inbound("in", "shadowsocks", method=inbound), shadowsocks("x", own))
     message = unpacked(account, xray_pb2.ShadowsocksAccount, "xray.proxy.shadowsocks.Account")
     assert (message.cipher_type, message.password) == (cipher, "x")
@@ -265,7 +265,7 @@ def test_the_method_of_a_user(own: str, inbound: str, cipher: int) -> None:
 
 @pytest.mark.parametrize("method", ["none", "plain", "rc4-md5", "2022-blake3-aes-128-gcm"])
 def test_unknown_methods(method: str) -> None:
-    """A cipher that cannot tell users apart, or that is none, refuses the user."""
+    """A user with an unknown cipher, or one that cannot tell users apart, is refused."""
     with pytest.raises(Unusable, match=method):
         build(Inbound("in", "shadowsocks"), shadowsocks("x", method))
 
@@ -283,13 +283,13 @@ def test_keys_of_the_right_size(password: str, size: int) -> None:
     "password", ["secret", KEY_16[:-2], KEY_16 + "\n", "*" * 24, "ключ", base64.b64encode(bytes(17)).decode()]
 )
 def test_other_passwords_are_hashed(password: str) -> None:
-    """What is no base64 of the right size is hashed, as controllers do for a user's link."""
+    """Text that is not base64 of the right size is hashed, as controllers do for a user's link."""
     digest = hashlib.sha256(password.encode()).digest()
     for size in (16, 32):
         assert shadowsocks_2022_key(password, size) == digest[:size]
 
 
 def test_a_key_of_the_other_size_is_hashed() -> None:
-    """A key for the other method is a password like any other."""
+    """A key for the other method is hashed like any password."""
     assert shadowsocks_2022_key(KEY_32, 16) == hashlib.sha256(KEY_32.encode()).digest()[:16]
     assert shadowsocks_2022_key(KEY_32, 32) == bytes(range(32))

@@ -1,4 +1,4 @@
-"""What the node adds to a configuration and takes over, on messages that the real core made of a controller's text."""
+"""Changes to configurations: the API, users, counters and logs; on messages that the real core made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray import config, taken
+from drivers.xray import config, overrides
 from drivers.xray.config import Plan, plan, render, users_field
 from node.backend.roster import Roster
 from node.errors import InvalidConfig
@@ -44,22 +44,22 @@ pytestmark = pytest.mark.core
 
 
 def test_other_apis_are_gone() -> None:
-    """A controller's own API and metrics are not served, in whatever case of keys; ours is the only one."""
+    """A controller's own API and metrics are removed, in any case of keys; only the node's API is left."""
     text = """{
         "Api": {"tag": "api", "listen": "127.0.0.1:1", "services": ["HandlerService", "ReflectionService"]},
         "METRICS": {"tag": "metrics", "listen": "127.0.0.1:2"}
     }"""
-    assert {taken.COMMANDER, taken.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
+    assert {overrides.COMMANDER, overrides.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
     message = rendered(taken_over(text))
-    assert apps(message, taken.METRICS) == []
-    (app,) = apps(message, taken.COMMANDER)
+    assert apps(message, overrides.METRICS) == []
+    (app,) = apps(message, overrides.COMMANDER)
     commander = xray_pb2.CommanderConfig.FromString(app.value)
     assert (commander.tag, commander.listen) == (THROUGH_INBOUND.outbound, "")
     assert [service.type for service in commander.service] == list(config.API_SERVICES)
 
 
 def test_everything_is_counted() -> None:
-    """Counting is on at every level and for every inbound and outbound, whatever was said; other policies stay."""
+    """Counting is on at every level, inbound and outbound, whatever the configuration has; other policies stay."""
     levels = {"0": {"handshake": 7, "statsUserUplink": False}, "5": {"connIdle": 9}}
     made = of(policy={"levels": levels, "system": {"statsInboundUplink": False}})
     counting = policy(made)
@@ -68,22 +68,22 @@ def test_everything_is_counted() -> None:
         assert (level.stats.user_uplink, level.stats.user_downlink, level.stats.user_online) == (True, True, True)
     system = counting.system.stats
     assert system.inbound_uplink and system.inbound_downlink and system.outbound_uplink and system.outbound_downlink
-    (app,) = apps(made.base, taken.POLICY)
+    (app,) = apps(made.base, overrides.POLICY)
     for level_timeout in (b"\x0a\x02\x08\x07", b"\x08\x09"):
         assert level_timeout in app.value
-    assert len(apps(made.base, taken.STATS)) == 1
+    assert len(apps(made.base, overrides.STATS)) == 1
 
 
 @pytest.mark.parametrize("stats", [{}, {"stats": {}}])
 def test_statistics_are_there_once(stats: Json) -> None:
-    """The counters' app is there, asked for or not."""
+    """The app with the counters is there once, configured or not."""
     made = of(**stats)
-    assert len(apps(made.base, taken.STATS)) == 1
+    assert len(apps(made.base, overrides.STATS)) == 1
     assert set(policy(made).level) == {0}
 
 
 def test_other_apps_are_untouched() -> None:
-    """DNS, observatories, FakeDNS and what else there is stay byte for byte, and in their order."""
+    """DNS, observatories, FakeDNS and other apps stay byte for byte, and in order."""
     text = json.dumps(
         {
             "dns": {"servers": ["1.1.1.1"]},
@@ -92,14 +92,14 @@ def test_other_apps_are_untouched() -> None:
             "routing": {"domainStrategy": "IPIfNonMatch"},
         }
     )
-    ours = {taken.COMMANDER, taken.METRICS, taken.LOG, taken.POLICY, taken.STATS, taken.ROUTER}
+    ours = {overrides.COMMANDER, overrides.METRICS, overrides.LOG, overrides.POLICY, overrides.STATS, overrides.ROUTER}
     before = [app for app in Config.FromString(convert(text)).app if app.type not in ours]
     assert len(before) > 3
     assert [app for app in taken_over(text).base.app if app.type not in ours] == before
 
 
 def test_fields_of_other_versions_stay() -> None:
-    """What this node does not know in a message is still there when it was taken over."""
+    """Unknown fields of a message survive."""
     text = json.dumps({"inbounds": [vless(stream=STREAMS["tls"])], "log": {"error": FILE}})
     unknown = b"\xfa\x7f\x04kept"
     message = Config.FromString(convert(text))
@@ -119,7 +119,7 @@ def test_fields_of_other_versions_stay() -> None:
 
 
 def test_supplied_users_are_the_only_ones() -> None:
-    """Clients that a configuration gives a managed inbound are dropped, in whatever case of keys."""
+    """Clients of managed inbounds in the configuration are dropped, in any case of keys."""
     text = json.dumps({"inbounds": [vless()]})
     for spelled in ('"clients"', '"Clients"', '"CLIENTS"'):
         made = taken_over(text.replace('"clients"', spelled).replace('"inbounds"', '"InBounds"'))
@@ -143,7 +143,7 @@ def test_supplied_users_are_the_only_ones() -> None:
     ],
 )
 def test_every_managed_protocol(protocol: str, settings: Json) -> None:
-    """Managed inbounds lose their clients; excluded ones, and ones without a tag, are left byte for byte."""
+    """Managed inbounds lose their clients; excluded and untagged ones stay byte for byte."""
     text = json.dumps({"inbounds": [inbound(protocol, "in", **settings)]})
     made = taken_over(text)
     before = Config.FromString(convert(text)).inbound[0]
@@ -170,7 +170,7 @@ def test_every_managed_protocol(protocol: str, settings: Json) -> None:
     ids=lambda made: str(made["protocol"]),
 )
 def test_other_inbounds_are_left(other: Json) -> None:
-    """An inbound whose users the node cannot supply passes as it is, with its accounts, and gets nobody."""
+    """An inbound that the node cannot manage stays as it is, with its accounts, and gets no users."""
     text = json.dumps({"inbounds": [other]})
     made = taken_over(text)
     assert (made.tags, made.warnings) == ((), ())
@@ -178,7 +178,7 @@ def test_other_inbounds_are_left(other: Json) -> None:
 
 
 def test_an_untagged_inbound_is_left() -> None:
-    """A Shadowsocks-2022 inbound without a tag keeps the one key that everybody there has."""
+    """A Shadowsocks-2022 inbound without a tag keeps its shared key."""
     text = json.dumps({"inbounds": [inbound("shadowsocks", None, method="2022-blake3-aes-128-gcm", password=KEY)]})
     made = taken_over(text)
     assert list(made.base.inbound) == list(Config.FromString(convert(text)).inbound)
@@ -188,7 +188,7 @@ def test_an_untagged_inbound_is_left() -> None:
 @pytest.mark.parametrize("more", [{"clients": []}, {}])
 @pytest.mark.parametrize("method", ["2022-blake3-aes-128-gcm", "2022-blake3-aes-256-gcm"])
 def test_shadowsocks_2022_becomes_multi_user(method: str, more: Json) -> None:
-    """Without clients the core would let in whoever knows the server's key: it becomes one for several users."""
+    """Without clients the core would admit all who know the server's key: it becomes a multi-user inbound."""
     key = KEY if "128" in method else "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
     settings = {"method": method, "password": key, "network": "tcp,udp", **more}
     (handler,) = (made := of(inbounds=[inbound("shadowsocks", **settings)])).base.inbound
@@ -199,7 +199,7 @@ def test_shadowsocks_2022_becomes_multi_user(method: str, more: Json) -> None:
 
 
 def test_shadowsocks_with_one_key_for_all() -> None:
-    """A method of Shadowsocks-2022 that has no users is left, and warned of."""
+    """A Shadowsocks-2022 method without users is left as configured, with a warning."""
     key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
     made = of(inbounds=[inbound("shadowsocks", method="2022-blake3-chacha20-poly1305", password=key)])
     assert made.tags == ()
@@ -208,7 +208,7 @@ def test_shadowsocks_with_one_key_for_all() -> None:
 
 @pytest.mark.parametrize("method", ["aes-128-gcm", "aes-256-gcm", "chacha20-poly1305", "xchacha20-poly1305"])
 def test_shadowsocks_without_clients(method: str) -> None:
-    """The nameless user that the core makes of the inbound's own password is dropped; his method is everybody's."""
+    """The nameless user that the core makes of the inbound's own password is dropped; its method is the default."""
     text = json.dumps({"inbounds": [inbound("shadowsocks", method=method, password="theirs")]})
     assert b"theirs" in convert(text)
     for read in (text, "not to be read"):
@@ -227,7 +227,7 @@ HYSTERIA = {
 
 
 def test_hysterias_shared_password() -> None:
-    """A Hysteria inbound's shared password is stripped, for without users it lets everybody in; an outbound's stays."""
+    """A Hysteria inbound's shared password, which admits clients without users, is removed; an outbound's stays."""
     out = {
         "protocol": "hysteria",
         "settings": {"version": 2, "address": "x.example", "port": 1},
@@ -242,15 +242,15 @@ def test_hysterias_shared_password() -> None:
 
 
 def test_a_transport_password_of_another_protocol_stays() -> None:
-    """Another protocol over Hysteria's transport has users of its own, and the password is a second lock."""
+    """Another protocol over Hysteria's transport has its own users, and keeps the password as a second check."""
     made = of(inbounds=[vless(stream=HYSTERIA)])
     assert made.tags == ("in",)
     assert b"shared-password" in made.base.inbound[0].SerializeToString()
 
 
 @pytest.mark.parametrize("protocol", ["dokodemo-door", "tunnel"])
-def test_what_would_end_the_core(protocol: str) -> None:
-    """A dokodemo-door on a unix socket without a port is refused by name; with one it is fine."""
+def test_what_would_crash_the_core(protocol: str) -> None:
+    """A dokodemo-door on a unix socket without a port is refused by name; with one it passes."""
     door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "@door"}
     with pytest.raises(InvalidConfig, match="door"):
         of(inbounds=[door])
@@ -258,7 +258,7 @@ def test_what_would_end_the_core(protocol: str) -> None:
 
 
 def test_wireguard_is_left_and_warned_of() -> None:
-    """WireGuard's peers cannot be supplied on this core: they stay as configured, and the operator is told."""
+    """This core cannot change WireGuard peers: they stay as configured, with a warning."""
     key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
     peers = [{"publicKey": key, "allowedIPs": ["10.0.0.2/32"]}]
     text = json.dumps({"inbounds": [inbound("wireguard", "wg", secretKey=key, peers=peers)]})
@@ -291,14 +291,14 @@ HEADER = {"type": "http", "request": {}, "response": {}}
     ],
 )
 def test_where_vision_fits(stream: Json | None, fits: bool) -> None:
-    """Vision goes over raw TCP under TLS or REALITY; elsewhere users connect without it, prescribed or not."""
+    """Vision needs raw TCP under TLS or REALITY; elsewhere users connect without it, default flow or not."""
     made = of(inbounds=[vless(stream=stream, flow="xtls-rprx-vision")])
     found = made.inbounds["in"]
     assert (found.vision, found.flow) == (fits, "xtls-rprx-vision" if fits else "")
 
 
 def test_hints_are_each_inbounds_own() -> None:
-    """A prescribed flow is taken from the inbound that prescribes it, whatever stands before it."""
+    """A default flow applies to the inbound that has it, whatever comes before it."""
     tls = STREAMS["tls"]
     first, second, third = (vless(tag, tls) | {"port": 1000 + n} for n, tag in enumerate("abc"))
     second["settings"] = second["settings"] | {"flow": "xtls-rprx-vision"}
@@ -313,7 +313,7 @@ def test_hints_are_each_inbounds_own() -> None:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=5), st.sampled_from(["vless", "shadowsocks_2022"]))
 def test_users_are_appended(accounts: list[bytes], protocol: str) -> None:
-    """Users appended to an inbound's settings are read as its users, whatever their length."""
+    """Users appended to an inbound's settings decode as its users, of any length."""
     packed = [xray_pb2.User(email="x", account=TypedMessage(value=value)).SerializeToString() for value in accounts]
     kind = xray_pb2.Shadowsocks2022MultiUserConfig if protocol == "shadowsocks_2022" else xray_pb2.UsersConfig
     users = kind.FromString(users_field(protocol, packed)).users
@@ -340,7 +340,7 @@ def with_everybody(places: Mapping[str, Kind]) -> tuple[Plan, Roster]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kind_is_managed(all_places: Mapping[str, Kind], name: str) -> None:
-    """Each kind of inbound that the tests run takes supplied users, in a start and when it is put back whole."""
+    """Each kind of inbound in the tests takes supplied users, at a start and in a swap."""
     made, roster = with_everybody({name: all_places[name]})
     (handler, _) = rendered(made, accounts=roster.target).inbound
     assert handler == made.handler(name, roster.target[name])
@@ -349,7 +349,7 @@ def test_every_kind_is_managed(all_places: Mapping[str, Kind], name: str) -> Non
 
 
 def test_the_core_takes_it_with_users_of_every_protocol(all_places: Mapping[str, Kind]) -> None:
-    """The real core builds the whole: every kind of inbound, users in all of them, our API and our rule."""
+    """The real core builds the result: every kind of inbound, users in all, the node's API and its rule."""
     made, roster = with_everybody(all_places)
     assert set(made.tags) == set(NAMES)
     assert all(len(accounts) == 3 for accounts in roster.target.values())
@@ -369,13 +369,13 @@ def test_the_core_takes_it_with_users_of_every_protocol(all_places: Mapping[str,
     ],
 )
 def test_the_core_takes_odd_configurations(text: str) -> None:
-    """What was taken over is still a configuration that the core builds."""
+    """The core still builds odd configurations after the node's changes."""
     made = taken_over(text)
     assert accepts(render(made, THROUGH_INBOUND, {tag: {} for tag in made.tags})) == ""
 
 
 def test_on_which_sockets_it_listens() -> None:
-    """By port, at which address and with which options; all that is unspecified is one address."""
+    """By port: addresses and socket options; all unspecified addresses are one."""
 
     def listening(**more: object) -> Mapping[int, frozenset[bytes]]:
         made = {**vless(), "port": "5-6", **more}
@@ -391,19 +391,19 @@ def test_on_which_sockets_it_listens() -> None:
 
 
 def test_what_one_process_has() -> None:
-    """The keys of WireGuard, by which its peers know one process at a time, inbound or outbound."""
+    """The keys of WireGuard inbounds and outbounds, since peers know only one process at a time."""
     peers = [{"publicKey": "A" * 43 + "=", "endpoint": "127.0.0.1:1"}]
     wireguard = {"tag": "warp", "protocol": "wireguard", "settings": {"secretKey": "A" * 43 + "=", "peers": peers}}
     assert of(outbounds=[{"protocol": "freedom"}]).exclusive == []
-    told = ["the WireGuard key of 'warp' can be live in one process only: its peers answer the one that spoke last"]
+    told = ["only one process can use the WireGuard key of 'warp': its peers answer the process that sent last"]
     assert of(outbounds=[wireguard]).exclusive == told
     listening = {**wireguard, "listen": "127.0.0.1", "port": 5}
     assert of(inbounds=[listening]).exclusive == told
 
 
 def test_reverse_proxies() -> None:
-    """The bridges of a portal, of either kind, do not come to another process while the first one lives."""
-    told = ["the bridges of the reverse proxy 'home' stay with the process that they are connected to"]
+    """The bridges of both kinds of portal do not move to another process while the first one lives."""
+    told = ["bridges of the reverse proxy 'home' stay connected to the old process"]
     assert of(reverse={"portals": [{"tag": "home", "domain": "home.test"}]}).exclusive == told
     assert of(reverse={"bridges": [{"tag": "home", "domain": "home.test"}]}).exclusive == []
     user = {"id": "11111111-1111-1111-1111-111111111111", "reverse": {"tag": "home"}}
@@ -413,7 +413,7 @@ def test_reverse_proxies() -> None:
 
 
 def test_datagrams_that_stand_for_themselves() -> None:
-    """Those of Shadowsocks, unless its transport is over UDP, and those that are passed on."""
+    """Those of Shadowsocks, unless its transport is over UDP, and those that are forwarded."""
     shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
     assert of(inbounds=[shadowsocks]).datagrams == {5}
     assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()
@@ -436,7 +436,7 @@ def test_datagrams_that_stand_for_themselves() -> None:
     ],
 )
 def test_sessions(stream: Json, udp: bool) -> None:
-    """Where the transport is over UDP; nobody's TCP connection is looked for there."""
+    """Ports have sessions where the transport is over UDP; they have no TCP connections."""
     made = of(inbounds=[{**vless(stream=stream), "port": "5-6"}])
     assert bool(made.exclusive) is (udp and stream["network"] == "xhttp")
-    assert (set(made.sessions), set(made.doors)) == (({5, 6}, set()) if udp else (set(), {"in"}))
+    assert (set(made.sessions), set(made.ingress)) == (({5, 6}, set()) if udp else (set(), {"in"}))

@@ -1,4 +1,4 @@
-"""What the core would write to files of its own, and keys that it would log."""
+"""Log files, key logs and debug prints of a configuration are off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from drivers.xray import streams, taken
+from drivers.xray import overrides, streams
 from drivers.xray.config import render
 from protos import xray_pb2
 from scripts.staging.core import Json
@@ -37,18 +37,18 @@ pytestmark = pytest.mark.core
     ],
 )
 def test_logs_go_to_the_console(text: str) -> None:
-    """Log files that a configuration names, in whatever case of keys, are not written; the level stays."""
+    """Log files in a configuration are not written, in any case of keys; the level stays."""
     made = taken_over(text.replace("FILE", FILE))
-    (app,) = apps(made.base, taken.LOG)
+    (app,) = apps(made.base, overrides.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type, log.error_log_level) == (1, 1, 3)
     assert FILE.encode() not in render(made, THROUGH_INBOUND, {})
 
 
 def test_logs_that_are_off_stay_off() -> None:
-    """A controller that wants no access lines is shown none; the node needs them, so the core writes them."""
+    """A controller that wants no access lines gets none; the core writes them, for the node."""
     made = of(log={"access": "none", "error": "none"})
-    (app,) = apps(made.base, taken.LOG)
+    (app,) = apps(made.base, overrides.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type) == (0, 1)
     line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
@@ -58,7 +58,7 @@ def test_logs_that_are_off_stay_off() -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_no_outbound_logs_keys(name: str) -> None:
-    """TLS keys go to no file, however deep an outbound's transport says so; the rest of it stays."""
+    """TLS key logs of outbounds are removed at any depth; the rest of the transport stays."""
     settings = {"address": "kept.example", "port": 443, "id": ID, "encryption": "none"}
     text = json.dumps({"outbounds": [{"protocol": "vless", "settings": settings, "streamSettings": STREAMS[name]}]})
     assert FILE.encode() in convert(text)
@@ -71,7 +71,7 @@ def test_no_outbound_logs_keys(name: str) -> None:
     "stream", [STREAMS["tls"], {"network": "raw", "security": "reality", "realitySettings": REALITY_SERVER}], ids=str
 )
 def test_no_inbound_logs_keys(stream: Json) -> None:
-    """Nor an inbound's, managed or not."""
+    """TLS key logs of inbounds are removed, too, managed or not."""
     text = json.dumps({"inbounds": [vless(stream=stream), inbound("socks", "socks", stream | {}, auth="noauth")]})
     text = text.replace('"port": 1000', '"port": 1001', 1)
     assert convert(text).count(FILE.encode()) == 2
@@ -81,7 +81,7 @@ def test_no_inbound_logs_keys(stream: Json) -> None:
 
 @pytest.mark.parametrize("side", ["inbounds", "outbounds"])
 def test_reality_does_not_print(side: str) -> None:
-    """REALITY's debug prints, which go past the log, are off."""
+    """REALITY's debug prints, which bypass the log, are off."""
     stream = {"network": "raw", "security": "reality"}
     if side == "inbounds":
         made = of(inbounds=[vless(stream=stream | {"realitySettings": REALITY_SERVER})])

@@ -1,4 +1,4 @@
-"""Routing and outbounds: what is ours among them, and what stays as it was given."""
+"""Routing and outbounds: what the node adds, and what stays unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from drivers.xray import config, taken
+from drivers.xray import config, overrides
 from drivers.xray.generation import own_counters
 from drivers.xray.selectors import OURS
 from node.errors import InvalidConfig
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.core
 
 
 def test_our_rule_is_first() -> None:
-    """The way to the API comes before every rule of the controller, whose rules and strategy stay as they are."""
+    """The rule for the API precedes the controller's rules, which stay unchanged with their strategy."""
     rules = [{"outboundTag": "out", "network": "tcp"}, {"outboundTag": "out", "inboundTag": ["in"]}]
     made = of(
         outbounds=[{"protocol": "freedom", "tag": "out"}],
@@ -39,22 +39,22 @@ def test_our_rule_is_first() -> None:
     found = router(rendered(made))
     assert [rule.tag for rule in found.rule] == [THROUGH_INBOUND.outbound, "out", "out"]
     assert list(found.rule[0].inbound_tag) == [THROUGH_INBOUND.inbound]
-    (app,) = apps(made.base, taken.ROUTER)
-    (in_force,) = apps(rendered(made), taken.ROUTER)
+    (app,) = apps(made.base, overrides.ROUTER)
+    (in_force,) = apps(rendered(made), overrides.ROUTER)
     assert in_force.value.endswith(app.value)
 
 
 def test_a_core_that_listens_itself() -> None:
-    """A core that can serve its API on a unix socket needs neither inbound nor rule for it."""
+    """A core that can serve its API on a unix socket needs neither an inbound nor a rule for it."""
     made = of(outbounds=[{"protocol": "freedom"}])
     message = rendered(made, DIRECT)
-    (app,) = apps(message, taken.COMMANDER)
+    (app,) = apps(message, overrides.COMMANDER)
     assert xray_pb2.CommanderConfig.FromString(app.value).listen == "/nowhere/api.sock,0600"
     assert (len(message.inbound), list(router(message).rule)) == (0, [])
 
 
 def test_the_api_has_its_own_inbound() -> None:
-    """Else it is behind an inbound on a private unix socket, with a port: without, a connection would end the core."""
+    """Older cores get an inbound on a private unix socket; without its port a connection would crash the core."""
     (handler,) = rendered(of(outbounds=[{"protocol": "freedom"}])).inbound
     settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
     receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
@@ -64,14 +64,14 @@ def test_the_api_has_its_own_inbound() -> None:
 
 @pytest.mark.parametrize("parts", [{}, {"outbounds": []}, {"OUTBOUNDS": []}])
 def test_without_outbounds_nothing_goes_out(parts: Json) -> None:
-    """A configuration without outbounds gets one that leads nowhere: neither the API nor the node is the way out."""
+    """A configuration without outbounds gets a blackhole: neither the API nor the node forwards traffic."""
     (outbound,) = rendered(of(**parts)).outbound
     assert outbound.proxy_settings.type == config.BLACKHOLE
     assert outbound.tag != THROUGH_INBOUND.outbound
 
 
 def test_the_first_outbound_stays_the_first() -> None:
-    """Where there are outbounds they are left alone; one without a tag is given one, by which nobody counts it."""
+    """Outbounds stay unchanged; one without a tag gets one that is not counted."""
     out = [{"protocol": "freedom", "tag": "one"}, {"protocol": "blackhole"}, {"protocol": "freedom"}]
     text = json.dumps({"outbounds": out})
     made = rendered(taken_over(text)).outbound
@@ -102,7 +102,7 @@ SELECTORS = (
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=str)
 def test_no_selector_reaches_the_api(selector: list[str]) -> None:
-    """Selectors match by prefix: none matches the API's outbound, and all outbounds that it matched are still in."""
+    """Selectors match by prefix: none matches the API's outbound, and all others still match."""
     tags = ["one", "two", "three", "txnode-api-7", "~ two", "portal"]
     made = of(
         outbounds=[{"protocol": "freedom", "tag": tag} for tag in tags[:-1]] + [{"protocol": "freedom"}],
@@ -129,7 +129,7 @@ def test_no_selector_reaches_the_api(selector: list[str]) -> None:
 
 @pytest.mark.parametrize("tag", ["~", "~tx", "~txnode-", "~txnode-api-7"])
 def test_tags_like_the_nodes(tag: str) -> None:
-    """A tag that begins as those of the node do, or that they begin with, is refused: a selector could mean either."""
+    """A tag with the node's prefix, or a part of it, is refused: a selector could mean either."""
     portal = {"reverse": {"portals": [{"tag": tag, "domain": "portal.test"}]}}
     for parts in (
         {"outbounds": [{"protocol": "freedom", "tag": tag}]},
@@ -141,7 +141,7 @@ def test_tags_like_the_nodes(tag: str) -> None:
 
 
 def test_selectors_without_measure() -> None:
-    """Thousands of balancers that select thousands of outbounds take no time; too many are refused, not written out."""
+    """Thousands of balancers that select thousands of outbounds take little time; too many are refused."""
     outbounds = [{"protocol": "blackhole", "tag": str(number)} for number in range(2000)]
 
     def balanced(balancers: int) -> list[int]:
@@ -161,7 +161,7 @@ def _matched(selector: list[str], tags: list[str]) -> list[str]:
 
 
 def test_other_selectors_stay() -> None:
-    """A selector that cannot match the API's outbound is left as it is."""
+    """A selector that cannot match the API's outbound stays unchanged."""
     made = of(
         outbounds=[{"protocol": "freedom", "tag": "one-1"}],
         routing={"balancers": [{"tag": "b", "selector": ["one-", "gone"]}], "rules": []},

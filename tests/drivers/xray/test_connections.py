@@ -1,6 +1,6 @@
-"""Whose the live connections of a core are, when its lines come late, come from elsewhere, or are too many.
+"""Owners of a core's live connections, when its lines are late, forged, or missing.
 
-The core is this very process: it holds real connections, and the lines about them are written here.
+This process is the core: it holds real connections, and the tests write the lines about them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from typing import Any
+from unittest import mock
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -17,11 +18,11 @@ from twisted.trial.unittest import TestCase
 
 from drivers.channel import ApiFailed
 from drivers.sockets.connections import endpoint
-from drivers.sockets.live import peer_of
+from drivers.sockets.handles import peer_of
 from drivers.xray import connections
 from drivers.xray.connections import Connections
-from drivers.xray.doors import Door
-from drivers.xray.suspects import Pair
+from drivers.xray.ingress import Ingress
+from drivers.xray.ownership.old_credentials import Pair
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
@@ -32,20 +33,20 @@ class ConnectionsTests(TestCase):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(self.listener.close)
         port = self.listener.getsockname()[1]
-        # From where users come.
+        # The addresses of clients.
         self.here = own_address()
         self.ports = (range(port, port + 1),)
         self.accepted: dict[socket.socket, socket.socket] = {}
         self.inside: set[Pair] = {("home", "anna"), ("home", "bert")}
         self.there: dict[bytes, set[str]] = {}
-        self.connections = self.make(Door(self.ports))
+        self.connections = self.make(Ingress(self.ports))
 
     async def online(self) -> dict[bytes, set[str]]:
-        """What the core says of who is online, by address."""
+        """The core's users online, by address."""
         return self.there
 
-    def make(self, door: Door) -> Connections:
-        made = Connections(reactor, {"home": door, "work": Door(())})
+    def make(self, door: Ingress) -> Connections:
+        made = Connections(reactor, {"home": door, "work": Ingress(())})
         made.begin(os.getpid(), lambda pair: pair in self.inside, self.online)
         self.addCleanup(made.stop)
         return made
@@ -59,7 +60,7 @@ class ConnectionsTests(TestCase):
         return link
 
     def line(self, link: socket.socket, email: str, inbound: str = "home", target: str = "tcp:a.test:80") -> None:
-        """The core says that this connection is that user's."""
+        """The core logs that this connection is that user's."""
         self.say("{}:{}".format(*link.getsockname()), email, inbound, target)
 
     def say(self, where: str, email: str, inbound: str = "home", target: str = "tcp:a.test:80") -> None:
@@ -68,11 +69,11 @@ class ConnectionsTests(TestCase):
         )
 
     def reject(self) -> None:
-        """The core refuses a name that has a newline in it."""
+        """The core rejects a name with a newline in it."""
         self.connections.take("2026/11/21 02:17:57.788507 from 10.0.0.9:99 rejected  invalid domain name: evil")
 
     def connect_again(self, link: socket.socket) -> socket.socket:
-        """Another connection from the port of this one, which ends."""
+        """Close this connection, and open another one from the same port."""
         where = link.getsockname()
         link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         link.close()
@@ -88,11 +89,28 @@ class ConnectionsTests(TestCase):
         return again
 
     async def where(self, key: str) -> set[bytes]:
-        """From where a user is connected, as the node tells it."""
+        """The endpoint of a user's connection, as the node has it."""
         return {peer_of(live.handle) for live in await self.connections.look([key])}
 
+    async def _hang_up(self) -> None:
+        """Connections are closed when the core has read what had arrived, or did not in time."""
+        link, idle = self.connect(), self.connect()
+        link.send(b"first bytes")
+        hanging_up = ensureDeferred(self.connections.close_all(self.ports))
+        await deferLater(reactor, 5 * connections.NOTICE)
+        self.assertFalse(hanging_up.called)
+        self.assertEqual(self.accepted[link].recv(100), b"first bytes")
+        await hanging_up
+        self.assertEqual((link.recv(1), idle.recv(1)), (b"", b""))
+        self.connect().send(b"never read")
+        with mock.patch.object(connections, "DRY", 0.1):
+            await self.connections.close_all(self.ports)
+
+    def test_bytes_that_arrived_before_a_close(self) -> Deferred[None]:
+        return ensureDeferred(self._hang_up())
+
     async def _unlined(self) -> None:
-        """Of some the core has written no line, and bert alone is online from there."""
+        """Connections without an access line, from an address at which only bert is online."""
         came: list[tuple[str, bytes]] = []
         self.connections.arrived = lambda key, address: came.append((key, address))
         here = socket.inet_aton(self.here)
@@ -104,12 +122,12 @@ class ConnectionsTests(TestCase):
             await self.connections._look_around()
         self.assertEqual(await self.where("bert"), {endpoint(*lined.getsockname())})
         self.there = {here: {"bert"}}
-        assert self.connections._strays is not None
-        self.connections._strays._rest_until = 0
+        assert self.connections._unlogged is not None
+        self.connections._unlogged._rest_until = 0
         await self.connections._look_around()
         self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname()) for link in (lined, unlined)})
         self.assertEqual(came, [("bert", here)] * 2)
-        # Each is ended alone.
+        # Each is closed separately.
         (live,) = [
             live
             for live in await self.connections.look(["bert"])
@@ -124,11 +142,11 @@ class ConnectionsTests(TestCase):
         self.assertTrue(self.connections.has("bert"))
         self.assertFalse(self.connections.has("anna"))
 
-    def test_of_whom_no_line_told(self) -> Deferred[None]:
+    def test_connections_without_a_line(self) -> Deferred[None]:
         return ensureDeferred(self._unlined())
 
-    async def _says_nothing_yet(self) -> socket.socket:
-        """A connection of which there is no line yet is taken for bert's, who alone is online from there."""
+    async def _without_a_line_yet(self) -> socket.socket:
+        """A connection whose line is not there yet is attributed to bert, the only user online at its address."""
         self.connections.arrived = lambda *_: None
         self.there = {socket.inet_aton(self.here): {"bert"}}
         link = self.connect()
@@ -138,7 +156,7 @@ class ConnectionsTests(TestCase):
         return link
 
     async def _late_line(self, out_first: bool) -> None:
-        link = await self._says_nothing_yet()
+        link = await self._without_a_line_yet()
         if out_first:
             await self.put_out("anna")
             self.line(link, "anna")
@@ -149,8 +167,8 @@ class ConnectionsTests(TestCase):
         await deferLater(reactor, connections.GATHER * 3)
         self.assertTrue(ended(link))
 
-    async def _slow_to_say(self) -> None:
-        """A core that takes long to say who is online is asked once at a time, and holds up nothing else."""
+    async def _slow_to_list(self) -> None:
+        """A core that is slow to list the users online gets one call at a time, and delays nothing else."""
         asked: list[Deferred[dict[bytes, set[str]]]] = []
 
         async def online() -> dict[bytes, set[str]]:
@@ -172,12 +190,12 @@ class ConnectionsTests(TestCase):
         self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname())})
         self.assertLess(self.connections._rest, 0.2 / connections.SHARE)
 
-    def test_a_core_that_is_slow_to_say_who_is_online(self) -> Deferred[None]:
-        return ensureDeferred(self._slow_to_say())
+    def test_a_core_that_is_slow_to_list_users_online(self) -> Deferred[None]:
+        return ensureDeferred(self._slow_to_list())
 
-    async def _led_on(self) -> None:
-        """Of a connection that the inbound has led to another one no line tells, and its user may be anybody there."""
-        self.connections = self.make(Door(self.ports, leads_on=True))
+    async def _forwarded(self) -> None:
+        """A connection that an inbound has forwarded to another has no line, and may be any user's there."""
+        self.connections = self.make(Ingress(self.ports, forwards=True))
         self.connections.arrived = lambda *_: None
         self.connect()
         self.there = {socket.inet_aton(self.here): {"bert"}}
@@ -185,17 +203,17 @@ class ConnectionsTests(TestCase):
             await self.connections._look_around()
         self.assertEqual(await self.where("bert"), set())
 
-    def test_who_is_led_on_is_not_taken_for_another(self) -> Deferred[None]:
-        return ensureDeferred(self._led_on())
+    def test_a_forwarded_connection_is_not_attributed(self) -> Deferred[None]:
+        return ensureDeferred(self._forwarded())
 
-    def test_a_late_line_has_the_say(self) -> Deferred[None]:
+    def test_a_late_line_overrides_a_guess(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=False))
 
-    def test_a_late_line_of_who_is_out(self) -> Deferred[None]:
+    def test_a_late_line_of_a_removed_user(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=True))
 
     async def _spares_another(self) -> None:
-        link = await self._says_nothing_yet()
+        link = await self._without_a_line_yet()
         self.line(link, "anna")
         await self.put_out("bert")
         self.assertFalse(ended(link))
@@ -204,7 +222,7 @@ class ConnectionsTests(TestCase):
         return ensureDeferred(self._spares_another())
 
     async def _out_without_a_line(self) -> None:
-        """Of two connections from one address the core told of bert's alone; anna, who is removed, is online there."""
+        """Of two connections from an address only bert's has a line; anna, who is removed, is online there."""
         lined, unlined = self.connect(), self.connect()
         self.line(lined, "bert")
         self.there = {socket.inet_aton(self.here): {"anna", "bert"}}
@@ -212,7 +230,7 @@ class ConnectionsTests(TestCase):
             await self.looked()
         self.assertFalse(ended(unlined), "nobody was removed")
         await self.put_out("anna")
-        self.connections.put_out([("home", "anna"), ("elsewhere", "anna")])
+        self.connections.note_removed([("home", "anna"), ("elsewhere", "anna")])
         for _ in range(2):
             await self.looked()
         await deferLater(reactor, connections.GATHER * 3)
@@ -220,19 +238,19 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(lined))
         self.assertEqual(self.connections.cut, 1)
 
-    def test_who_is_out_has_none_of_which_no_line_told(self) -> Deferred[None]:
+    def test_a_removed_user_without_a_line_is_cut(self) -> Deferred[None]:
         return ensureDeferred(self._out_without_a_line())
 
     async def _back_without_a_line(self) -> None:
         unlined = self.connect()
         self.there = {socket.inet_aton(self.here): {"anna"}}
-        self.connections.put_out([("home", "anna")])
+        self.connections.note_removed([("home", "anna")])
         for _ in range(3):
             await self.looked()
         await deferLater(reactor, connections.GATHER * 3)
         self.assertFalse(ended(unlined), "anna is in again")
 
-    def test_who_is_in_again_keeps_them(self) -> Deferred[None]:
+    def test_a_user_who_is_added_again_keeps_connections(self) -> Deferred[None]:
         return ensureDeferred(self._back_without_a_line())
 
     async def _asks_seldom(self) -> None:
@@ -243,18 +261,18 @@ class ConnectionsTests(TestCase):
             asked.append(1)
             raise ApiFailed("no")
 
-        assert self.connections._strays is not None
-        self.connections._strays._online = broken
+        assert self.connections._unlogged is not None
+        self.connections._unlogged._online = broken
         self.connect()
         for _ in range(6):
             await self.connections._look_around()
         self.assertLessEqual(len(asked), 1)
 
-    def test_a_core_that_does_not_say_is_asked_seldom(self) -> Deferred[None]:
+    def test_a_core_that_does_not_answer_is_asked_seldom(self) -> Deferred[None]:
         return ensureDeferred(self._asks_seldom())
 
     async def looked(self) -> None:
-        """Wait until the sockets were looked at, for what was said before."""
+        """Wait for a look at the sockets that covers all lines so far."""
         await self.connections._look_around()
 
     def put_out(self, *keys: str) -> Deferred[None]:
@@ -263,12 +281,12 @@ class ConnectionsTests(TestCase):
         return ensureDeferred(self.connections.end(self.connections.of(pairs)))
 
     async def over(self, link: socket.socket) -> None:
-        """Wait until the connection is over; the test ends with a failure if it never is."""
+        """Wait until the connection is closed; if it never is, the test fails."""
         while not ended(link):
             await deferLater(reactor, 0.01)
 
-    async def test_only_his(self) -> None:
-        """The connections of who is out end, and nobody else's."""
+    async def test_only_the_removed_users(self) -> None:
+        """A removed user's connections are closed, and no others."""
         anna, bert = self.connect(), self.connect()
         self.line(anna, "Anna")
         self.line(bert, "bert")
@@ -277,14 +295,14 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(bert))
 
     async def test_late_line(self) -> None:
-        """A line that comes when its user is out already ends his connection, however late it is."""
+        """A line after the removal of its user cuts the connection, however late it is."""
         link = self.connect()
         await self.put_out("anna")
         self.line(link, "anna")
         await self.over(link)
 
     async def test_late_line_among_rejections(self) -> None:
-        """It does so too where the core rejects the user's next connections before it prints the line."""
+        """So does one that the core prints after it has rejected the user's next connections."""
         link = self.connect()
         await self.put_out("anna")
         self.connections.take("2026/11/21 02:17:57.788507 from 10.0.0.9:99 rejected  proxy/trojan: not a valid user")
@@ -292,7 +310,7 @@ class ConnectionsTests(TestCase):
         await self.over(link)
 
     async def test_late_line_takes_nothing(self) -> None:
-        """A line of somebody who is out does not take a connection from who is in."""
+        """A line of a removed user does not take a connection from a current one."""
         link = self.connect()
         self.line(link, "bert")
         await self.put_out("anna")
@@ -303,9 +321,9 @@ class ConnectionsTests(TestCase):
         self.assertTrue(ended(link))
 
     async def test_line_of_the_old_credential(self) -> None:
-        """After a change of credential a line tells of who came before it, and he is out, or of who came after it."""
+        """After a change of credential, lines of older connections cut them, and lines of newer ones do not."""
         before = self.connect()
-        await self.connections.suspect([("home", "anna")])
+        await self.connections.credentials_change([("home", "anna")])
         after = self.connect()
         self.line(before, "anna")
         self.line(after, "anna")
@@ -313,7 +331,7 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(after))
 
     async def test_port_used_again(self) -> None:
-        """Of those who came from one port one after the other the last has the connection."""
+        """Of the users who connect from one port in turn, the last one owns the connection."""
         self.patch(connections, "LEARN", 0.01)
         link = self.connect()
         self.line(link, "anna")
@@ -326,8 +344,8 @@ class ConnectionsTests(TestCase):
         await self.put_out("bert")
         self.assertTrue(ended(link))
 
-    async def test_a_user_who_uses_a_port_again_is_heard_again(self) -> None:
-        """Another connection of theirs from the same port is one, though they had that before; another line is none."""
+    async def test_a_new_connection_of_the_same_user_and_port(self) -> None:
+        """Another connection of a user from the same port counts as a new one; another line does not."""
         self.patch(connections, "LEARN", 0.01)
         came: list[tuple[str, bytes]] = []
         self.connections.arrived = lambda key, address: came.append((key, address))
@@ -345,8 +363,8 @@ class ConnectionsTests(TestCase):
         await self.looked()
         self.assertEqual(len(came), 2)
 
-    async def test_who_wants_to_know_of_connections_and_fails(self) -> None:
-        """What goes wrong about one is logged: a line goes to others, too, and a core whose pipe is closed dies."""
+    async def test_a_callback_that_fails(self) -> None:
+        """An error of the callback is logged: the line must reach others, and a core whose pipe is closed dies."""
 
         def arrived(key: str, address: bytes) -> None:
             raise RuntimeError("never mind")
@@ -357,8 +375,8 @@ class ConnectionsTests(TestCase):
         self.assertEqual(await self.where("anna"), {endpoint(*link.getsockname())})
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
-    async def test_late_line_of_who_used_the_port_again(self) -> None:
-        """Who is out is out, also where somebody who is in had the port before."""
+    async def test_late_line_of_a_removed_user_with_a_reused_port(self) -> None:
+        """A removed user is cut, even if a current user had the port before."""
         self.patch(connections, "LEARN", 0.01)
         link = self.connect()
         self.line(link, "bert")
@@ -369,7 +387,7 @@ class ConnectionsTests(TestCase):
         await self.over(link)
 
     async def test_a_line_about_a_connection_that_is_known(self) -> None:
-        """What lines say later of a connection changes nothing: its user is out when he is removed, and not before."""
+        """Later lines about a connection change nothing: it is cut when its user is removed, not before."""
         for learn in (60, 0.01):
             self.patch(connections, "LEARN", learn)
             link = self.connect()
@@ -387,8 +405,8 @@ class ConnectionsTests(TestCase):
             self.assertTrue(ended(link))
             self.inside |= {("home", "anna"), ("home", "bert")}
 
-    async def test_a_line_that_a_user_wrote(self) -> None:
-        """Behind the newline of a rejected name a line ends nobody's connection, neither now nor later."""
+    async def test_a_forged_line(self) -> None:
+        """A line forged after the newline of a rejected name cuts no connection, neither now nor later."""
         known, unknown = self.connect(), self.connect()
         self.line(known, "bert")
         await self.put_out("anna")
@@ -401,8 +419,8 @@ class ConnectionsTests(TestCase):
         self.line(known, "cora")
         self.assertEqual(self.connections.of([("home", "cora")]), {})
 
-    async def test_who_makes_his_line_doubtful(self) -> None:
-        """A user who has a name rejected just before he connects is out all the same when he is removed."""
+    async def test_a_user_who_makes_their_line_untrusted(self) -> None:
+        """A user who has a name rejected just before they connect is cut all the same on removal."""
         link, other = self.connect(), self.connect()
         self.reject()
         self.line(link, "anna")
@@ -413,8 +431,8 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(other))
 
     async def test_shared_connection(self) -> None:
-        """A connection that carries several users is not ended for one of them."""
-        self.connections = self.make(Door(self.ports, shared=True))
+        """A connection that carries several users is not cut for one of them."""
+        self.connections = self.make(Ingress(self.ports, shared=True))
         link = self.connect()
         self.line(link, "anna")
         self.line(link, "bert")
@@ -423,8 +441,8 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(link))
 
     async def test_by_udp(self) -> None:
-        """Who came by UDP has no connection, even if somebody has one from the same port."""
-        self.connections = self.make(Door(self.ports, datagrams=True))
+        """A user over UDP has no connection, even if another user has one from the same port."""
+        self.connections = self.make(Ingress(self.ports, datagrams=True))
         link = self.connect()
         self.line(link, "bert")
         self.line(link, "anna", target="udp:8.8.8.8:53")
@@ -432,7 +450,7 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(link))
 
     async def test_other_inbounds(self) -> None:
-        """The line of another inbound, managed or not, is not about a connection of this one."""
+        """A line of another inbound, managed or not, does not count for a connection of this one."""
         link = self.connect()
         for inbound in ("work", "somebody else's"):
             self.line(link, "anna", inbound)
@@ -440,7 +458,7 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(link))
 
     async def test_prune(self) -> None:
-        """Connections that ended are forgotten, those that live are not."""
+        """Closed connections are forgotten, open ones are not."""
         self.patch(connections, "LEARN", 0.01)
         gone, live = self.connect(), self.connect()
         self.line(gone, "anna")
@@ -452,7 +470,7 @@ class ConnectionsTests(TestCase):
             await deferLater(reactor, 0.01)
 
     async def test_cap(self) -> None:
-        """There is a limit to what is remembered, and the oldest is forgotten for it."""
+        """The number of endpoints is limited, and the oldest are forgotten first."""
         self.patch(connections, "CAP", 80)
         for port in range(1, 1000):
             self.say(f"10.0.0.1:{port}", "anna")
@@ -461,7 +479,7 @@ class ConnectionsTests(TestCase):
         self.assertIn(endpoint("10.0.0.1", 999), kept)
 
     async def test_core_that_is_gone(self) -> None:
-        """When the core ended nothing is left to be done, now or later."""
+        """After the core's exit no work is left, now or later."""
         link = self.connect()
         self.line(link, "anna")
         self.connections.stop()

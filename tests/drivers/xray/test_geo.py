@@ -1,4 +1,4 @@
-"""Where Xray finds its lists: the operator's, the executable's, or a small one of our own that the core reads."""
+"""The directory of geo files: the operator's, the executable's, or the node's own with a small geoip.dat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.convert import refuses
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, Path]:
-    """The operator's directory, the executable's and the node's own, which is not there yet."""
+    """The operator's directory, the executable's and the node's own, which does not exist yet."""
     made = {name: tmp_path / name for name in ("operator", "core", "private")}
     made["operator"].mkdir()
     made["core"].mkdir()
@@ -28,12 +28,12 @@ def chosen(places: dict[str, Path], configured: bool = True) -> Path:
 
 
 def routed(address: str) -> str:
-    """A configuration that has a rule for a list."""
+    """A configuration with a rule that uses a geo list."""
     return json.dumps({"routing": {"rules": [{"ip": [address], "outboundTag": "x"}]}})
 
 
 def test_the_operators_list_first(places: dict[str, Path]) -> None:
-    """A geoip.dat where the operator says is used, before one beside the executable; nothing is written."""
+    """The operator's geoip.dat precedes one beside the executable; nothing is written."""
     for name in ("operator", "core"):
         (places[name] / "geoip.dat").write_text(name)
     assert chosen(places) == places["operator"]
@@ -42,13 +42,13 @@ def test_the_operators_list_first(places: dict[str, Path]) -> None:
 
 
 def test_the_executables_list_next(places: dict[str, Path]) -> None:
-    """Where the operator has no lists at all, those beside the executable are used."""
+    """If the operator has no geo files, those beside the executable are used."""
     (places["core"] / "geoip.dat").touch()
     assert chosen(places) == places["core"]
 
 
 def test_our_own_where_there_is_none(places: dict[str, Path]) -> None:
-    """Without any geoip.dat there is a private directory with ours and with the other lists that there are."""
+    """Without any geoip.dat the node's directory has its own, and links to the other files."""
     (places["operator"] / "geosite.dat").write_text("sites")
     (places["core"] / "extra.dat").write_text("extra")
     (places["core"] / "readme.txt").write_text("no list")
@@ -60,7 +60,7 @@ def test_our_own_where_there_is_none(places: dict[str, Path]) -> None:
 
 
 def test_the_operators_other_list_is_used(places: dict[str, Path]) -> None:
-    """An operator who has a geosite.dat of his own, and no geoip.dat, gets his list and not the executable's."""
+    """An operator with a geosite.dat and no geoip.dat gets their file, not the executable's."""
     (places["operator"] / "geosite.dat").write_text("his")
     for name in ("geoip.dat", "geosite.dat"):
         (places["core"] / name).write_text("core's")
@@ -70,7 +70,7 @@ def test_the_operators_other_list_is_used(places: dict[str, Path]) -> None:
 
 
 def test_lists_that_moved(places: dict[str, Path]) -> None:
-    """The private directory follows: a list that is elsewhere now is the one that is used."""
+    """The links in the node's directory follow files that moved."""
     (places["operator"] / "geosite.dat").write_text("old")
     chosen(places)
     (places["operator"] / "geosite.dat").rename(places["core"] / "geosite.dat")
@@ -79,7 +79,7 @@ def test_lists_that_moved(places: dict[str, Path]) -> None:
 
 
 def test_half_a_list(places: dict[str, Path]) -> None:
-    """On a disk that is full there is no list rather than half of one; half of one is replaced."""
+    """On a full disk no partial file is left, and a partial one is replaced."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
@@ -99,7 +99,7 @@ def test_half_a_list(places: dict[str, Path]) -> None:
 
 
 def test_what_is_private() -> None:
-    """The list has loopback, link-local and private networks of both kinds, and no address of the internet's."""
+    """The list has loopback, link-local and private networks, IPv4 and IPv6, and no public address."""
     (entry,) = GeoIpList.FromString(private_geoip()).entry
     networks = [ipaddress.ip_network((cidr.ip, cidr.prefix)) for cidr in entry.cidr]
     assert entry.country_code == "PRIVATE"
@@ -126,7 +126,7 @@ def test_what_is_private() -> None:
 
 @pytest.mark.core
 def test_the_core_reads_it(tmp_path: Path) -> None:
-    """Without a list the core refuses `geoip:private`; with ours it knows that and nothing else."""
+    """Without a geoip.dat the core refuses `geoip:private`; with the node's it knows that list only."""
     assert refuses(routed("geoip:private"), tmp_path)
     (tmp_path / "geoip.dat").write_bytes(private_geoip())
     assert not refuses(routed("geoip:private"), tmp_path)

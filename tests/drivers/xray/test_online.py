@@ -1,4 +1,4 @@
-"""Who is online, on cores that tell less than today's: what they cannot tell is said to be unsupported."""
+"""Users online, on cores with fewer API calls: what they cannot report is unsupported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def broken(_: Any, context: Any) -> None:
 
 
 def asked(calls: Mapping[str, Answer]) -> tuple[object, object]:
-    """What comes of asking a core that has these calls for a user's addresses, and for their number."""
+    """The outcomes of asking a core with these calls for a user's addresses, and for their number."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             call, xray_pb2.GetStatsRequest.FromString, lambda reply: reply.SerializeToString()
@@ -65,15 +65,15 @@ async def outcome(work: Awaitable[object]) -> object:
 
 
 @pytest.mark.parametrize(
-    ("calls", "told"),
+    ("calls", "expected"),
     [
         ({}, (Unsupported, Unsupported)),
         ({"GetStatsOnline": counted}, (Unsupported, 2)),
         ({"GetStatsOnline": unknown, "GetStatsOnlineIpList": unknown}, ({}, 0)),
         ({"GetStatsOnline": broken, "GetStatsOnlineIpList": broken}, (CoreFailed, CoreFailed)),
     ],
-    ids=["neither", "the number alone", "he is offline", "it fails"],
+    ids=["neither", "the number alone", "they are offline", "it fails"],
 )
-def test_cores_that_tell_less(calls: Mapping[str, Answer], told: tuple[object, object]) -> None:
-    """A number is told where there is one, nobody is 0, and what the core cannot tell is never 0."""
-    assert asked(calls) == told
+def test_cores_with_fewer_calls(calls: Mapping[str, Answer], expected: tuple[object, object]) -> None:
+    """A number is returned if the core has one, 0 for a user who is offline, and never 0 for an unsupported call."""
+    assert asked(calls) == expected

@@ -1,4 +1,4 @@
-"""Which configurations get an app that reads geo files again, and what is said of files that change."""
+"""Which configurations get an app that reloads geo files, and the warnings about changed files."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_an_older_core_gets_none() -> None:
 
 @pytest.mark.parametrize(("cron", "is_reloaded"), [("0 4 * * *", True), ("", False)])
 def test_a_configurations_own_stays(cron: str, is_reloaded: bool) -> None:
-    """Without a rate it does nothing."""
+    """Without a rate the app does nothing."""
     made = planned(RULE, SINCE, app(cron))
     assert crons(made) == [cron]
     assert reloading.are_reloaded(made.base) == is_reloaded
 
 
 def test_a_rule_that_is_added() -> None:
-    """The core that is launched with it next reads its lists again."""
+    """The next core that is launched with it reloads its geo files."""
     made = planned({})
     text = json.dumps(RULE)
     again = rerouted(made, Routing(), Config().SerializeToString(), text, SINCE)
@@ -82,7 +82,7 @@ def test_a_rule_that_is_added() -> None:
 
 @pytest.fixture
 def lists(tmp_path: Path) -> Path:
-    """A directory with two lists, one of which is a link that leads elsewhere."""
+    """A directory with two geo files, one of which is a link to elsewhere."""
     made, elsewhere = tmp_path / "lists", tmp_path / "elsewhere"
     for directory in (made, elsewhere):
         directory.mkdir()
@@ -93,7 +93,7 @@ def lists(tmp_path: Path) -> Path:
 
 
 def changed(lists: Path, reloaded: bool) -> set[str]:
-    """The lists of which an operator is told when others have taken their places."""
+    """The files that a warning names after all were replaced."""
     spawner = Spawner(mock.Mock(), lists, {"XRAY_LOCATION_ASSET": str(lists)})
     confinement = Confinement(assets=[lists, lists.parent / "elsewhere" / "there.dat"])
     read = executable.files(Executable(Path("/bin/true"), spawner, confinement=confinement), reloaded)
@@ -112,17 +112,17 @@ def changed(lists: Path, reloaded: bool) -> set[str]:
         ("no Landlock", False, {"here.dat", "link.dat"}),
     ],
 )
-def test_what_operators_are_told(
+def test_warnings(
     monkeypatch: pytest.MonkeyPatch, lists: Path, why: str | None, reloaded: bool, names: set[str]
 ) -> None:
-    """Nothing of a list that the core reads again. Where one file alone is allowed, a confined one cannot."""
+    """No warning for a file that the core reloads; a confined core cannot reload where only one file is allowed."""
     monkeypatch.setattr("drivers.process.executable.unconfined", lambda _: why)
     assert changed(lists, reloaded) == names
 
 
 @pytest.mark.parametrize(("beside", "is_whole"), [("README.md", True), ("fresh.dat", True), ("secrets", False)])
 def test_the_directory_of_an_installation(tmp_path: Path, beside: str, is_whole: bool) -> None:
-    """It may be read as a whole if nothing else is there: what takes a list's place can then be read, too."""
+    """It may be read as a whole if it has nothing else: then a replaced file can be read, too."""
     host = Host(mock.Mock(), mock.Mock(), tmp_path / "run", {})
     for name in ("xray", "geoip.dat", beside):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""What a run of the core is asked so that it has the rules that are wanted, whatever it does not answer."""
+"""The calls that bring the core's rules to the wanted ones, with any of them unanswered."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def tagged(*tags: str) -> list[RoutingRule]:
 
 
 class Core:
-    """Stands for the channel: the tags that the core has.
+    """Replaces the channel: the tags that the core has.
 
-    The call that `silent` counts down to has no answer; it is `done` all the same, `never`, or `late`: behind the next.
+    The call to which `silent` counts down gets no answer. It is applied all the same (`done`), `never`, or `late`:
+    after the next call.
     """
 
     def __init__(self, *tags: str) -> None:
@@ -60,7 +61,7 @@ class Core:
 
 
 def become(core: Core, *wanted: tuple[Sequence[str], Mapping[str, str]]) -> None:
-    """One after the other, also where one fails."""
+    """Apply one set of rules after the other, also after failures."""
 
     async def work() -> None:
         router = Router(cast(Channel, core), tagged(*core.tags))
@@ -77,9 +78,9 @@ def become(core: Core, *wanted: tuple[Sequence[str], Mapping[str, str]]) -> None
 @pytest.mark.parametrize("silent", range(1, 6))
 @pytest.mark.parametrize("then", [["a", "b", "c"], ["new"], ["new", "more"]])
 def test_a_call_without_an_answer(then: list[str], silent: int, when: str) -> None:
-    """What becomes of it is not known; what is wanted next is there in the end, be it what was before."""
+    """Its effect is unknown; the rules wanted next are there in the end, even the former ones."""
     core = Core("a", "b", "c")
     core.silent, core.when = silent, when
-    # Twice: what is wanted is brought again every minute.
+    # Twice: the node applies the wanted rules again every minute.
     become(core, (["new"], {"b": "x"}), (then, {"b": "y"}), (then, {"b": "y"}))
     assert (core.tags, core.targets) == (then, {"b": "y"})

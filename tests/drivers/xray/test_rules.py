@@ -1,4 +1,4 @@
-"""How rules become others: no connection is led astray meanwhile, and the node's own stay out of it."""
+"""Steps from one set of rules to another: no connection is misrouted meanwhile, and the node's own rules stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.process.known import NOTHING_MORE
+from drivers.process.allowlist import NOTHING_MORE
 from drivers.xray import latency, route, rules
 from drivers.xray.config import Endpoint, plan, render, rerouted
 from node.contract.routing import Added, Routing
@@ -30,9 +30,9 @@ def tagged(*tags: str) -> list[RoutingRule]:
 
 @given(TAGS, TAGS, st.dictionaries(st.sampled_from("abcdefgh"), st.sets(st.integers(0, 4))))
 def test_every_moment(have: list[str], wanted: list[str], fits: dict[str, set[int]]) -> None:
-    """Whatever rules fit a connection, at each step it is led as before or as it is to be."""
+    """Whatever rules match a connection, at each step it is routed by the old set or the new one."""
     staying = [tag for tag in have if tag in wanted]
-    # What stays is in its order, and before what is new: the core only appends.
+    # Rules that stay keep their order and precede new ones: the core only appends.
     wanted = [*staying, *(tag for tag in wanted if tag not in have)]
 
     def led(tags: Sequence[str], connection: int) -> str:
@@ -75,7 +75,7 @@ def change(routing: Routing, *some: RoutingRule) -> Any:
 
 
 def test_each_rule_has_a_name_of_its_own() -> None:
-    """So that it can be removed; controllers see those that they gave."""
+    """A rule can be removed by its tag; controllers see the tags that they gave."""
     names = [rule.rule_tag for rule in rules.rules_of(BASE.base)]
     assert len(set(names)) == 4
     assert tags(BASE.base) == ["", "named", "", "last"]
@@ -84,7 +84,7 @@ def test_each_rule_has_a_name_of_its_own() -> None:
 
 
 def test_changes() -> None:
-    """What is removed is gone, what is added stands last with its tag, and the plan itself stays as it was."""
+    """Removed rules are gone, added ones come last with their tag, and the plan itself is unchanged."""
     routing = Routing(removed=frozenset({"named"})).adding("{}", "t1").adding("{}", "t2").leading("both", "block")
     made = change(routing, *tagged("named", ""))
     assert tags(made.base) == ["", "", "last", "named", ""]
@@ -95,7 +95,7 @@ def test_changes() -> None:
 
 
 def test_the_node_s_own_rules_are_first() -> None:
-    """Whatever is added: the one that guards an old core, and where the core's API takes a rule that one."""
+    """The rule that protects an old core, and the one for the API of cores that need it."""
     made = change(Routing(cleared=True).adding("{}", "t"), *tagged("x"))
     api = Endpoint("/run/x.sock", "token", direct=False)
     guard, first, *others = rules.rules_of(Config.FromString(render(made, api, {})))
@@ -119,7 +119,7 @@ def test_the_node_s_own_rules_are_first() -> None:
         (Routing().leading("both", "gone"), [], UnknownName),
     ],
 )
-def test_what_cannot_be(routing: Routing, some: list[RoutingRule], kind: type[NodeError]) -> None:
+def test_invalid_changes(routing: Routing, some: list[RoutingRule], kind: type[NodeError]) -> None:
     with pytest.raises(kind):
         change(routing, *some)
 
@@ -131,7 +131,7 @@ def test_texts_that_are_no_rule(text: str) -> None:
 
 
 def test_a_text_is_one_value_in_the_configuration() -> None:
-    """With its comments left out; nothing behind it can end it."""
+    """Comments are removed, and text after the value cannot end it."""
     text = rules.text_of(Routing().adding('{"domain": ["]}}"] /* }]} */}', "t"))
     assert json.loads(text) == {"routing": {"rules": [{"domain": ["]}}"]}]}}
 
@@ -147,7 +147,7 @@ CHANGES = st.lists(
 
 @given(CHANGES)
 def test_what_is_recorded(changes: list[tuple[str, str, bool]]) -> None:
-    """What comes back from the record is what was put there, and nothing is nothing."""
+    """Changes survive a round trip through the record, and an empty record has none."""
     routing = Routing()
     for number, (what, text, flag) in enumerate(changes):
         if what == "add":
@@ -161,7 +161,7 @@ def test_what_is_recorded(changes: list[tuple[str, str, bool]]) -> None:
 
 
 def test_what_is_added_goes_before_what_was_there() -> None:
-    """A tag is that of an added rule, if one has it."""
+    """A tag means the added rule, if one has it."""
     routing = Routing(removed=frozenset({"a"}), added=(Added("{}", "1", "a"), Added("{}", "2", "b")))
     assert routing.without("a") == Routing(removed=frozenset({"a"}), added=(Added("{}", "2", "b"),))
     assert routing.without("c").removed == {"a", "c"}
@@ -171,12 +171,12 @@ def test_what_is_added_goes_before_what_was_there() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"network": "smoke"}, {"target_ip": "1.2.3"}, {"target_port": 65536}])
-def test_what_is_no_connection(wrong: dict[str, Any]) -> None:
+def test_invalid_requests(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         route.asked(pb.TestRouteRequest(**wrong))
 
 
-def test_what_the_core_is_asked() -> None:
+def test_the_request_to_the_core() -> None:
     request = pb.TestRouteRequest(network="UDP", target_ip="::1", target_port=53, attributes={"a": "b"}, user="ann")
     context = route.asked(request).routing_context
     assert (context.network, list(context.target_ips), context.target_port) == (3, [bytes(15) + b"\1"], 53)
@@ -184,8 +184,8 @@ def test_what_the_core_is_asked() -> None:
     assert route.asked(pb.TestRouteRequest()).routing_context == RoutingContext()
 
 
-def test_what_it_answers() -> None:
-    """An outbound that only the node named has no name."""
+def test_the_answer_of_the_core() -> None:
+    """An outbound that the node named has an empty tag."""
     told = RoutingContext(outbound_tag="out", network=2, target_domain="a", outbound_group_tags=["g"])
     expected = RouteResult(outbound_tag="out", network="tcp", target_domain="a", outbound_group_tags=["g"])
     assert route.answered(told) == expected
@@ -193,7 +193,7 @@ def test_what_it_answers() -> None:
 
 
 def test_latencies() -> None:
-    """Each measured outbound but those that the node named."""
+    """Each measured outbound, except those that the node named."""
     statuses = [
         OutboundStatus(outbound_tag="a", alive=True, delay=5, last_try_time=7),
         OutboundStatus(outbound_tag="~txnode-out-1"),

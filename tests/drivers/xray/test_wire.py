@@ -1,4 +1,4 @@
-"""Messages to Xray that are written by hand are what protobuf would write."""
+"""Messages to Xray that are encoded by hand equal those of protobuf."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ texts = st.text(max_size=300)
 @example(b"x" * 512)
 @example(b"x" * 16384)
 def test_a_field(value: bytes) -> None:
-    """Bytes of any length are framed as protobuf frames them."""
+    """Fields of any length are encoded as by protobuf."""
     assert field(b"\x12", value) == TypedMessage(value=value).SerializeToString() or not value
 
 
-def test_what_is_looked_up_is_not_all() -> None:
-    """A size that is not in the table is written all the same, and not kept."""
+def test_sizes_outside_the_table() -> None:
+    """A size outside the table is encoded, too, and not stored."""
     kept = len(SIZE)
     assert SIZE[300] == b"\xac\x02"
     assert SIZE[1 << 21] == b"\x80\x80\x80\x01"
@@ -36,7 +36,7 @@ def test_what_is_looked_up_is_not_all() -> None:
 
 @given(texts, st.binary(max_size=300))
 def test_a_user(email: str, account: bytes) -> None:
-    """A user reads back as he was written, by protobuf and by what looks for his name alone."""
+    """A user decodes as encoded, by protobuf and by the function that reads only the e-mail."""
     packed = pack(email, "some.Account", account)
     user = xray_pb2.User.FromString(packed)
     assert (user.email, user.account.type, user.account.value) == (email, "some.Account", account)
@@ -44,14 +44,14 @@ def test_a_user(email: str, account: bytes) -> None:
 
 
 @given(texts, st.integers(0, 9))
-def test_a_name_in_the_core_s_own_words(email: str, level: int) -> None:
-    """The core writes a user's level before his name, and leaves out what is empty."""
+def test_an_email_as_the_core_writes_it(email: str, level: int) -> None:
+    """The core writes a user's level before their e-mail, and leaves out empty fields."""
     assert email_of(xray_pb2.User(level=level, email=email).SerializeToString()) == email
 
 
 @given(texts, texts, st.binary(max_size=300))
 def test_an_operation(tag: str, email: str, account: bytes) -> None:
-    """Adding and removing a user of an inbound."""
+    """Add and remove a user of an inbound."""
     packed = pack(email, "some.Account", account)
     added = AlterInboundRequest.FromString(_request(Operation(tag, email, packed)))
     removed = AlterInboundRequest.FromString(_request(Operation(tag, email, None)))
@@ -65,7 +65,7 @@ def test_an_operation(tag: str, email: str, account: bytes) -> None:
 
 @pytest.mark.parametrize("flow", ["", "xtls-rprx-vision"])
 def test_a_vless_account(flow: str) -> None:
-    """The account that most users have is the same message as protobuf's."""
+    """The most common account equals protobuf's message."""
     identity = "b831381d-6324-4d53-ad4f-8cda48b30811"
     user = service_pb2.User(email="ann", proxies={"vless": {"id": identity, "flow": flow}})
     account = BUILDERS["vless"](Inbound("in", "vless", vision=True), user)

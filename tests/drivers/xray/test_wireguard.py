@@ -1,4 +1,4 @@
-"""WireGuard users: keys and addresses, the core's own bytes, and that no address is ever taken from somebody."""
+"""WireGuard users: keys and addresses, the core's own bytes, and no address taken from another user."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from drivers.xray import accounts, config, wireguard
 from drivers.xray.accounts import Inbound
 from drivers.xray.api import Operation
+from drivers.xray.user_changes import Batch, Swap, choose, swap_of
 from drivers.xray.users import Users
-from drivers.xray.ways import Swap, Work, choose, swap_of
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable, diff, key_of
 from node.errors import InvalidConfig
@@ -33,7 +33,7 @@ SECRET, VERSION = bytes(range(32)), (26, 7, 28)
 SERVER = X25519PrivateKey.from_private_bytes(SECRET).public_key().public_bytes_raw()
 ANN_KEY = X25519PrivateKey.from_private_bytes(b"\1" * 32).public_key().public_bytes_raw()
 INBOUND = Inbound(TAG, "wireguard", key=SERVER)
-# What Xray 26.7.28 converts the user `ann@test` to, who has that key and two addresses, and the inbound around her.
+# What Xray 26.7.28 makes of the user `ann@test` with that key and two addresses, and of the inbound.
 ANN = (
     b"\x12\x08ann@test\x1a\x7f\n\x1fxray.proxy.wireguard.PeerConfig\x12\\"
     b"\n@a4e09292b651c278b9772c569f5fa9bb13d906b46ab68c9df9dc2b4409f8a209*\x0b10.7.0.2/32*\x0bfd00::2/128"
@@ -67,13 +67,13 @@ def planned(handler: bytes = HANDLER, version: tuple[int, ...] = VERSION, *exclu
 
 @pytest.mark.parametrize("ips", [("10.7.0.2/32", "fd00::2/128"), ("fd00:0::2", "10.7.0.2", "10.7.0.2/32")])
 def test_the_bytes_are_the_cores_own(ips: tuple[str, ...]) -> None:
-    """An account is what the core's converter makes of the same user, however the addresses are ordered and spelled."""
+    """An account equals what the core's converter makes of the same user, in any order and spelling of addresses."""
     made = account(ANN_KEY, *ips)
     assert made == Account(ANN, ANN_KEY, (bytes([10, 7, 0, 2]), bytes.fromhex("fd000000000000000000000000000002")))
 
 
 def test_keys() -> None:
-    """A key is read in both alphabets of base64, with padding and without; no key is no user."""
+    """Keys are decoded in both base64 alphabets, with padding and without; a user without a key has no account."""
     key = bytes([0xFB, 0xFF] * 16)
     for text in (base64.b64encode(key), base64.urlsafe_b64encode(key)):
         assert wireguard.parse_key(text.decode()) == wireguard.parse_key(text.decode().rstrip("=")) == key
@@ -82,7 +82,7 @@ def test_keys() -> None:
 
 @pytest.mark.parametrize("key", ["x", "A" * 42, "A" * 44, "A" * 43 + "==", "A" * 42 + "!", "é" * 43, "0" * 64])
 def test_bad_keys(key: str) -> None:
-    """What is no key is refused, and so is the server's own."""
+    """An invalid key is refused, and so is the server's own."""
     for bad in (key, SERVER):
         with pytest.raises(Unusable, match="WireGuard key"):
             account(bad, "10.0.0.2")
@@ -96,13 +96,13 @@ def test_bad_keys(key: str) -> None:
     ],
 )
 def test_bad_addresses(ips: tuple[str, ...]) -> None:
-    """A user needs addresses that the core reads, and not too many: a wide prefix would take everybody else's."""
+    """Addresses must be valid, and not too many: a wide prefix would take those of other users."""
     with pytest.raises(Unusable, match="WireGuard address"):
         account(ANN_KEY, *ips)
 
 
 def test_a_prefix() -> None:
-    """Of a prefix each address is the user's."""
+    """Each address of a prefix is the user's."""
     made = account(ANN_KEY, "10.0.0.5/24")
     assert made is not None and len(made.addresses) == wireguard.MOST_ADDRESSES
     assert xray_pb2.User.FromString(made.packed).account.value.endswith(b"10.0.0.0/24")
@@ -112,7 +112,7 @@ def test_a_prefix() -> None:
 
 
 def test_a_managed_inbound() -> None:
-    """Its own peers are dropped, the supplied ones come into their place, and the rest of it stays as it was."""
+    """Its own peers are replaced by the supplied ones, and the rest of it stays."""
     made = planned()
     assert (made.inbounds, made.warnings) == ({TAG: INBOUND}, ())
     assert b"ann@test" not in made.base.SerializeToString()
@@ -122,10 +122,10 @@ def test_a_managed_inbound() -> None:
     assert Config.FromString(config.render(made, api, {TAG: {"ann@test": ANN}})).inbound[0] == handler
 
 
-def test_it_is_no_tcp_door() -> None:
-    """Its port is one of UDP, where clients have sessions: it is not looked for among TCP's, and never swapped."""
+def test_no_tcp_ingress() -> None:
+    """It has a UDP port with sessions: no TCP ingress, and no swap."""
     made = planned()
-    assert made.doors == {}
+    assert made.ingress == {}
     assert made.sessions == {5}
     assert made.exclusive == []
     assert not made.datagrams
@@ -134,7 +134,7 @@ def test_it_is_no_tcp_door() -> None:
 
 @pytest.mark.parametrize("version", [(26, 3, 27), (26, 6, 22)])
 def test_older_cores(version: tuple[int, ...]) -> None:
-    """There it is left as it is, and the operator is told from which version on users can be supplied."""
+    """It is left as configured, and a warning names the first version that can change users."""
     made = planned(version=version)
     assert made.tags == ()
     assert "26.6.27" in made.warnings[0]
@@ -142,15 +142,15 @@ def test_older_cores(version: tuple[int, ...]) -> None:
 
 
 def test_left_alone() -> None:
-    """One that is excluded keeps its own peers; nobody is told of that."""
+    """An excluded inbound keeps its own peers, without a warning."""
     made = planned(HANDLER, VERSION, TAG)
     assert (made.tags, made.warnings) == ((), ())
     assert "WireGuard key of 'wg'" in made.exclusive[0]
     assert made.base.inbound[0].SerializeToString() == HANDLER
 
 
-def test_a_secret_that_would_end_the_core() -> None:
-    """A secret key of another size, over which the core would break, is refused by name."""
+def test_a_secret_that_would_crash_the_core() -> None:
+    """A secret key of another size, over which the core panics, is refused by name."""
     handler = InboundHandlerConfig.FromString(HANDLER)
     settings = xray_pb2.WireguardConfig.FromString(handler.proxy_settings.value)
     for secret in ("", "00" * 31, "0" * 63):
@@ -161,34 +161,34 @@ def test_a_secret_that_would_end_the_core() -> None:
 
 
 def test_peers_are_no_reason_for_a_new_run() -> None:
-    """However many change they change live: another run would take as long, and end everybody's connections."""
-    work = Work("wireguard", Swap.DEAF, 20_000, removed=20_000, added=20_000)
-    assert choose({TAG: work, "b": Work("vless", Swap.GO_ON, 1, added=1)}, 20_000, lambda _: True) == frozenset()
-    assert choose({TAG: Work("vless", Swap.DEAF, 20_000, 20_000, 20_000)}, 0, lambda _: True) is None
+    """Any number of changes goes by single calls: a new run takes as long, and closes all connections."""
+    work = Batch("wireguard", Swap.DEAF, 20_000, removed=20_000, added=20_000)
+    assert choose({TAG: work, "b": Batch("vless", Swap.GO_ON, 1, added=1)}, 20_000, lambda _: True) == frozenset()
+    assert choose({TAG: Batch("vless", Swap.DEAF, 20_000, 20_000, 20_000)}, 0, lambda _: True) is None
 
 
-def test_a_crowd_is_told() -> None:
-    """An operator is told when there are so many that the core may not start in time."""
+def test_many_users_are_warned_of() -> None:
+    """There is a warning if there are so many users that the core may not start in time."""
     few = dict.fromkeys(map(str, range(wireguard.CROWD)), b"")
     assert wireguard.crowded({TAG: few, "b": few}, [TAG]) == []
     [told] = wireguard.crowded({TAG: few, "b": few}, [TAG, "b"])
-    assert "20,000 users of WireGuard" in told
+    assert "20,000 WireGuard users" in told
 
 
 # Changes
 
 
 class Peers:
-    """A core with one WireGuard inbound: it asserts that nobody ever takes what another one has.
+    """A core with one WireGuard inbound: it asserts that no user takes the key or address of another.
 
-    Calls of one `alter` are done in any order. `fails` says of each call whether it fails, and `done` whether it was
-    done all the same.
+    The calls of one `alter` run in any order. `fails`: whether each call fails. `done`: whether it is applied all the
+    same.
     """
 
     def __init__(self, seed: int = 0, fails: Iterable[bool] = (), done: Iterable[bool] = ()) -> None:
         self._order = random.Random(seed)
         self.fails, self.done = iter(fails), iter(done)
-        # By key the e-mail and the account.
+        # The e-mail and the account by public key.
         self.peers: dict[bytes, tuple[str, bytes]] = {}
         self.calls: list[Operation] = []
 
@@ -201,7 +201,7 @@ class Peers:
     def users(self) -> dict[str, frozenset[bytes]]:
         return {email: wireguard.claims(packed) for email, packed in self.peers.values()}
 
-    async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
+    async def alter(self, operations: Sequence[Operation], _: int) -> list[str | None]:
         results: list[str | None] = [None] * len(operations)
         for place in self._order.sample(range(len(operations)), len(operations)):
             if next(self.fails, False):
@@ -231,16 +231,16 @@ class Peers:
         self.peers[key] = operation.email, operation.packed
 
 
-class Nobody:
-    """Connections by TCP, of which WireGuard has none."""
+class NoConnections:
+    """TCP connections, of which WireGuard has none."""
 
     def of(self, _: object) -> dict[bytes, tuple[range, ...]]:
         return {}
 
-    async def suspect(self, changed: Iterable[object]) -> None:
+    async def credentials_change(self, changed: Iterable[object]) -> None:
         assert list(changed) is not None
 
-    def put_out(self, pairs: Iterable[object]) -> None:
+    def note_removed(self, pairs: Iterable[object]) -> None:
         assert list(pairs) is not None
 
     async def end(self, wanted: object) -> None:
@@ -250,10 +250,11 @@ class Nobody:
 def running(core: Peers) -> Users:
     host: Any = SimpleNamespace(reactor=None)
     api: Any = core
-    nobody: Any = Nobody()
+    nobody: Any = NoConnections()
     listeners: Any = SimpleNamespace(shared=False, drains=False)
     have = {key_of(email): packed for email, packed in core.peers.values()}
-    return Users(host, planned(), api, nobody, {TAG: have}, listeners)
+    handshakes: Any = SimpleNamespace(can_pause=lambda _: False)
+    return Users(host, planned(), api, nobody, handshakes, {TAG: have}, listeners)
 
 
 def roster_of(*users: User) -> Roster:
@@ -261,7 +262,7 @@ def roster_of(*users: User) -> Roster:
 
 
 def apply(users: Users, roster: Roster) -> list[str]:
-    """What a keeper does: bring in what differs, and look at the core's list where something was refused."""
+    """Apply what differs, and audit the core after a refusal, as the node does."""
 
     async def settle() -> list[str]:
         refused, left = await users.apply(diff(users.accounts, roster.target))
@@ -284,7 +285,7 @@ BERT = member("bert", b"b" * 32, "10.0.0.2")
 
 
 def test_other_addresses_come_in_one_call() -> None:
-    """A user with the same key is never removed for them: that would leave the tunnel dark for half a minute."""
+    """A user with the same key is never removed: the tunnel would be down for half a minute."""
     core, users, roster = started(ANNA, BERT)
     roster.put(member("Anna", b"a" * 32, "10.0.0.9"))
     assert apply(users, roster) == []
@@ -293,15 +294,15 @@ def test_other_addresses_come_in_one_call() -> None:
 
 
 def test_another_key_is_another_peer() -> None:
-    """Who has another key is removed, by the name that the core has, before the new one comes."""
+    """A user with a new key is removed, by the e-mail that the core has, before they are added."""
     core, users, roster = started(ANNA, BERT)
     roster.put(member("Anna", b"c" * 32, "10.0.0.1"))
     assert apply(users, roster) == []
     assert [(call.email, call.packed is None) for call in core.calls] == [("Anna", True), ("Anna", False)]
 
 
-def test_addresses_that_change_hands() -> None:
-    """Two users who trade them give them up first, each keeps what is theirs alone, and nobody is removed."""
+def test_swapped_addresses() -> None:
+    """Two users who swap addresses give them up first, keep the others, and are not removed."""
     core, users, roster = started(ANNA, BERT)
     roster.put_all([member("Anna", b"a" * 32, "10.0.0.2", "fd00::1"), member("bert", b"b" * 32, "10.0.0.1")])
     assert apply(users, roster) == []
@@ -312,20 +313,20 @@ def test_addresses_that_change_hands() -> None:
     assert list(core.users.values()) == [wireguard.claims(packed) for packed in roster.target[TAG].values()]
 
 
-def test_who_could_not_be_removed_keeps_their_address() -> None:
-    """It is not given to anybody else meanwhile; who waits for it is told of whom."""
+def test_a_user_who_could_not_be_removed() -> None:
+    """No other user gets it meanwhile; the refusal names its user."""
     core, _, roster = started(ANNA, BERT)
     core.fails = iter([True])
     users = running(core)
     roster.put_all([User(email="bert"), member("cy", b"c" * 32, "10.0.0.2")])
     refused = apply(users, roster)
-    assert "wg: 'bert' still has what this user is to get" in refused
+    assert "wg: 'bert' still has this user's key or one of their addresses" in refused
     assert apply(users, roster) == []
     assert set(core.users) == {"Anna", "cy"}
 
 
-def test_a_look_tells_other_addresses_and_other_keys() -> None:
-    """After a call that failed the core's own list is believed: in addresses, and in keys of one name, too."""
+def test_an_audit_finds_other_addresses_and_keys() -> None:
+    """After a failed call the core's list is trusted: for addresses, and for several keys of one e-mail."""
     core, users, roster = started(ANNA, BERT)
     core.fails, core.done = iter([True]), iter([True])
     roster.put(member("Anna", b"a" * 32, "10.0.0.9"))
@@ -347,12 +348,10 @@ syncs = st.lists(st.lists(st.one_of(people, departures), min_size=1, max_size=4)
 
 
 @given(syncs, st.integers(), st.lists(st.booleans(), max_size=12), st.lists(st.booleans(), max_size=12))
-def test_nobody_ever_takes_what_another_one_has(
-    syncs: list[list[User]], seed: int, fails: list[bool], done: list[bool]
-) -> None:
-    """Whatever is synced, in whatever order the core does it, and whatever fails: no address has two users there.
+def test_no_address_is_ever_taken(syncs: list[list[User]], seed: int, fails: list[bool], done: list[bool]) -> None:
+    """With any syncs, order of calls and failures, no address has two users.
 
-    When nothing fails any more everybody who should be in is, with what is theirs.
+    Once nothing fails any more all wanted users are there, with all their addresses.
     """
     core, roster = Peers(seed, fails, done), roster_of()
     users = running(core)
@@ -368,7 +367,7 @@ def test_nobody_ever_takes_what_another_one_has(
 
 
 def test_a_whole_message_of_addresses() -> None:
-    """They are not read one by one: that would stop the node for a minute."""
+    """They are not parsed one by one: that would block the node for a minute."""
     many = [f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in range(wireguard.MOST_ADDRESSES + 1)]
     with mock.patch.object(wireguard, "_prefix") as read, pytest.raises(Unusable, match="more than 256"):
         wireguard.prefixes(many)
@@ -376,7 +375,7 @@ def test_a_whole_message_of_addresses() -> None:
     assert wireguard.prefixes(["10.0.0.1"] * 1_000) == ["10.0.0.1/32"]
 
 
-def test_an_endless_address_is_not_told_whole() -> None:
+def test_an_endless_address_is_cut_in_the_error() -> None:
     with pytest.raises(Unusable) as error:
         wireguard.prefixes(["x" * 1_000_000])
     assert len(str(error.value)) < 1_000

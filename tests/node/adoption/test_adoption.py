@@ -1,4 +1,4 @@
-"""What a node that was killed has left on disk, and who ends its cores if no other comes."""
+"""Hand-over files of a killed node, and the guard that kills its cores if no other node comes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from twisted.internet.task import Clock
 
-from node.adoption import guard, standing
+from node.adoption import guard, handover_files
 from node.adoption.adoption import Adoption
 from protos.handover_pb2 import Run, Standing
 from scripts.staging.wait import until
@@ -28,11 +28,11 @@ def adoption(directory: Path) -> Adoption:
 def noted(directory: Path, boot: str) -> None:
     directory.mkdir(exist_ok=True)
     run = Run(pid=7, mark=f"{boot}:7:100")
-    (directory / standing.FILE).write_bytes(Standing(format=standing.FORMAT, run=run).SerializeToString())
+    (directory / handover_files.FILE).write_bytes(Standing(format=handover_files.FORMAT, run=run).SerializeToString())
 
 
 def test_after_a_reboot_numbers_are_those_of_others(tmp_path: Path) -> None:
-    """A process of the same number, that began as long after the start of the machine, is no core of ours."""
+    """A process with the same PID and start time after a reboot is not one of our cores."""
     noted(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     assert adoption(tmp_path).begin() is not None
     noted(tmp_path, "another")
@@ -40,7 +40,7 @@ def test_after_a_reboot_numbers_are_those_of_others(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_no_reason_not_to_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The core is gone on with, and no guard takes this node for the dead one."""
+    """The core is adopted, and no guard takes this node for the dead one."""
     noted(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     (tmp_path / guard.NODE).write_text("1 1")
 
@@ -53,7 +53,7 @@ def test_a_full_disk_is_no_reason_not_to_come_up(tmp_path: Path, monkeypatch: py
 
 
 def test_what_was_half_written_goes(tmp_path: Path) -> None:
-    """By a node that was killed meanwhile: there are secrets in it, and it would be more with each."""
+    """Half-written files of a killed node: they contain secrets, and would pile up."""
     for name in (".core.x7_ab", ".drains-12.x", ".node.y"):
         (tmp_path / name).touch()
     adoption(tmp_path).begin()
@@ -87,7 +87,7 @@ def begin(directory: Path) -> None:
 def test_a_node_that_comes_while_a_guard_looks(
     cores: list[int], guarded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guard of that node finds the lock taken and leaves: this one has to stay, and ends no core."""
+    """The guard of the new node finds the lock taken and exits: the old one has to stay, and kills no core."""
     (guarded / guard.NODE).write_text("1 1")
     ended: list[list[int]] = []
 

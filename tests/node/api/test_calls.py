@@ -1,4 +1,4 @@
-"""The common path of both transports: bytes in, bytes out, and nothing but the node's own errors."""
+"""The common path of both transports: bytes in, bytes out, and only the node's own errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pass_on(told: list[object], word: bool) -> bool:
 
 
 class Collected:
-    """A feed that keeps what it is fed, and ends as it is told."""
+    """A feed that keeps its messages, and ends as the test sets it."""
 
     def __init__(self, fault: Exception | None) -> None:
         self.messages: list[Any] = []
@@ -52,7 +52,7 @@ class Collected:
 
 
 class Recorder:
-    """Answers the calls that the tests make, and keeps what it was asked."""
+    """Answers the calls that the tests make, and keeps their requests."""
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -110,8 +110,8 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(reply, Reply(b""))
         self.assertEqual(self.backend.asked, [("online", request, Dialect.DEPLOYED)])
 
-    def test_every_call_is_a_sign_of_life(self) -> None:
-        """A request counts for keep-alive, refused and broken ones too."""
+    def test_every_call_restarts_the_keep_alive(self) -> None:
+        """Refused and malformed ones, too."""
         self.successResultOf(self.unary("GetBaseInfo"))
         self.backend.fault = NotInitialized()
         self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
@@ -119,21 +119,21 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(self.backend.touched, 3)
 
     def test_known_errors_pass(self) -> None:
-        """An error that says what is wrong reaches the caller as it is."""
+        """The node's own error reaches the caller unchanged."""
         self.backend.fault = Unsupported("not this core")
         failure = self.failureResultOf(self.unary("GetUserOnlineStats"), Unsupported)
         self.assertIs(failure.value, self.backend.fault)
 
-    def test_unknown_errors_are_logged_and_named(self) -> None:
-        """A fault of the node itself is told by its kind alone, and the log has the traceback."""
+    def test_unknown_errors_are_logged(self) -> None:
+        """For a fault of the node, the caller gets only its class, and the log has the traceback."""
         self.backend.fault = KeyError("a secret")
         failure = self.failureResultOf(self.unary("GetUserOnlineStats"), Internal)
         self.assertIn("KeyError", failure.value.text)
         self.assertNotIn("a secret", failure.value.text)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
-    def test_whoever_asks_is_told_once(self) -> None:
-        """The transport's first word on a reply reaches everybody who asked, once."""
+    def test_every_waiter_gets_one_outcome(self) -> None:
+        """The transport's first outcome of a reply reaches all who asked for it, once."""
         for whole in (True, False):
             told: list[object] = []
             self.backend.callbacks = [partial(pass_on, told), told.append]
@@ -146,7 +146,7 @@ class CallTests(SynchronousTestCase):
             self.assertEqual(told, [whole, whole])
 
     def test_a_reply_that_is_never_made(self) -> None:
-        """Work that fails after it asked, or cannot be serialised, was not delivered; its own error is answered."""
+        """Work that asked and fails, or whose reply cannot be serialised, was not delivered; its error is answered."""
         for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
             told: list[bool] = []
             self.backend.fault, self.backend.callbacks = fault, [told.append]
@@ -155,7 +155,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_the_node_ends(self) -> None:
-        """At the node's end everything that is on its way is not delivered: replies, and work without one."""
+        """At the node's end nothing under way is delivered: neither replies, nor work without one."""
         told: list[object] = []
         self.backend.hold = Deferred()
         self.backend.callbacks = [partial(pass_on, told)]
@@ -168,8 +168,8 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(told, [False, "late False"])
         self.assertIsNone(self.successResultOf(early).delivered)
 
-    def test_where_nothing_is_known(self) -> None:
-        """Who asks where no transport tells finds out at once, not by waiting for ever."""
+    def test_methods_that_are_not_watched(self) -> None:
+        """Asking for the delivery of such a reply raises at once, instead of waiting for ever."""
         self.assertTrue(watched(BY_NAME["GetStats"]))
         self.assertFalse(watched(BY_NAME["GetBaseInfo"]))
         self.backend.callbacks = [self.fail]
@@ -177,7 +177,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_a_callback_that_fails(self) -> None:
-        """It is logged, and does not keep the transport from going on."""
+        """The error is logged, and does not stop the transport."""
         told: list[object] = []
         self.backend.callbacks = [lambda _: told.remove(True)]
         reply = self.successResultOf(self.unary("GetUserOnlineStats"))
@@ -188,7 +188,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_a_stream_of_requests(self) -> None:
-        """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""
+        """Messages come one by one, each restarts the keep-alive, and the reply comes at the end, without a backend."""
         feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for name in ("ann", "bob"):
             self.successResultOf(ensureDeferred(feed.feed(User(email=name).SerializeToString())))
@@ -197,7 +197,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(self.backend.touched, 3)
 
     def test_a_stream_with_a_broken_message(self) -> None:
-        """A message that cannot be read ends the call as a wrong request."""
+        """A malformed message ends the call as an invalid request."""
         feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for body in BROKEN:
             self.failureResultOf(ensureDeferred(feed.feed(body)), InvalidRequest)
@@ -209,8 +209,8 @@ class CallTests(SynchronousTestCase):
             self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"], CALLER).finish()), kind)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
-    def test_who_looks_on(self) -> None:
-        """A key that may not control keeps no backend alive, and takes no counters."""
+    def test_observers(self) -> None:
+        """A key without control does not keep a backend alive, and may not reset counters."""
         reader = Caller(Key("bob", Scope.READ, b"2"))
         self.successResultOf(ensureDeferred(self.calls.unary(BY_NAME["GetBaseInfo"], b"", reader)))
         self.calls.logs(BY_NAME["GetLogs"], reader)
@@ -219,8 +219,8 @@ class CallTests(SynchronousTestCase):
             self.failureResultOf(ensureDeferred(call), Forbidden)
         self.assertEqual((self.backend.touched, len(self.backend.asked)), (0, 1))
 
-    def test_a_key_that_is_gone(self) -> None:
-        """Its open streams end: readers at once, users with the next message, and nothing more is applied."""
+    def test_a_key_that_is_no_longer_valid(self) -> None:
+        """Its open streams end: readers at once, users with the next message, of which nothing is applied."""
         reader = self.calls.logs(BY_NAME["GetLogs"], CALLER)
         feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         waiting = ensureDeferred(reader.next())
@@ -232,21 +232,21 @@ class CallTests(SynchronousTestCase):
             self.failureResultOf(ensureDeferred(late), Unauthenticated)
         self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann"])
 
-    def test_a_request_that_was_long_on_its_way(self) -> None:
-        """What comes whole when its key is none any more is refused, as are new streams."""
+    def test_a_request_whose_key_was_revoked_meanwhile(self) -> None:
+        """It is refused, as are new streams."""
         calls = Calls(self.backend, self.ring, lambda key: key is not KEY)
         self.failureResultOf(ensureDeferred(calls.unary(BY_NAME["GetBaseInfo"], b"", CALLER)), Unauthenticated)
         for work in (lambda: calls.open(BY_NAME["SyncUser"], CALLER), lambda: calls.logs(BY_NAME["GetLogs"], CALLER)):
             self.assertRaises(Unauthenticated, work)
         self.assertEqual(self.backend.touched, 0)
 
-    def test_who_did_what(self) -> None:
-        """A Stop is an event each time, with key and address; the log has it, too."""
+    def test_the_audit(self) -> None:
+        """Each Stop is an event with key and address; the log has it, too."""
         self.successResultOf(self.unary("Stop"))
         self.assertEqual(self.ring.read(0)[0], ["[node] Stop by key ann"])
 
     def test_readers_of_logs(self) -> None:
-        """Each reader gets the tail and then what comes, without a word from the backend but that it was opened."""
+        """Each reader gets the tail and then what comes; the backend only learns that it was opened."""
         self.ring.extend(f"{number}" for number in range(REPLAY + 1))
         one, two = (self.calls.logs(BY_NAME["GetLogs"], CALLER) for _ in range(2))
         for reader in (one, two):
@@ -263,7 +263,7 @@ class CallTests(SynchronousTestCase):
 @settings(deadline=None)
 @given(body=st.one_of(st.binary(max_size=60), st.sampled_from(BROKEN)))
 def test_any_body_is_a_message_or_refused(method: Method, body: bytes) -> None:
-    """Whatever the bytes are: they are the request's message, or the request is wrong; it is told which message."""
+    """Any bytes are the request's message, or the request is invalid, and the error names the message."""
     try:
         message = parse(method, body)
     except NodeError as error:
@@ -274,7 +274,7 @@ def test_any_body_is_a_message_or_refused(method: Method, body: bytes) -> None:
 
 
 def test_requests_of_other_versions() -> None:
-    """Fields that this node does not know are no error."""
+    """Fields that this node does not know are ignored."""
     for method in METHODS:
         if method.kind is not Kind.LOGS:
             assert parse(method, b"\xf8\x7f\x01") is not None

@@ -1,4 +1,4 @@
-"""Streams of users over the real runner: one bad user spares the others, and what is told at the end is true."""
+"""Streams of users over the real runner: one bad user does not affect the others, and the reply is true."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness.memory import MemoryDriver, MemoryRecord, person
 
 
 async def _no_counters(_: Generation) -> bool:
-    """There is nothing to read."""
+    """Nothing to read."""
     return False
 
 
@@ -44,7 +44,7 @@ class FeedTests(SynchronousTestCase):
         return ensureDeferred(feed.finish())
 
     def chunks(self, *users: User) -> Deferred[Empty]:
-        """A whole SyncUsersChunked stream, a user a chunk."""
+        """A whole SyncUsersChunked stream, one user in each chunk."""
         feed = ChunkFeed(self.runner.users)
         for index, user in enumerate(users):
             chunk = UsersChunk(users=[user], index=index, last=index == len(users) - 1)
@@ -53,7 +53,7 @@ class FeedTests(SynchronousTestCase):
 
 
 class UserFeedTests(FeedTests):
-    def test_each_user_as_he_arrives(self) -> None:
+    def test_each_user_as_they_arrive(self) -> None:
         """A user is in force before the stream has ended."""
         self.start()
         feed = UserFeed(self.runner.users)
@@ -63,7 +63,7 @@ class UserFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {})
         self.assertEqual(self.successResultOf(ensureDeferred(feed.finish())), Empty())
 
-    def test_a_bad_user_spares_the_others(self) -> None:
+    def test_a_bad_user_does_not_affect_the_others(self) -> None:
         """Users that cannot be used, or that the core refuses, are named at the end; all others are in force."""
         self.start()
         reply = self.feed(
@@ -74,14 +74,14 @@ class UserFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {"cy": b"one"})
 
     def test_a_later_message_mends(self) -> None:
-        """A user who was refused and then comes right is no error, in another spelling of his e-mail neither."""
+        """A user who was refused and is then applied is no error, also with another spelling of the e-mail."""
         self.start()
         self.successResultOf(self.feed(person("ann", "bad", "a"), person("ann", "one", "a")))
         self.successResultOf(self.feed(person("Bob", "bad", "a"), person("bob", "two", "a")))
         self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
 
-    def test_what_went_well_is_not_kept(self) -> None:
-        """A stream may be open for weeks: it remembers who was refused, and of those only so many."""
+    def test_successes_are_not_kept(self) -> None:
+        """A stream may be open for weeks: it remembers refused users, and only a limited number."""
         self.start()
         feed = UserFeed(self.runner.users)
         for number in range(2 * REMEMBERED):
@@ -95,11 +95,11 @@ class UserFeedTests(FeedTests):
         self.assertLessEqual(max(len(name) for name, _ in refused), LONGEST_NAME)
 
     def test_without_a_backend(self) -> None:
-        """The stream stays open without a backend, takes messages, and tells at its end that there is none."""
+        """The stream stays open without a backend, takes messages, and reports the missing backend at its end."""
         self.failureResultOf(self.feed(person("ann", "one", "a")), NotInitialized)
 
-    def test_an_unforeseen_error_is_told(self) -> None:
-        """A fault of the node or a driver while a user is applied is no success: the caller is told, and the log."""
+    def test_an_unforeseen_error_is_reported(self) -> None:
+        """An error of the node or a driver while a user is applied is no success: the reply and the log have it."""
         self.start()
         self.driver.fault = KeyError("x")
         for held in (False, True):
@@ -110,7 +110,7 @@ class UserFeedTests(FeedTests):
             self.assertEqual((fault.code, fault.http), ("internal", 500))
         self.assertGreaterEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
-    def test_a_known_error_is_told(self) -> None:
+    def test_a_known_error_is_reported(self) -> None:
         """An error of the core reaches the caller, and the users before it stay."""
         self.start()
         self.successResultOf(self.feed(person("ann", "one", "a")))
@@ -119,7 +119,7 @@ class UserFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
     def test_a_later_message_mends_an_error(self) -> None:
-        """An error is told for as long as no later message about the same user worked, in another spelling neither."""
+        """An error is reported unless a later message about the user succeeded, with any spelling of the e-mail."""
         self.start()
         for mended in ("Bob", "cy"):
             feed = UserFeed(self.runner.users)
@@ -133,8 +133,8 @@ class UserFeedTests(FeedTests):
             else:
                 self.failureResultOf(reply, TooLarge)
 
-    def test_errors_are_kept_of_so_many(self) -> None:
-        """Of more users whose last message failed, the newest are remembered."""
+    def test_errors_are_limited(self) -> None:
+        """If more users failed than are remembered, the newest are."""
         self.start()
         feed = UserFeed(self.runner.users)
         self.driver.fault = TooLarge("too many")
@@ -144,7 +144,7 @@ class UserFeedTests(FeedTests):
         self.failureResultOf(ensureDeferred(feed.finish()), TooLarge)
 
     def test_users_do_not_wait_for_each_other(self) -> None:
-        """A user under way does not hold the stream; the end waits for all of them."""
+        """A user under way does not block the stream; its end waits for all of them."""
         self.start()
         self.driver.applying.shut = True
         reply = self.feed(*(person(f"user{number}", f"{number}", "a") for number in range(10)))
@@ -154,8 +154,8 @@ class UserFeedTests(FeedTests):
         self.assertEqual(len(self.accounts()), 10)
         self.assertEqual(len(self.driver.batches), 2)
 
-    def test_a_stream_is_not_read_without_end(self) -> None:
-        """With so many users under way the next one waits, so that a stream cannot fill the memory."""
+    def test_a_stream_waits_at_the_limit(self) -> None:
+        """With the allowed number of users under way the next one waits, so that a stream cannot fill the memory."""
         self.start()
         self.driver.applying.shut = True
         feed = UserFeed(self.runner.users)
@@ -168,8 +168,8 @@ class UserFeedTests(FeedTests):
         self.successResultOf(ensureDeferred(feed.finish()))
         self.assertEqual(len(self.accounts()), IN_FLIGHT + 1)
 
-    def test_the_last_word_on_a_user_counts(self) -> None:
-        """Messages about one user take effect in order, however the core is busy."""
+    def test_the_last_message_on_a_user_counts(self) -> None:
+        """Messages about one user take effect in order, however busy the core is."""
         self.start()
         self.driver.applying.shut = True
         words = [person("ann", "one", "a"), person("ann", "two", "b"), person("ann"), person("ann", "three", "a")]
@@ -181,13 +181,13 @@ class UserFeedTests(FeedTests):
 
 class ChunkFeedTests(FeedTests):
     def test_users_in_chunks(self) -> None:
-        """The users of all chunks are added, changed and removed; nobody else is touched."""
+        """The users of all chunks are added, changed and removed; no other user is affected."""
         self.start(person("ann", "one", "a"), person("bob", "two", "a"))
         self.successResultOf(self.chunks(person("bob"), person("cy", "two", "a"), person("di", "four", "b")))
         self.assertEqual((self.accounts("a"), self.accounts("b")), ({"ann": b"one", "cy": b"two"}, {"di": b"four"}))
 
     def test_nothing_before_the_last(self) -> None:
-        """Nothing is applied of a set that is not whole."""
+        """Nothing of an incomplete set is applied."""
         self.start()
         feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("ann", "one", "a")]))))
@@ -195,7 +195,7 @@ class ChunkFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {})
 
     def test_chunks_that_do_not_follow(self) -> None:
-        """A gap, a repetition, or a chunk after the last is a wrong request."""
+        """A gap, a repetition, or a chunk after the last is an invalid request."""
         for indices in ([1], [0, 2], [0, 0], [0, 1, 1]):
             feed = ChunkFeed(self.runner.users)
             for index in indices[:-1]:
@@ -206,7 +206,7 @@ class ChunkFeedTests(FeedTests):
         self.failureResultOf(ensureDeferred(feed.feed(UsersChunk(index=1))), InvalidRequest)
 
     def test_an_empty_last_chunk(self) -> None:
-        """One last chunk without users is a success; no chunk at all is none."""
+        """A single last chunk without users is a success; no chunk at all is an error."""
         self.start()
         feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(last=True))))
@@ -222,7 +222,7 @@ class ChunkFeedTests(FeedTests):
         self.failureResultOf(ensureDeferred(feed.feed(half)), TooLarge)
 
     def test_users_are_counted(self) -> None:
-        """More than the most that a call may have is a wrong request, told when they come."""
+        """More users than a call may have are an invalid request, at once."""
         self.patch(feeds, "MAX_USERS", 2)
         self.start()
         self.successResultOf(self.chunks(person("ann", "one", "a"), person("bob", "two", "a")))
@@ -234,7 +234,7 @@ class ChunkFeedTests(FeedTests):
         self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
     def test_bad_users_are_named_and_the_others_applied(self) -> None:
-        """The good ones of a set are in force before the bad ones are reported."""
+        """The good users of a set are in force before the bad ones are reported."""
         self.start()
         reply = self.chunks(person("ann", "bad", "a"), person("bob", "two", "a"), person("cy", "refused", "b"))
         refused = self.failureResultOf(reply, UsersRefused).value.refused
@@ -242,7 +242,7 @@ class ChunkFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_credentials_change_hands(self) -> None:
-        """Collisions are judged on the final set: users of one set who trade credentials are no error."""
+        """Conflicts are judged on the final set: users of one set may exchange credentials."""
         self.start(person("ann", "one", "a"), person("bob", "two", "a"))
         self.successResultOf(self.chunks(person("ann", "two", "a"), person("bob", "one", "a")))
         self.assertEqual(self.accounts(), {"ann": b"two", "bob": b"one"})

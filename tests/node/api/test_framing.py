@@ -1,4 +1,4 @@
-"""Messages in a REST body: what was written is read back, and no length is believed."""
+"""Messages in a REST body: what was written is parsed again, and lengths are not trusted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def framed(messages: list[bytes]) -> bytes:
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=10))
 def test_messages_come_back(messages: list[bytes]) -> None:
-    """Messages behind their lengths are read as they were written, empty ones too."""
+    """Messages after their lengths are parsed as they were written, empty ones too."""
     assert list(delimited(framed(messages))) == messages
 
 
 def test_a_large_message_comes_back() -> None:
-    """A length of four bytes is read."""
+    """A length of four bytes is parsed."""
     messages = [b"x" * (1 << 21), b"y"]
     assert list(delimited(framed(messages))) == messages
 
@@ -31,7 +31,7 @@ def test_a_large_message_comes_back() -> None:
 @settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=5), st.data())
 def test_a_body_that_is_cut_off_is_refused(messages: list[bytes], data: st.DataObject) -> None:
-    """A body that ends inside a message or a length is refused after the whole messages before it."""
+    """A body that ends inside a message or a length is refused after the complete messages before it."""
     body = framed(messages)
     ends = [len(framed(messages[:count])) for count in range(len(messages) + 1)]
     cut = data.draw(st.integers(0, len(body)).filter(lambda position: position not in ends))
@@ -46,7 +46,7 @@ def test_a_body_that_is_cut_off_is_refused(messages: list[bytes], data: st.DataO
 @settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_messages_or_refused(body: bytes) -> None:
-    """Whatever a body holds, it is cut without gaps or refused as a wrong request; nothing else happens."""
+    """Any body is split without gaps or refused as an invalid request."""
     try:
         messages = list(delimited(body))
     except InvalidRequest:
@@ -57,7 +57,7 @@ def test_any_bytes_are_messages_or_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff\x0f", b"\xff\xff\xff\xff\x7f", b"\x80" * 5 + b"\x01", b"\x80"])
 def test_impossible_lengths(length: bytes) -> None:
-    """A length beyond what is there, of too many bytes, or without an end is refused before anything is kept for it."""
+    """A length beyond the end, with too many bytes, or without an end is refused before memory is taken for it."""
     with pytest.raises(InvalidRequest):
         list(delimited(length + b"abc" * (length != b"\x80")))
 
@@ -65,5 +65,5 @@ def test_impossible_lengths(length: bytes) -> None:
 @settings(deadline=None)
 @given(st.binary(max_size=50))
 def test_a_single_message_is_the_body(body: bytes) -> None:
-    """A body that is not cut is one message, an empty one too."""
+    """A body that is not split is one message, also an empty one."""
     assert list(single(body)) == [body]

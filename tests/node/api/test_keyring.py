@@ -1,4 +1,4 @@
-"""The file of keys while the node runs: loaded, replaced, broken, gone, and who else may read it."""
+"""The key file while the node runs: loaded, replaced, malformed, gone, and readable by others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN, ANN, BOB = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 
 
 class Ring:
-    """A keyring over a file, and what it told."""
+    """A keyring over a file, with the keys that it reported as gone."""
 
     def __init__(self, file: Path, required: bool = False, secrets: tuple[Path, ...] = (), own: str = OWN) -> None:
         self.file = file
@@ -26,14 +26,14 @@ class Ring:
         self.keyring.gone = self.gone.update
 
     def write(self, *lines: str) -> None:
-        """As the program does: another file in its place."""
+        """Replace the file, as `node.keys` does."""
         new = self.file.with_suffix(".new")
         new.touch(0o600)
         new.write_text("".join(f"{line}\n" for line in lines))
         new.replace(self.file)
 
     def opens(self, key: str) -> str:
-        """The name of whom this key lets in."""
+        """Return the name of the caller with this key."""
         try:
             return self.authenticator.check([], [key]).key.name
         except Unauthenticated:
@@ -46,7 +46,7 @@ def ring(tmp_path: Path) -> Ring:
 
 
 def test_without_a_file(ring: Ring) -> None:
-    """Where nobody named a file, there may be none, and the key of the settings is the only one."""
+    """Without API_KEYS_FILE the file may be missing, and API_KEY is the only key."""
     ring.keyring.load()
     assert (ring.opens(OWN), ring.opens(ANN)) == ("default", "")
     assert not ring.keyring.changed()
@@ -59,15 +59,15 @@ def test_without_a_file(ring: Ring) -> None:
     assert (ring.opens(OWN), ring.opens(ANN)) == ("default", "")
 
 
-def test_a_named_file_has_to_be_there(tmp_path: Path) -> None:
-    """The fault names setting and file."""
+def test_a_configured_file_must_exist(tmp_path: Path) -> None:
+    """The error names setting and file."""
     ring = Ring(tmp_path / "keys", required=True)
-    with pytest.raises(BadKeys, match=rf"API_KEYS_FILE {ring.file}: there is no such file"):
+    with pytest.raises(BadKeys, match=rf"API_KEYS_FILE {ring.file}: no such file"):
         ring.keyring.load()
 
 
 def test_keys_come_and_go(ring: Ring) -> None:
-    """What a file no longer has is no key any more; who kept key and scope is not told of."""
+    """A key that a file no longer has is invalid; keys with the same name and scope are not reported as gone."""
     ring.write(f"ann all {ANN}", f"bob read {BOB}")
     ring.keyring.load()
     assert (ring.opens(ANN), ring.opens(BOB), ring.gone) == ("ann", "bob", set())
@@ -84,14 +84,14 @@ def test_keys_come_and_go(ring: Ring) -> None:
     [b"ann all\n", b"\xff\xfe", b"#" * (MAX_FILE + 1), f"bob all {OWN}".encode()],
     ids=["words", "text", "size", "taken"],
 )
-def test_a_broken_file(ring: Ring, content: bytes) -> None:
-    """The keys from before stay, `info` warns, and a file that is good again is taken."""
+def test_a_malformed_file(ring: Ring, content: bytes) -> None:
+    """The previous keys stay, `info` warns, and a good file is loaded again."""
     ring.write(f"ann all {ANN}")
     ring.keyring.load()
     ring.file.write_bytes(content)
     assert not ring.keyring.reload()
     assert (ring.opens(ANN), ring.gone) == ("ann", set())
-    assert "the keys that were loaded before stay in use" in ring.keyring.fault
+    assert "the previous API keys stay in use" in ring.keyring.fault
     assert not ring.keyring.changed()
     ring.write(f"bob all {BOB}")
     assert ring.keyring.changed()
@@ -100,7 +100,7 @@ def test_a_broken_file(ring: Ring, content: bytes) -> None:
 
 
 def test_who_may_read(tmp_path: Path) -> None:
-    """A file with keys that everybody may read is told by its name, the one of API_KEY_FILE too; a group's is not."""
+    """A warning names each file with keys that every user may read, also API_KEY_FILE; a group may read them."""
     own = tmp_path / "api_key"
     own.touch(0o600)
     ring = Ring(tmp_path / "api_keys", secrets=(own,))
@@ -115,19 +115,19 @@ def test_who_may_read(tmp_path: Path) -> None:
 
 
 def test_no_key_is_left(tmp_path: Path) -> None:
-    """A node that nobody can call says so to whoever reads its log."""
+    """A node that no controller can call warns in its log."""
     ring = Ring(tmp_path / "api_keys", own="")
     ring.write(f"ann all {ANN}")
     ring.keyring.load()
     assert ring.keyring.warnings == []
     ring.write()
     ring.keyring.reload()
-    assert "nobody can call" in ring.keyring.warnings[0]
+    assert "no controller can call" in ring.keyring.warnings[0]
     assert ring.opens("") == ""
 
 
 def test_unreadable(ring: Ring) -> None:
-    """What cannot be read at all is a fault like another."""
+    """A file that cannot be read is an error like another."""
     ring.file.mkdir()
-    with pytest.raises(BadKeys, match="cannot be read"):
+    with pytest.raises(BadKeys, match="cannot read it"):
         ring.keyring.load()

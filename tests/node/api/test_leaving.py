@@ -1,4 +1,4 @@
-"""The runs of a core from one program of the node to the next: all of them, as they were, or back."""
+"""Handing the runs of a core over from one node process to the next: all of them, unchanged, or back again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.overlap import ANN, BOB, CY, OverlapTests
 
 
 class LeavingGeneration(SharedGeneration):
-    """`left`: it is not heard. `fault`: why it cannot be left."""
+    """`left`: it was left to the next process. `fault`: why it cannot be left."""
 
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
@@ -34,7 +34,7 @@ class LeavingGeneration(SharedGeneration):
 
     @property
     def number(self) -> int:
-        """In the place of a process number."""
+        """In place of a process number."""
         return 1 + self.driver.cores.index(self)
 
     async def leave(self) -> Left:
@@ -61,7 +61,7 @@ class LeavingPlan(MemoryPlan):
 
 
 class LeavingDriver(SharingDriver):
-    """Its cores are left. `there` are those of which it was told that they live."""
+    """A driver whose cores can be left. `there` are those that it was told still live."""
 
     kind: type[MemoryGeneration] = LeavingGeneration
 
@@ -91,7 +91,7 @@ class LeavingDriver(SharingDriver):
 
 
 class Counters:
-    """What was counted of each run."""
+    """The counters of each run."""
 
     def __init__(self) -> None:
         self.counters: dict[Generation, Mapping[str, int]] = {}
@@ -110,11 +110,11 @@ class Counters:
 
 
 class Executed(Exception):
-    """The process is another program from here on."""
+    """The next process has taken over."""
 
 
 class WentBack(BaseException):
-    """It is the one before again."""
+    """The hand-over failed, and the last process goes on."""
 
 
 class LeavingTests(OverlapTests):
@@ -164,7 +164,7 @@ class LeavingTests(OverlapTests):
         return [run.number for run in runs if isinstance(run, LeavingGeneration)]
 
     def next_program(self, handover: Handover, config: str, *users: User) -> None:
-        """Another one takes over; nothing is left of the one before."""
+        """Begin another node process with this hand-over; nothing is kept of the one before."""
         for call in tuple(self.clock.getDelayedCalls()):
             call.cancel()
         for core in self.driver.cores:
@@ -184,8 +184,8 @@ class LeavingTests(OverlapTests):
 
 
 class Upgrades(LeavingTests):
-    def test_all_go_on(self) -> None:
-        """Each is of what it was of, in the place where it was, and its counters go on."""
+    def test_all_are_adopted(self) -> None:
+        """Each run has its configuration, its place and its counters."""
         runs = [self.started("a" + " x" * number, ANN, BOB) for number in range(3)]
         self.traffic.counters = {run: {"up": number} for number, run in enumerate(runs)}
         handover = self.upgrade("a x x", ANN, BOB)
@@ -200,8 +200,8 @@ class Upgrades(LeavingTests):
         self.pass_time(PROBATION + 2)
         self.assertEqual([run.alive for run in runs], [False, False, True])
 
-    def test_again_and_again(self) -> None:
-        """The time to drain goes on from where it stood."""
+    def test_several_hand_overs(self) -> None:
+        """The time to drain continues from where it was."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         for _ in range(5):
@@ -212,7 +212,7 @@ class Upgrades(LeavingTests):
         self.assertEqual((old.alive, self.generations.counting), (False, (new,)))
 
     def test_what_is_booked_meanwhile(self) -> None:
-        """What a slow core says of its counters while it is being left would be booked twice: it is left later."""
+        """Counters that a slow core reports while it is being left would be booked twice: it is left later."""
         run = self.started("a", ANN)
         self.traffic.counters[run] = {"up": 1}
 
@@ -225,16 +225,16 @@ class Upgrades(LeavingTests):
         self.driver.leave = leave  # type: ignore[method-assign]
         self.assertEqual(dict(self.successResultOf(self.leave()).run.counters), {"up": 2})
 
-    def test_who_was_removed(self) -> None:
-        """They are out of one that drains, too; whoever is not stays."""
+    def test_a_removed_user(self) -> None:
+        """They are cut from a draining run, too; other users stay."""
         old = self.started("a", ANN, BOB)
         self.started("a x", ANN, BOB)
         self.upgrade("a x", ANN, BOB)
         self.successResultOf(self.remove("ann"))
         self.assertEqual(self.names(old), {"bob"})
 
-    def test_of_the_same_configuration(self) -> None:
-        """It is not read again for each."""
+    def test_runs_of_the_same_configuration(self) -> None:
+        """The core does not read it again for each."""
         old = self.started("a", ANN)
         self.driver.dear = lambda change: change.key == "cy"
         self.sync(ANN, CY)
@@ -244,8 +244,8 @@ class Upgrades(LeavingTests):
         self.next_program(handover, "a", ANN, CY)
         self.assertEqual((self.generations.draining, self.names(self.current)), ((old,), {"ann", "cy"}))
 
-    def test_one_on_probation(self) -> None:
-        """It gives way to the one before it, in the time that is left."""
+    def test_a_run_on_probation(self) -> None:
+        """It can still be replaced by the one before it, in the remaining time."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         self.pass_time(2)
@@ -254,8 +254,8 @@ class Upgrades(LeavingTests):
         self.pass_time(0.5)
         self.assertEqual((self.current, self.driver.led, self.state[0]), (old, old, "running"))
 
-    def test_one_that_has_proven_itself(self) -> None:
-        """Another one comes in its place."""
+    def test_a_run_after_its_probation(self) -> None:
+        """If it ends, another one is started."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         self.pass_time(2)
@@ -266,8 +266,8 @@ class Upgrades(LeavingTests):
         self.assertNotIn(self.current, (old, new))
         self.assertTrue(old.alive)
 
-    def test_one_that_ends_in_between(self) -> None:
-        """The others go on."""
+    def test_a_draining_run_that_ends_in_between(self) -> None:
+        """The others are adopted."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
         handover = self.successResultOf(self.leave())
         runs[0].die()
@@ -275,8 +275,8 @@ class Upgrades(LeavingTests):
         self.assertEqual((self.current, self.generations.draining), (runs[2], (runs[1],)))
         self.assertEqual((self.fates, self.driver.there), ([[2, 3]], [2, 3]))
 
-    def test_the_one_that_serves_ends_in_between(self) -> None:
-        """Another one comes in beside those that drain, and is not what may give way to them."""
+    def test_the_current_run_ends_in_between(self) -> None:
+        """Another one is started beside those that drain, and they do not replace it."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(2)]
         handover = self.successResultOf(self.leave())
         runs[1].die()
@@ -287,8 +287,8 @@ class Upgrades(LeavingTests):
         self.pass_time(2)
         self.assertEqual(self.numbers([self.current]), [4])
 
-    def test_the_way_back(self) -> None:
-        """If one of them cannot be gone on with all go back; the first word of it ends the next program."""
+    def test_going_back(self) -> None:
+        """If one run cannot be adopted, all go back; the first report of it ends the next process."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
         for position in range(3):
             handover = self.successResultOf(self.leave())
@@ -301,7 +301,7 @@ class Upgrades(LeavingTests):
             self.assertEqual((self.current, self.generations.draining), (runs[2], (*runs[:2],)))
 
     def test_no_way_back(self) -> None:
-        """Then only the one that cannot be gone on with is left out."""
+        """Then only the run that cannot be adopted is left out."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
         handover = self.successResultOf(self.leave())
         self.way_back, self.driver.faults = False, []
@@ -311,8 +311,8 @@ class Upgrades(LeavingTests):
         self.assertEqual(self.fates, ["the core cannot read it", [2, 3]])
         runs[0].die()
 
-    def test_one_of_an_earlier_version(self) -> None:
-        """It leaves one core, and says nothing of others."""
+    def test_a_hand_over_of_an_earlier_version(self) -> None:
+        """It has one core, and no description of others."""
         run = self.started("a", ANN)
         handover = self.successResultOf(self.leave())
         old = Handover(run=Run(pid=handover.run.pid, core=handover.run.core), together=handover.together)
@@ -326,8 +326,8 @@ class Rehearsals(LeavingTests):
         for words in ("a", "a x", "a y"):
             self.started(words, ANN)
 
-    def test_what_is_read_again(self) -> None:
-        """Each configuration once, and nothing is kept when all is left or could not be."""
+    def test_configurations_of_a_rehearsal(self) -> None:
+        """Each is read once, and no answers are kept when all runs are left, or could not be."""
         prepared: list[str] = []
         prepare = self.driver.prepare
 
@@ -341,8 +341,8 @@ class Rehearsals(LeavingTests):
         self.successResultOf(self.leave())
         self.assertEqual(self.driver.rehearsals, [True, False])
 
-    def test_one_that_is_refused(self) -> None:
-        """There is no upgrade then, before anything has happened."""
+    def test_a_refused_configuration(self) -> None:
+        """Then there is no upgrade, and nothing has changed."""
         self.patch(self.driver, "prepare", lambda *_: fail(CoreFailed("it cannot be read")))
         self.failureResultOf(ensureDeferred(self.leaving.rehearse()), CoreFailed)
         self.assertEqual(self.driver.rehearsals, [True, False])
@@ -365,8 +365,8 @@ class Waits(LeavingTests):
         self.successResultOf(start)
         self.assertEqual([each.pid for each in self.successResultOf(leaving).draining], [1])
 
-    def test_for_an_end(self) -> None:
-        """It takes no time; nobody goes on with a core that ends."""
+    def test_a_run_that_ends(self) -> None:
+        """A core that is ending is not left: the hand-over is refused."""
         old = self.started("a", ANN)
         self.started("a x", ANN)
         old.connections = 0
@@ -379,7 +379,7 @@ class Waits(LeavingTests):
     def test_for_a_drain_where_the_next_goes_on_with_one_alone(self) -> None:
         old = self.started("a", ANN)
         self.started("a x", ANN)
-        self.assertIn("goes on with one core", self.refused(several=False))
+        self.assertIn("can take over one core only", self.refused(several=False))
         old.connections = 0
         self.pass_time(PROBATION + 2)
         handover = self.successResultOf(self.leave(several=False))
@@ -388,10 +388,10 @@ class Waits(LeavingTests):
     def test_for_the_grace_of_a_stop(self) -> None:
         self.started("a", ANN)
         self.successResultOf(ensureDeferred(self.runner.stop("asked", 30.0)))
-        self.assertIn("waits for a Start", self.refused())
+        self.assertIn("waits for its Start", self.refused())
 
-    def test_one_that_cannot_be_left(self) -> None:
-        """All are heard on, and end as they would have."""
+    def test_a_run_that_cannot_be_left(self) -> None:
+        """All runs stay, and end as usual."""
         old, new = self.started("a", ANN), self.started("a x", ANN)
         cast(LeavingGeneration, new).fault = CoreFailed("not now")
         self.assertEqual(str(self.failureResultOf(self.leave(), NotNow).value), "not now")
@@ -400,8 +400,8 @@ class Waits(LeavingTests):
         self.pass_time(PROBATION + 2)
         self.assertFalse(old.alive)
 
-    def test_nothing_ends_meanwhile(self) -> None:
-        """What is being left does not come to its end by itself, nor by the limit of time."""
+    def test_no_run_ends_meanwhile(self) -> None:
+        """While runs are being left, none ends, neither idle nor by the time limit."""
         old, gate = self.started("a", ANN), Gate()
         self.started("a x", ANN)
         old.connections, gate.shut = 0, True

@@ -1,4 +1,4 @@
-"""ListUsers: who is wanted, what the core has confirmed of it, and why somebody is not in."""
+"""ListUsers: the wanted users, what the core has confirmed, and why a user is not in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANN, BOB = person("Ann", "one", "a"), person("bob", "two", "a", "b", "elsewhere"
 
 
 class Inline:
-    """A pool that works at once."""
+    """A thread pool that works at once."""
 
     def callInThreadWithCallback(self, done: Any, work: Any, *arguments: Any, **named: Any) -> None:
         done(True, work(*arguments, **named))
@@ -92,15 +92,15 @@ class ListingCase(SynchronousTestCase):
 
 
 class ListingTests(ListingCase):
-    def test_nobody_without_a_backend(self) -> None:
-        """There is an answer before any Start, and after a Stop nobody is wanted."""
+    def test_no_users_without_a_backend(self) -> None:
+        """There is a reply before any Start; after a Stop no users are wanted."""
         self.assertEqual((self.page().total, self.page().state), (0, "stopped"))
         self.started("a,b", ANN)
         self.successResultOf(ensureDeferred(self.backend.stop(pb.Empty(), ALL)))
         self.assertEqual((self.page().total, self.page().state, len(self.page().users)), (0, "stopped", 0))
 
     def test_wanted_and_confirmed(self) -> None:
-        """Rows come by name, with what was asked for, what there is of it, and what the core has confirmed."""
+        """Rows are sorted by name, with what was requested, the outcome, and what the core has confirmed."""
         self.started("a,b", BOB, ANN)
         reply = self.page()
         self.assertEqual([row.name for row in reply.users], ["Ann", "bob"])
@@ -110,8 +110,8 @@ class ListingTests(ListingCase):
         self.assertEqual((list(bob.confirmed), bob.pending, list(bob.refused)), (["a", "b"], False, []))
         self.assertFalse(bob.HasField("proxies"))
 
-    def test_credentials_are_for_who_may_do_all(self) -> None:
-        """Another key gets the same rows without them, and is told."""
+    def test_credentials_need_scope_all(self) -> None:
+        """Another key gets the same rows without credentials, and a note of that."""
         self.started("a,b", ANN)
         reply = self.page(credentials=True)
         self.assertEqual((reply.credentials, reply.users[0].proxies.trojan.password), (True, "one"))
@@ -119,8 +119,8 @@ class ListingTests(ListingCase):
         self.assertEqual((lesser.credentials, lesser.users[0].HasField("proxies")), (False, False))
         self.assertEqual([row.name for row in lesser.users], ["Ann"])
 
-    def test_on_its_way(self) -> None:
-        """A change that the core has not confirmed yet is pending; a removed user is shown until they are out."""
+    def test_pending(self) -> None:
+        """A change that the core has not confirmed is pending; a removed user is listed until they are out."""
         self.started("a,b", ANN)
         self.driver.applying.shut = True
         done = self.sync(BOB, person("Ann"))
@@ -133,7 +133,7 @@ class ListingTests(ListingCase):
         self.assertEqual({name: row.pending for name, row in self.rows().items()}, {"bob": False})
         self.assertEqual(list(self.rows()["bob"].confirmed), ["a", "b"])
 
-    def test_another_credential_on_its_way(self) -> None:
+    def test_another_credential_pending(self) -> None:
         """Until the core has the new one, the old one still lets the user in."""
         self.started("a,b", ANN)
         self.driver.applying.shut = True
@@ -145,8 +145,8 @@ class ListingTests(ListingCase):
         row = self.rows()["Ann"]
         self.assertEqual((list(row.confirmed), list(row.leaving), row.pending), (["a"], [], False))
 
-    def test_why_somebody_is_not_in(self) -> None:
-        """The reason is there for each inbound: the node's, or the core's own."""
+    def test_why_a_user_is_not_in(self) -> None:
+        """Each inbound has the reason, the node's or the core's."""
         self.started("a,b", ANN)
         users = person("cid", "bad", "a", "b"), person("dan", "one", "a"), person("eve", "", "b")
         self.failureResultOf(self.sync(*users, person("fay", "refused", "b")), UsersRefused)
@@ -159,8 +159,8 @@ class ListingTests(ListingCase):
         self.successResultOf(self.sync(person("fay", "fine", "b")))
         self.assertEqual((list(self.rows()["fay"].refused), list(self.rows()["fay"].confirmed)), ([], ["b"]))
 
-    def test_who_was_not_put_out(self) -> None:
-        """A run that drains and keeps a removed user is told of, whatever the current one says."""
+    def test_removed_users_that_are_kept(self) -> None:
+        """A draining run that keeps a removed user is listed, whatever the current run says."""
         self.started("a,b", ANN)
         self.started("a,b other", ANN)
         self.driver.applying.shut = True
@@ -170,8 +170,8 @@ class ListingTests(ListingCase):
         self.successResultOf(done)
         self.assertEqual(self.rows(), {})
 
-    def test_a_core_on_its_way(self) -> None:
-        """While a core comes up again everybody waits for it."""
+    def test_a_core_that_restarts(self) -> None:
+        """All users are pending while a core restarts."""
         self.driver.faults = []
         core = self.started("a,b", ANN)
         self.driver.launching.shut = True
@@ -181,7 +181,7 @@ class ListingTests(ListingCase):
         self.assertEqual((self.page().state, list(row.confirmed), row.pending), ("restarting", [], True))
 
     def test_names(self) -> None:
-        """Some can be asked for, in any spelling; who is not there is not in the reply."""
+        """Names can be asked for in any spelling; unknown ones are not in the reply."""
         self.started("a,b", ANN, BOB)
         reply = self.page(names=["ANN", "ann", "nobody"])
         self.assertEqual(([row.name for row in reply.users], reply.total), (["Ann"], 1))
@@ -189,7 +189,7 @@ class ListingTests(ListingCase):
         self.failureResultOf(ensureDeferred(self.backend.list_users(request, ALL)), InvalidRequest)
 
     def test_pages(self) -> None:
-        """Each begins behind the one before it; together they are everybody, once each, by name."""
+        """Each page begins after the one before it; together they have all users, once each, by name."""
         names = [f"{'User' if number % 2 else 'user'} {number:02}" for number in range(23)]
         self.started("a,b", *(person(name, name, "a") for name in reversed(names)))
         for limit in (1, 5, 22, 23, 0, 5000):
@@ -202,7 +202,7 @@ class ListingTests(ListingCase):
             self.assertEqual(pages, -(-23 // (limit or 23)) if limit < 23 else 1)
 
     def test_bytes_of_a_page(self) -> None:
-        """A page has no more than its bytes, and a row that is larger than that has the name alone."""
+        """A page is limited in bytes, and a row that is larger than that has only the name."""
         self.patch(listing, "MOST_BYTES", 1000)
         users = [person(f"user {number}", str(number) + "x" * 400, "a") for number in range(5)]
         self.started("a,b", *users, person("wide", "w", "a", *map(str, range(1000))))
@@ -216,7 +216,7 @@ class ListingTests(ListingCase):
         self.assertEqual(self.rows(names=["wide"])["wide"], ListedUser(name="wide", shortened=True))
 
     def test_revisions(self) -> None:
-        """A reader of pages sees whether the users changed between them; an equal word changes nothing."""
+        """A reader of pages sees whether the users changed in between; an equal request changes nothing."""
         self.started("a,b", ANN)
         before = self.page().revision
         self.successResultOf(self.sync(ANN))
@@ -229,7 +229,7 @@ class ListingTests(ListingCase):
             seen.add(self.page().revision)
 
     def test_large_sets(self) -> None:
-        """Many are put in order by parts; others have their turn within a page."""
+        """Many users are sorted in parts; other calls have their turn within a page."""
         users = [person(f"{number * 7919 % 6007:05}", f"p{number}", "a") for number in range(6007)]
         self.successResultOf(self.start("a,b", *users))
         reply = ensureDeferred(self.backend.list_users(ListUsersRequest(after="03000"), ALL))
@@ -241,13 +241,13 @@ class ListingTests(ListingCase):
 
 
 class LeftTests(ListingCase):
-    """What an earlier node left, and nobody resumes."""
+    """Users that an earlier node left, and that are not resumed."""
 
     saved = Saved(request=pb.Backend(config="a,b").SerializeToString(), users=(BOB.SerializeToString(),))
     policy = Policy(resume=False)
 
-    def test_who_would_come_back(self) -> None:
-        """They are wanted, nobody is confirmed; another backend takes their place."""
+    def test_users_who_would_come_back(self) -> None:
+        """They are wanted, and none is confirmed; another backend's users replace them."""
         row = self.rows(credentials=True)["bob"]
         self.assertEqual((list(row.inbounds), list(row.confirmed)), (["a", "b", "elsewhere"], []))
         self.assertEqual((row.proxies.trojan.password, self.page().state, self.page().total), ("two", "stopped", 1))
@@ -255,7 +255,7 @@ class LeftTests(ListingCase):
         self.assertEqual(list(self.rows()), ["Ann"])
 
     def test_a_backend_that_comes_while_they_are_read(self) -> None:
-        """The page is of whoever is wanted when it is made, and so is its revision."""
+        """The page has the users that are wanted when it is made, and so has its revision."""
         later: list[Any] = []
         self.patch(Inline, "callInThreadWithCallback", lambda _, done, work, *given: later.append((done, work, given)))
         reply = ensureDeferred(self.backend.list_users(ListUsersRequest(), ALL))

@@ -1,4 +1,4 @@
-"""METHODS and the messages: the whole interface, with the numbers that deployed controllers speak."""
+"""METHODS and the messages: the whole interface, with the field numbers of deployed controllers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ ENUMS = {
     "LimitAction": {"CUT": 0, "TELL": 1},
     "StatType": {"Outbounds": 0, "Outbound": 1, "Inbounds": 2, "Inbound": 3, "UsersStat": 4, "UserStat": 5},
 }
-# What a coming contract uses.
+# Numbers that a coming contract uses.
 RESERVED = {"BaseInfoResponse": 5, "Backend": 6, "User": 4, "Users": 2, "UsersChunk": 4}
 # The last number below 16 that controllers have given a meaning.
 LAST = (
@@ -162,14 +162,14 @@ def type_of(field: FieldDescriptor) -> str:
 
 
 def described(name: str) -> str:
-    """A message of the descriptor, as MESSAGES writes it."""
+    """Format a message of the descriptor as in MESSAGES."""
     fields = service_pb2.DESCRIPTOR.message_types_by_name[name].fields
     words = [(f"{field.name}={field.number}", type_of(field)) for field in fields]
     return " ".join(word if kind == "string" else f"{word}:{kind}" for word, kind in words)
 
 
 def operation(method: Method) -> str:
-    """A row of METHODS over the descriptor, as OPERATIONS writes it."""
+    """Format a row of METHODS over the descriptor as in OPERATIONS."""
     rpc = SERVICE.methods_by_name[method.name]
     request = ("stream " if rpc.client_streaming else "") + rpc.input_type.name
     response = ("stream " if rpc.server_streaming else "") + rpc.output_type.name
@@ -184,27 +184,27 @@ def test_all_messages_are_written_down() -> None:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_fields_have_the_numbers_in_the_field(name: str) -> None:
-    """Numbers and types are those of deployed controllers; another one could be used by nobody."""
+    """Numbers and types are those of deployed controllers, which could not use others."""
     assert described(name) == MESSAGES[name]
 
 
 @pytest.mark.parametrize("name", ENUMS)
 def test_enumerations_have_the_numbers_in_the_field(name: str) -> None:
-    """So are the values of enumerations."""
+    """The same for the values of enumerations."""
     values = service_pb2.DESCRIPTOR.enum_types_by_name[name].values
     assert {value.name: value.number for value in values} == ENUMS[name]
 
 
 @pytest.mark.parametrize("word", LAST.split())
 def test_fields_of_our_own_are_out_of_the_way(word: str) -> None:
-    """Controllers go on counting where they are; what this node adds to their messages has numbers from 16 on."""
+    """Controllers continue their numbering; fields that this node adds to their messages have numbers from 16 on."""
     name, _, last = word.partition("=")
     fields = service_pb2.DESCRIPTOR.message_types_by_name[name].fields
     assert all(field.number <= int(last) or field.number >= 16 for field in fields)
 
 
 def test_numbers_of_a_coming_contract_are_reserved() -> None:
-    """Nobody gives them a meaning here by mistake."""
+    """So that this node does not use them by mistake."""
     for name, message in service_pb2.DESCRIPTOR.message_types_by_name.items():
         described = DescriptorProto()
         message.CopyToProto(described)
@@ -213,8 +213,8 @@ def test_numbers_of_a_coming_contract_are_reserved() -> None:
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_a_coming_contract_is_passed_over(name: str) -> None:
-    """Its fields are no fault, of whatever type they are, and change nothing of the others."""
+def test_fields_of_a_coming_contract_are_ignored(name: str) -> None:
+    """They cause no error, whatever their type, and do not change other fields."""
     message = getattr(service_pb2, name)
     for field in (bytes([RESERVED[name] << 3, 1]), bytes([RESERVED[name] << 3 | 2, 3]) + b"new"):
         read = message.FromString(field)
@@ -224,7 +224,7 @@ def test_a_coming_contract_is_passed_over(name: str) -> None:
 
 
 def test_the_service_has_its_name() -> None:
-    """gRPC paths are /service.NodeService/…, which is what clients call."""
+    """gRPC paths are /service.NodeService/…, which clients call."""
     assert SERVICE.full_name == "service.NodeService"
 
 
@@ -236,7 +236,7 @@ def test_every_operation_is_a_method() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_kinds_follow_the_descriptor(method: Method) -> None:
-    """How messages come and go is what the descriptor says, and so are their types."""
+    """Which messages are streams is as in the descriptor, and so are their types."""
     rpc = SERVICE.methods_by_name[method.name]
     streams = Kind.EVENTS if rpc.output_type.name == "Event" else Kind.LOGS
     kinds = {(False, False): Kind.UNARY, (False, True): streams, (True, False): Kind.FEED}
@@ -246,28 +246,28 @@ def test_kinds_follow_the_descriptor(method: Method) -> None:
 
 
 def test_verbs_and_paths_are_unambiguous() -> None:
-    """A verb and a path are one operation."""
+    """A verb and a path identify one operation."""
     routes = [(verb, method.path) for method in METHODS for verb in method.verbs]
     assert len(routes) == len(set(routes))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_each_is_there(method: Method) -> None:
-    """The backend has the coroutine that its row names; logs come from the ring, events from the journal."""
+    """The backend has the coroutine that a row names; logs come from the ring, events from the journal."""
     if method.kind in (Kind.LOGS, Kind.EVENTS):
         return
     call = getattr(Backend, method.call)
     assert inspect.iscoroutinefunction(call) is (method.kind is Kind.UNARY)
 
 
-def test_feeds_over_rest_are_cut_as_clients_send_them() -> None:
-    """One user is the body; chunks stand behind their lengths."""
+def test_feeds_over_rest_are_split_as_clients_send_them() -> None:
+    """One user is the body; chunks come after their lengths."""
     cuts = {method.name: method.cut for method in METHODS if method.kind is Kind.FEED}
     assert cuts == {"SyncUser": single, "SyncUsersChunked": delimited}
 
 
 def test_what_works_without_a_backend() -> None:
-    """Info, logs, events, figures, traffic, who is wanted, Start and Stop need none; the core's own answers do."""
+    """Info, logs, events, statistics, traffic, users, Start and Stop need no backend; the core's own answers do."""
     free = {method.name for method in METHODS if not method.needs_backend}
     assert free == {
         *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),

@@ -1,4 +1,4 @@
-"""Who is online, and how the core is: asked of the runs that serve, whatever becomes of them meanwhile."""
+"""Questions to the core, such as who is online: to the runs that serve, while runs come and go."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class QuestionTests(SynchronousTestCase):
         return ensureDeferred(self.backend.start(service_pb2.Backend(config=config, users=users), CALL))
 
     def started(self, config: str, *users: User) -> MemoryGeneration:
-        """A run that is known by its uptime and its users' address."""
+        """A run that is identified by its uptime and its users' address."""
         self.successResultOf(self.start(config, *users))
         core = self.driver.cores[-1]
         core.uptime = len(self.driver.cores)
@@ -68,7 +68,7 @@ class QuestionTests(SynchronousTestCase):
         return ensureDeferred(self.backend.online(StatRequest(name="ann"), CALL))
 
     def meanwhile(self, *questions: Callable[[], Deferred[Any]]) -> list[Deferred[Any]]:
-        """The questions are under way."""
+        """Start the questions, and return while they are under way."""
         self.driver.asking.shut = True
         return [question() for question in questions]
 
@@ -77,8 +77,8 @@ class QuestionTests(SynchronousTestCase):
 
 
 class Replaced(QuestionTests):
-    def test_by_another_that_comes_beside_it(self) -> None:
-        """What the one before does not answer any more does the next one."""
+    def test_a_run_that_is_replaced_meanwhile(self) -> None:
+        """If the old run no longer answers, the new one does."""
         old = self.started("a", ANN)
         stats, online, count = self.meanwhile(self.stats, self.online, self.count)
         new = self.started("a x", ANN)
@@ -88,8 +88,8 @@ class Replaced(QuestionTests):
         self.assertEqual(self.addresses(online), set(new.addresses))
         self.assertEqual(self.successResultOf(count).value, 1)
 
-    def test_one_that_drains_and_does_not_answer(self) -> None:
-        """How the core is does not depend on it."""
+    def test_a_draining_run_that_does_not_answer(self) -> None:
+        """Figures of the core do not depend on it."""
         old = self.started("a", ANN)
         [stats] = self.meanwhile(self.stats)
         new = self.started("a x", ANN)
@@ -98,18 +98,18 @@ class Replaced(QuestionTests):
         self.assertEqual(self.successResultOf(stats).uptime, new.uptime)
 
     def test_both_are_there(self) -> None:
-        """Connections to either count, also where the next one came while the first was asked."""
+        """Connections to both runs count, also if the new one came while the old one was asked."""
         old = self.started("a", ANN)
         [online] = self.meanwhile(self.online)
         new = self.started("a x", ANN)
         self.driver.asking.open()
         self.assertEqual(self.addresses(online), {*old.addresses, *new.addresses})
 
-    def test_one_that_drains_ends(self) -> None:
-        """Its connections have gone with it."""
+    def test_a_draining_run_that_ends(self) -> None:
+        """Its connections have ended with it."""
         old, new = self.started("a", ANN), self.started("a x", ANN)
         online, count = self.meanwhile(self.online, self.count)
-        # The current one answers, and then the other one is asked.
+        # The current run answers, and then the other one is asked.
         self.driver.asking.let_through()
         old.die()
         self.driver.asking.open()
@@ -119,7 +119,7 @@ class Replaced(QuestionTests):
 
 class Gone(QuestionTests):
     def test_the_only_one(self) -> None:
-        """Another is on its way, which is what is said."""
+        """The error says that another run is being started."""
         core = self.started("a", ANN)
         asked = self.meanwhile(self.stats, self.online, self.count)
         self.driver.launching.shut = True
@@ -128,8 +128,8 @@ class Gone(QuestionTests):
         for question in asked:
             self.failureResultOf(question, NotStarted)
 
-    def test_it_is_known_a_moment_later(self) -> None:
-        """Calls to a core that was killed fail before its end is known."""
+    def test_an_end_that_is_known_later(self) -> None:
+        """Calls to a killed core fail before its end is known."""
         core = self.started("a", ANN)
         asked = self.meanwhile(self.stats, self.online)
         core.silent = True
@@ -153,8 +153,8 @@ class Gone(QuestionTests):
         for question in asked:
             self.failureResultOf(question, NotInitialized)
 
-    def test_one_that_lives_and_fails(self) -> None:
-        """That is told as it is."""
+    def test_a_living_run_that_fails(self) -> None:
+        """Its error is reported unchanged."""
         core = self.started("a", ANN)
         core.silent = True
         asked = [self.stats(), self.online(), self.count()]
@@ -172,8 +172,8 @@ class WhileStarting(QuestionTests):
         self.assertEqual(info.state, "starting")
         return starting
 
-    def test_the_one_before_answers(self) -> None:
-        """It serves everybody: nobody is to see an outage."""
+    def test_the_old_run_answers(self) -> None:
+        """It serves all users, and controllers must not see an outage."""
         old = self.started("a", ANN)
         starting = self.starting(BOB)
         self.assertEqual(self.successResultOf(self.stats()).uptime, old.uptime)
@@ -183,7 +183,7 @@ class WhileStarting(QuestionTests):
         self.successResultOf(starting)
 
     def test_it_dies(self) -> None:
-        """Nobody serves then."""
+        """No run serves then."""
         old = self.started("a", ANN)
         starting = self.starting(ANN)
         old.die()
@@ -200,12 +200,12 @@ class WhileStarting(QuestionTests):
 
 
 class WhileRestarting(QuestionTests):
-    """Of a core that cannot share its listeners."""
+    """With a core that cannot share its listeners."""
 
     kind = MemoryDriver
 
-    def test_nobody_serves(self) -> None:
-        """The one before has ended for it."""
+    def test_no_run_serves(self) -> None:
+        """The old run has ended for the new one."""
         self.started("a", ANN)
         asked = self.meanwhile(self.stats, self.online)
         self.driver.launching.shut = True

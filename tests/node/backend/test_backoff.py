@@ -1,4 +1,4 @@
-"""When a core is tried again: at once, then later and later, and at once again after it served for a while."""
+"""Backoff of restarts: at once, then later and later, and at once again after the core served for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from node.backend.backoff import LONGEST, STEADY, Backoff, delays
 
 
 def test_delays() -> None:
-    """0, 1, 2, 4, 8, 16 and 30 s, and then 30 for ever."""
+    """0, 1, 2, 4, 8, 16 and 30 s, and then 30 s without end."""
     assert list(islice(delays(), 9)) == [0, 1, 2, 4, 8, 16, 30, 30, 30]
     assert next(islice(delays(), 1000, None)) == LONGEST
 
@@ -27,7 +27,7 @@ class BackoffTests(SynchronousTestCase):
         self.backoff.later(lambda: self.tries.append(self.clock.seconds()))
 
     def waited(self) -> float:
-        """Seconds until the next try."""
+        """Seconds until the next retry."""
         self.later()
         before, known = self.clock.seconds(), len(self.tries)
         self.clock.pump([0] + [0.25] * 200)
@@ -36,11 +36,11 @@ class BackoffTests(SynchronousTestCase):
         return self.tries[-1] - before
 
     def test_later_and_later(self) -> None:
-        """Each try that fails is followed by a longer wait."""
+        """Each failed try is followed by a longer wait."""
         self.assertEqual([self.waited() for _ in range(8)], [0, 1, 2, 4, 8, 16, 30, 30])
 
     def test_steady(self) -> None:
-        """After a core served for a while its crash is the first again; one that dies young waits longer and longer."""
+        """A core that served for a while restarts at once; one that dies young waits longer and longer."""
         for delay in (0, 1, 2, 4):
             self.backoff.served()
             self.clock.advance(STEADY / 2)
@@ -50,8 +50,8 @@ class BackoffTests(SynchronousTestCase):
             self.clock.advance(STEADY)
             self.assertEqual(self.waited(), 0)
 
-    def test_in_good_order(self) -> None:
-        """A core that took the place of one that served has not died young."""
+    def test_a_core_that_was_replaced(self) -> None:
+        """A core that replaced a serving one has not died young."""
         self.waited()
         self.backoff.served()
         self.clock.advance(STEADY)
@@ -59,20 +59,20 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(self.waited(), 0)
 
     def test_time_without_a_core(self) -> None:
-        """However long nothing ran, that is no service."""
+        """Time without a core does not count as serving."""
         self.waited()
         self.clock.advance(1000)
         self.assertEqual(self.waited(), 1)
 
     def test_renewed(self) -> None:
-        """Another backend's first crash is the first."""
+        """The first crash of another backend is retried at once."""
         for _ in range(4):
             self.waited()
         self.backoff.renew()
         self.assertEqual(self.waited(), 0)
 
     def test_cancelled(self) -> None:
-        """No try comes after it was cancelled, and cancelling nothing is fine."""
+        """No retry comes after a cancellation; cancelling nothing is fine."""
         self.backoff.cancel()
         self.later()
         self.backoff.cancel()
@@ -80,7 +80,7 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual(self.tries, [])
 
     def test_one_try_at_a_time(self) -> None:
-        """Asked twice, it tries once."""
+        """Scheduled twice, it retries once."""
         self.later()
         self.later()
         self.clock.advance(1000)

@@ -1,4 +1,4 @@
-"""The order of control: one after another, equal ones together, all ended by a Stop, and no caller matters."""
+"""The order of operations: one after another, equal ones joined, all aborted by a Stop, whatever callers do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Work = Callable[[Settled], Coroutine[Any, Any, None]]
 
 
 class Steps:
-    """Operations that go on when the test says so; `events` is what they did."""
+    """Operations that continue when the test lets them; `events` is what they did."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
         self.waiting: dict[str, Deferred[None]] = {}
 
     def work(self, name: str, settles: bool = False) -> Work:
-        """Begins, settles if it is one of those who do so early, waits for `end`, ends."""
+        """Begin, settle if this one settles early, wait for `end`, end."""
 
         async def run(settled: Settled) -> None:
             self.events.append(f"{name} begins")
@@ -65,7 +65,7 @@ class ControlTests(SynchronousTestCase):
         return self.done[-1]
 
     def test_one_after_another(self) -> None:
-        """Operations on the core begin in order of arrival, each after the end of the one before."""
+        """Operations on the core begin in order of arrival, each after the end of the previous one."""
         done = [self.run_core(name) for name in "abc"]
         for name in "abc":
             self.assertEqual(self.steps.events[-1], f"{name} begins")
@@ -75,15 +75,15 @@ class ControlTests(SynchronousTestCase):
         self.assertEqual(len(self.steps.events), 6)
 
     def test_users_do_not_wait_for_a_core(self) -> None:
-        """What changes users begins when what came before has settled its own, while that core is still on its way."""
+        """A change of users begins when the operation before has settled, though its core is still starting."""
         self.run_core("start", settles=True)
         users = self.run_users("sync")
         self.assertEqual(self.steps.events, ["start begins", "sync begins"])
         self.steps.end("sync")
         self.successResultOf(users)
 
-    def test_users_wait_for_what_is_not_settled(self) -> None:
-        """Neither a sync nor a single user overtakes a Start that has not said yet who its users are."""
+    def test_users_wait_for_an_unsettled_start(self) -> None:
+        """Neither a sync nor a single user overtakes a Start that has not settled its users yet."""
         self.run_core("start")
         single = ensureDeferred(self.control.settled())
         self.run_users("sync")
@@ -94,13 +94,13 @@ class ControlTests(SynchronousTestCase):
         self.assertEqual(self.steps.events[-1], "sync begins")
 
     def test_a_core_does_not_wait_for_users_in_force(self) -> None:
-        """A Start begins when a sync before it is settled; it need not be in force."""
+        """A Start begins when the sync before it is settled; the sync need not be in force."""
         self.run_users("sync", settles=True)
         self.run_core("start")
         self.assertEqual(self.steps.events, ["sync begins", "start begins"])
 
     def test_equal_ones_are_one(self) -> None:
-        """Operations on one subject that follow each other are one, and all callers are told how it ended."""
+        """Equal operations in a row are one, and all callers get its outcome."""
         done = [self.run_core(name, "subject") for name in "abc"]
         self.assertEqual(self.steps.events, ["a begins"])
         self.steps.end("a", CoreFailed("no"))
@@ -108,7 +108,7 @@ class ControlTests(SynchronousTestCase):
             self.failureResultOf(deferred, CoreFailed)
 
     def test_equal_ones_that_wait_are_one(self) -> None:
-        """They are one before it is their turn as well."""
+        """They are joined even before their turn comes."""
         self.run_core("first", "one")
         done = [self.run_core(name, "two") for name in "ab"]
         self.steps.end("first")
@@ -118,7 +118,7 @@ class ControlTests(SynchronousTestCase):
         self.assertNotIn("b begins", self.steps.events)
 
     def test_nothing_joins_across_another(self) -> None:
-        """An operation between two equal ones keeps them two: whatever it is, and a single user's change, too."""
+        """An operation between two equal ones keeps them apart, whatever it is, even a single user's change."""
         between: dict[str, Callable[[], object]] = {
             "another Start": lambda: self.run_core("other", "other"),
             "a sync": lambda: self.run_users("other"),
@@ -135,8 +135,8 @@ class ControlTests(SynchronousTestCase):
                 self.steps.end("other")
             self.assertEqual(self.steps.events[-1], "second begins", name)
 
-    def test_nothing_joins_across_what_is_over(self) -> None:
-        """Nor do they become one when what came between them is over already."""
+    def test_nothing_joins_across_an_ended_operation(self) -> None:
+        """They stay apart even if the operation between them is over already."""
         self.run_core("start", "subject", settles=True)
         self.run_users("sync")
         self.steps.end("sync")
@@ -145,21 +145,21 @@ class ControlTests(SynchronousTestCase):
         self.assertEqual(self.steps.events[-1], "again begins")
 
     def test_operations_without_a_subject_never_join(self) -> None:
-        """Stops and syncs are each one of their own."""
+        """Stops and syncs are never joined."""
         self.run_core("a")
         self.run_core("b")
         self.steps.end("a")
         self.assertEqual(self.steps.events[-1], "b begins")
 
-    def test_what_is_over_is_not_joined(self) -> None:
-        """An equal operation that comes after the end begins anew."""
+    def test_an_ended_operation_is_not_joined(self) -> None:
+        """An equal operation that comes after the end of the first begins a new one."""
         self.run_core("a", "subject")
         self.steps.end("a")
         self.run_core("b", "subject")
         self.assertEqual(self.steps.events[-1], "b begins")
 
     def test_abort(self) -> None:
-        """Abort ends what is under way and what waits; nothing of that begins, all callers hear of it, others go on."""
+        """Abort ends running and waiting operations and reports it to their callers; later ones are not affected."""
         done = [self.run_core("a", settles=True), self.run_core("b"), self.run_users("sync"), self.run_core("c", "c")]
         self.control.abort()
         for deferred in done:
@@ -168,8 +168,8 @@ class ControlTests(SynchronousTestCase):
         self.run_core("stop")
         self.assertEqual(self.steps.events[-1], "stop begins")
 
-    def test_what_comes_after_an_abort_waits_for_the_end(self) -> None:
-        """An aborted operation that still clears up keeps the next one waiting."""
+    def test_operations_after_an_abort_wait_for_the_cleanup(self) -> None:
+        """An aborted operation that still cleans up keeps the next one waiting."""
         clearing: Deferred[None] = Deferred()
 
         async def stubborn(_: Settled) -> None:
@@ -186,8 +186,8 @@ class ControlTests(SynchronousTestCase):
         self.failureResultOf(aborted, Aborted)
         self.assertEqual(self.steps.events, ["stop begins"])
 
-    def test_clearing_up_is_not_ended(self) -> None:
-        """What was aborted clears up once, however many aborts come meanwhile, and what comes after waits for it."""
+    def test_cleanup_is_not_aborted(self) -> None:
+        """An aborted operation cleans up once, however many aborts come meanwhile, and later ones wait for it."""
         clearing: list[Deferred[None]] = []
 
         async def stubborn(_: Settled) -> None:
@@ -206,8 +206,8 @@ class ControlTests(SynchronousTestCase):
         self.failureResultOf(aborted, Aborted)
         self.assertEqual((self.steps.events, len(clearing)), (["stop begins"], 1))
 
-    def test_what_is_final_is_not_aborted(self) -> None:
-        """It goes on to its end, and so does one that waits for its turn."""
+    def test_a_final_operation_is_not_aborted(self) -> None:
+        """A final operation is not aborted, not even while it waits for its turn."""
         work = [ensureDeferred(self.control.run(self.steps.work(name), core=True, final=True)) for name in "ab"]
         self.control.abort()
         for name, done in zip("ab", work, strict=True):
@@ -215,7 +215,7 @@ class ControlTests(SynchronousTestCase):
             self.successResultOf(done)
 
     def test_a_caller_that_hangs_up(self) -> None:
-        """A caller who gives up ends nothing, and those who joined him are told the end."""
+        """A caller that goes away aborts nothing; callers that joined it still get the outcome."""
         gone, patient = self.run_core("a", "subject"), self.run_core("b", "subject")
         waits = ensureDeferred(self.control.settled())
         for deferred in (gone, waits):
@@ -226,15 +226,15 @@ class ControlTests(SynchronousTestCase):
         self.assertEqual(self.steps.events, ["a begins", "a ends"])
 
     def test_a_fault_is_only_the_callers(self) -> None:
-        """An operation that fails, foreseen or not, does not keep the next one from beginning."""
+        """A failing operation, foreseen or not, does not keep the next one from beginning."""
         failed = self.run_core("a")
         self.run_core("b")
         self.steps.end("a", KeyError("x"))
         self.failureResultOf(failed, KeyError)
         self.assertEqual(self.steps.events[-1], "b begins")
 
-    def test_what_no_controller_asked_for_waits_for_what_came_before_only(self) -> None:
-        """Whoever asks again and again puts it off for no longer than that; and it is done before what comes next."""
+    def test_internal_changes_wait_for_earlier_operations_only(self) -> None:
+        """Later operations do not delay it further, and it is done before they begin."""
         steps = Steps()
         for name in ("first", "second"):
             ensureDeferred(self.control.run(steps.work(name), name))
@@ -249,3 +249,71 @@ class ControlTests(SynchronousTestCase):
         steps.end("third")
         self.successResultOf(ensureDeferred(self.control.quiet()))
         steps.end("fourth")
+
+
+class OvertakenTests(SynchronousTestCase):
+    """A Start gives way to the one right behind it."""
+
+    def setUp(self) -> None:
+        self.control, self.events = Control(), list[str]()
+        self.gates: dict[str, Deferred[None]] = {}
+        self.faults: dict[str, CoreFailed] = {}
+
+    def start(self, name: str) -> Deferred[None]:
+        async def work(settled: Settled) -> None:
+            self.gates[name] = Deferred()
+            await self.gates[name]
+            if name in self.faults:
+                raise self.faults[name]
+            if await self.control.overtaken():
+                self.events.append(f"{name} gave way")
+                return
+            self.events.append(f"{name} runs")
+            settled()
+
+        return ensureDeferred(self.control.run(work, name, core=True, replaces=True))
+
+    def change(self) -> Deferred[None]:
+        return ensureDeferred(self.control.settled()).addCallback(lambda _: self.events.append("users change"))
+
+    def read(self, name: str) -> None:
+        """Let this operation finish reading its configuration."""
+        self.gates[name].callback(None)
+
+    def test_the_next_one_runs(self) -> None:
+        """The first Start, once read, is answered by the outcome of the second, which does not give way itself."""
+        done = [self.start(name) for name in "abc"] + [self.change()]
+        for name in "abc":
+            self.read(name)
+        for deferred in done:
+            self.successResultOf(deferred)
+        self.assertEqual(self.events, ["b runs", "a gave way", "c runs", "users change"])
+
+    def test_one_that_is_refused(self) -> None:
+        """If the second one is refused, the first runs, and only the refused one's caller gets that error."""
+        first, second = self.start("a"), self.start("b")
+        self.faults["b"] = CoreFailed("not that")
+        self.read("a")
+        self.read("b")
+        self.successResultOf(first)
+        self.failureResultOf(second, CoreFailed)
+        self.assertEqual(self.events, ["a runs"])
+
+    def test_users_between(self) -> None:
+        """With a change of users between two Starts the first one runs."""
+        first, changed, second = self.start("a"), self.change(), self.start("b")
+        self.read("a")
+        self.successResultOf(first)
+        self.successResultOf(changed)
+        self.read("b")
+        self.successResultOf(second)
+        self.assertEqual(self.events, ["a runs", "users change", "b runs"])
+
+    def test_a_stop(self) -> None:
+        """Both are aborted, and neither runs."""
+        first, second = self.start("a"), self.start("b")
+        self.read("a")
+        self.control.abort()
+        self.failureResultOf(first, Aborted)
+        self.failureResultOf(second, Aborted)
+        self.assertEqual(self.events, [])

@@ -28,7 +28,7 @@ from tests.harness.runner import ANN, BOB, CY, GRACE, WAITING, RunnerTests
 
 class Crashes(RunnerTests):
     def test_at_once(self) -> None:
-        """A core that is gone comes again at once, with its users; meanwhile calls hear that it is on its way."""
+        """A crashed core restarts at once, with its users; calls get `NotStarted` meanwhile."""
         self.started("a", ANN)
         self.core.die(-9)
         self.assertEqual(self.runner.status.state, "restarting")
@@ -37,10 +37,10 @@ class Crashes(RunnerTests):
         self.assertIn("signal 9", raised.exception.text)
         self.pass_time(0)
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
-        self.assertIn("backend restarting: the core ended by itself (signal 9)", self.told)
+        self.assertIn("backend restarting: the core ended unexpectedly (signal 9)", self.told)
 
     def test_later_and_later(self) -> None:
-        """One that fails on is tried after 0, 1, 2, 4 … and for ever every 30 seconds."""
+        """A core that keeps failing is retried after 0, 1, 2, 4 … s, then every 30 s without end."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("it fell")] * 9
         before = self.clock.seconds()
@@ -54,7 +54,7 @@ class Crashes(RunnerTests):
         self.assertEqual(self.runner.status.state, "running")
 
     def test_one_that_served(self) -> None:
-        """A core that served for some seconds comes back at once, however often that happens."""
+        """A core that served for some seconds restarts at once, however often it crashes."""
         self.started("a", ANN)
         for _ in range(8):
             self.pass_time(3)
@@ -63,7 +63,7 @@ class Crashes(RunnerTests):
             self.assertEqual(self.runner.status.state, "running")
 
     def test_one_that_dies_young(self) -> None:
-        """The pauses of one that comes up and dies at once grow, until it has served for a while."""
+        """The pauses of a core that starts and dies at once grow, until it has served for a while."""
         self.started("a", ANN)
         for pause in (0, 1, 2, 4):
             self.core.die()
@@ -77,8 +77,8 @@ class Crashes(RunnerTests):
         self.pass_time(0)
         self.assertEqual(self.runner.status.state, "running")
 
-    def test_users_of_the_time(self) -> None:
-        """Users that change while it is down, and while it comes up, are as they shall be when it is up."""
+    def test_users_changed_meanwhile(self) -> None:
+        """Users that change while the core is down or starting are applied when it is up."""
         self.started("a", ANN, BOB)
         self.driver.faults = [CoreFailed("it fell")] * 2
         self.core.die()
@@ -92,8 +92,8 @@ class Crashes(RunnerTests):
         self.driver.launching.open()
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"cy": b"three"}))
 
-    def test_bad_users_of_the_time(self) -> None:
-        """Who cannot be used is told though the core is down."""
+    def test_refused_users_meanwhile(self) -> None:
+        """Refused users are reported although the core is down."""
         self.started("a", ANN)
         self.driver.launching.shut = True
         self.core.die()
@@ -104,7 +104,7 @@ class Crashes(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_a_refused_configuration(self) -> None:
-        """A configuration that is refused at a restart is not tried again, and the text is another one."""
+        """A configuration that is refused at a restart is not retried, and the error text says that."""
         self.started("a", ANN)
         self.driver.faults = [InvalidConfig("it is odd")]
         self.core.die()
@@ -117,7 +117,7 @@ class Crashes(RunnerTests):
         self.successResultOf(self.start("a", ANN))
 
     def test_an_unforeseen_fault(self) -> None:
-        """A fault of the node does not end the tries."""
+        """An internal error does not end the retries."""
         self.started("a", ANN)
         self.driver.faults = [KeyError("x")]
         self.core.die()
@@ -125,8 +125,8 @@ class Crashes(RunnerTests):
         self.assertEqual(self.runner.status.state, "running")
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
-    def test_another_backend_begins_anew(self) -> None:
-        """The first crash of another backend is mended at once, whatever the one before it did."""
+    def test_another_backend_resets_the_backoff(self) -> None:
+        """The first crash of another backend is retried at once, whatever the previous one did."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("it fell")] * 5
         self.core.die()
@@ -137,7 +137,7 @@ class Crashes(RunnerTests):
         self.assertEqual(self.runner.status.state, "running")
 
     def test_while_a_batch_is_under_way(self) -> None:
-        """A sync whose core dies under it succeeds: its users are there when the core is back."""
+        """A sync whose core dies meanwhile succeeds: its users are in the core after the restart."""
         self.started("a", ANN)
         self.driver.applying.shut = True
         sync = self.sync_users(ANN, BOB)
@@ -148,7 +148,7 @@ class Crashes(RunnerTests):
         self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
     def test_a_start_under_way(self) -> None:
-        """A core that dies while a Start of another is checked: that Start goes on, and one core runs."""
+        """A core dies while a Start of another one is checked: that Start goes on, and one core runs."""
         self.started("a", ANN)
         self.driver.reading.shut = True
         start = self.start("b", BOB)
@@ -160,16 +160,16 @@ class Crashes(RunnerTests):
         self.assertEqual((self.runner.status.state, self.core.plan.config), ("running", "b"))
 
     def test_a_core_that_hangs(self) -> None:
-        """A core that lives and gives no answer is ended and comes again."""
+        """A core that lives and does not answer is killed and restarted."""
         core = self.started("a", ANN)
         core.silent = True
         self.pass_time(INTERVAL + PATIENCE + 1)
         self.assertTrue(core.killed)
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
-        self.assertIn("the core is ended: it did not answer for 10 s", self.told)
+        self.assertIn("the core is killed: it did not answer for 10 s", self.told)
 
     def test_drift(self) -> None:
-        """Users that the core has or lacks behind the node's back are put right within a minute."""
+        """Users that the core gained or lost behind the node's back are repaired within a minute."""
 
         def drift(accounts: dict[str, Accounts]) -> int:
             del accounts["a"]["ann"]
@@ -182,22 +182,22 @@ class Crashes(RunnerTests):
 
 
 class Stalls(RunnerTests):
-    """A core that lives and takes nothing for some seconds: nothing of what was said is forgotten, nor called done."""
+    """A core that hangs for some seconds: no change is forgotten, and none is reported as done too early."""
 
     def stall(self, core: MemoryGeneration, seconds: float) -> None:
         core.silent = True
         self.clock.callLater(seconds, setattr, core, "silent", False)
 
     def calls(self) -> dict[str, Callable[[], Deferred[None]]]:
-        """Ways to say that Ann is removed, and Cy is there."""
+        """Ways to remove Ann and to add Cy."""
         return {
             "a whole set": lambda: self.sync_users(BOB, CY),
             "a partial update": lambda: ensureDeferred(self.runner.users.update([person("ann"), CY])),
             "an equal Start": lambda: self.start("a", BOB, CY),
         }
 
-    def test_it_is_told_and_comes(self) -> None:
-        """What was not done is no success, and is in force as soon as the core answers, without another word."""
+    def test_it_fails_and_is_applied_later(self) -> None:
+        """A change that was not applied fails, and is in force as soon as the core answers, without another call."""
         for name, call in self.calls().items():
             core = self.started("a", ANN, BOB)
             self.stall(core, 8)
@@ -209,8 +209,8 @@ class Stalls(RunnerTests):
             self.assertEqual((self.accounts(), self.core), ({"bob": b"two", "cy": b"three"}, core), name)
             self.stopped()
 
-    def test_who_says_it_again(self) -> None:
-        """A second SyncUser that says the same is told the truth as well."""
+    def test_a_repeated_call(self) -> None:
+        """A second, equal SyncUser fails as well."""
         core = self.started("a", ANN)
         self.stall(core, 14)
         for _ in range(2):
@@ -223,7 +223,7 @@ class Stalls(RunnerTests):
         self.assertEqual((self.accounts(), self.core), ({}, core))
 
     def test_in_grace(self) -> None:
-        """Who is removed from a core that is stopped only outwards is out as soon as it answers."""
+        """A user removed from a core in its grace after a Stop is out as soon as it answers."""
         core = self.started("a", ANN, BOB)
         self.stopped(GRACE)
         self.stall(core, 8)
@@ -232,7 +232,7 @@ class Stalls(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_one_that_stays_silent(self) -> None:
-        """It is ended and comes again as it shall be."""
+        """The core is killed and restarts with the wanted users."""
         core = self.started("a", ANN, BOB)
         core.silent = True
         done = self.sync_users(BOB)
@@ -243,7 +243,7 @@ class Stalls(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_at_each_audit(self) -> None:
-        """What a core did not take, whatever was the cause, is tried again at each audit."""
+        """A change that the core did not take, for whatever reason, is retried at each audit."""
         self.started("a", ANN)
         self.driver.fault = KeyError("x")
         self.failureResultOf(self.sync_users(BOB), KeyError)
@@ -251,8 +251,8 @@ class Stalls(RunnerTests):
         self.pass_time(AUDIT)
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
-    def test_what_is_refused_is_not_asked_for_ever(self) -> None:
-        """Where a change costs everybody something, a core that refused it is not asked again but by a controller."""
+    def test_a_refused_change_is_not_retried(self) -> None:
+        """If a change is costly for all users, a core that refused it is asked again only by a controller."""
         self.started("a", ANN)
         self.driver.dear = lambda change: change.packed == b"refused"
         self.driver.unchecked = InvalidConfig("not her")
@@ -264,8 +264,8 @@ class Stalls(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
         self.assertEqual((len(self.driver.batches), len(self.driver.checks), len(self.driver.cores)), asked)
 
-    def test_who_cannot_be_removed(self) -> None:
-        """A core that answers and does not let go of somebody is replaced by one that does not know him."""
+    def test_a_user_who_cannot_be_removed(self) -> None:
+        """A core that answers and does not remove a user is replaced by a new one without that user."""
         new = person("ann", "new", "a")
         calls: dict[str, Callable[[], Deferred[None]]] = {
             "a whole set": lambda: self.sync_users(new, CY),
@@ -284,8 +284,8 @@ class Stalls(RunnerTests):
             )
             self.stopped()
 
-    def test_another_start_while_a_core_is_looked_at(self) -> None:
-        """The other core's driver is not asked to change this one; who was removed is not in the one that comes."""
+    def test_another_start_during_an_audit(self) -> None:
+        """The previous core is not changed by the new one's driver; the removed user is not in the new core."""
         core, other = self.started("a", ANN, BOB), MemoryDriver(self.clock)
         looking = Gate()
         looking.shut = True
@@ -305,13 +305,15 @@ class Stalls(RunnerTests):
         self.assertEqual((core.alive, len(self.driver.cores), len(other.running)), (False, 1, 1))
         self.stopped()
 
-    def test_who_cannot_be_removed_in_grace(self) -> None:
-        """That core has no time left."""
+    def test_a_user_who_cannot_be_removed_in_grace(self) -> None:
+        """That core still waits: others are connected to it. The next Start replaces it."""
         self.driver.unable = True
-        self.started("a", ANN)
+        core = self.started("a", ANN)
         self.stopped(GRACE)
         self.failureResultOf(self.sync_user(person("ann")), NotInitialized)
         self.pass_time(1)
-        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
-        self.successResultOf(self.start("a", BOB))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "stopped"))
+        start = self.start("a", BOB)
+        self.pass_time(1)
+        self.successResultOf(start)
         self.assertEqual(self.accounts(), {"bob": b"two"})

@@ -1,4 +1,4 @@
-"""The runs of the core: which is the current one, which drain or end, and what becomes of them."""
+"""The registry of runs: current, draining and ending ones, and what happens to each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.generations import Generations
 from node.backend.runner import Runner
-from node.backend.wind_down import REST, WindDown
+from node.backend.wind_down import CALLER, WindDown
 from node.contract.driver import Generation
 from node.errors import UsersRefused
 from node.logs import LogRing
@@ -28,7 +28,7 @@ def core(clock: Clock | None = None, stopping: Gate | None = None) -> MemoryGene
 
 class GenerationsTests(SynchronousTestCase):
     def test_the_life_of_one(self) -> None:
-        """It serves and counts, then drains, then only counts, then it is gone."""
+        """A run serves and counts, then drains, then only counts, then it is gone."""
         generations, one, other = Generations(), core(), core()
         generations.adopt(one)
         self.assertEqual((generations.current, generations.serving, generations.counting), (one, (one,), (one,)))
@@ -41,7 +41,7 @@ class GenerationsTests(SynchronousTestCase):
         self.assertEqual(generations.counting, (other,))
 
     def test_one_that_dies(self) -> None:
-        """It served, and nobody had asked it to end."""
+        """A run that dies while it serves ended unasked."""
         generations, one, other = Generations(), core(), core()
         generations.adopt(one)
         generations.adopt(other)
@@ -51,7 +51,7 @@ class GenerationsTests(SynchronousTestCase):
         self.assertEqual((generations.current, generations.counting), (None, ()))
 
     def test_taken_back(self) -> None:
-        """One that drains may become the current one again; the one before it drains then."""
+        """A draining run may become the current one again; the previous one drains then."""
         generations, one, other = Generations(), core(), core()
         generations.adopt(one)
         generations.adopt(other)
@@ -59,15 +59,15 @@ class GenerationsTests(SynchronousTestCase):
         self.assertEqual((generations.current, generations.draining), (one, (other,)))
 
     def test_one_takes_over(self) -> None:
-        """That is one change: nobody is told of a moment without a current run, which there was not."""
+        """A takeover is one change: watchers never see a moment without a current run."""
         generations, one, other, told = Generations(), core(), core(), list[Generation | None]()
         generations.adopt(one)
         generations.watch(lambda: told.append(generations.current))
         generations.adopt(other)
         self.assertEqual(told, [other])
 
-    def test_who_watches_is_told(self) -> None:
-        """Of each join and exit, after it."""
+    def test_watchers(self) -> None:
+        """Watchers are called after each change of a run's stage."""
         generations, one, told = Generations(), core(), list[int]()
         generations.watch(lambda: told.append(len(generations.counting)))
         generations.adopt(one)
@@ -80,7 +80,7 @@ class GenerationsTests(SynchronousTestCase):
 
 @given(st.lists(st.tuples(st.sampled_from(["adopt", "retire", "end", "gone"]), st.integers(0, 4))))
 def test_each_is_in_one_place(steps: list[tuple[str, int]]) -> None:
-    """Whatever is done, no run is in two places, and one that is gone is in none."""
+    """Whatever is done, no run is in two stages, and one that is gone is in none."""
     generations, cores = Generations(), [core() for _ in range(5)]
     for name, number in steps:
         if name == "retire":
@@ -95,7 +95,7 @@ def test_each_is_in_one_place(steps: list[tuple[str, int]]) -> None:
 
 
 class TwoCores(SynchronousTestCase):
-    """A backend with a core that drains beside the current one."""
+    """A backend with a draining core beside the current one."""
 
     def setUp(self) -> None:
         self.clock = cast(Any, Clock())
@@ -123,7 +123,7 @@ class TwoCores(SynchronousTestCase):
         return generation in self.moving
 
     def test_the_current_one_dies(self) -> None:
-        """It is restarted, and the state says so; the draining one is not taken for it."""
+        """It is restarted, and the state says so; the draining one is not mistaken for it."""
         self.driver.launching.shut = True
         self.new.die()
         self.clock.pump([0.0])
@@ -140,7 +140,7 @@ class TwoCores(SynchronousTestCase):
         self.assertEqual((self.runner.status.state, self.generations.serving), ("running", (self.new,)))
 
     def test_a_stop(self) -> None:
-        """It ends both at once, and returns when both are gone."""
+        """A Stop ends both in parallel, and returns when both are gone."""
         self.driver.stopping.shut = True
         stopped = ensureDeferred(self.runner.stop("asked"))
         self.assertEqual((self.old.wound_down, self.new.wound_down), (True, True))
@@ -153,7 +153,7 @@ class TwoCores(SynchronousTestCase):
         return ensureDeferred(self.runner.users.replace(users))
 
     def test_a_removed_user(self) -> None:
-        """Is out of every run, by a single word, a partial update and a whole set, and so is an old credential."""
+        """A removed user is out of every run, by one call, a partial update or a whole set; so is an old credential."""
         ann, bob = person("ann", "one", "a"), person("bob", "two", "a")
 
         async def by_himself() -> None:
@@ -173,20 +173,26 @@ class TwoCores(SynchronousTestCase):
             self.assertEqual(self.old.accounts, {"a": {"ann": b"one"}}, name)
             self.assertEqual(self.new.accounts, self.runner.desired.target, name)
 
-    def test_who_comes(self) -> None:
-        """Is let in by the current run only: the others get no new connections."""
+    def test_another_spelling(self) -> None:
+        """A user whose e-mail changes only in spelling keeps their connections to a draining core."""
+        self.patch(MemoryPlan, "same_credential", lambda _, one, other: one.lower() == other.lower())
+        self.successResultOf(self.users(person("ann", "ONE", "a")))
+        self.assertEqual((self.old.accounts["a"], self.new.accounts["a"]), ({"ann": b"one"}, {"ann": b"ONE"}))
+
+    def test_a_new_user(self) -> None:
+        """A new user is let in by the current run only: draining ones get no new connections."""
         self.successResultOf(self.users(person("ann", "one", "a"), person("cy", "three", "a")))
         self.assertEqual((set(self.old.accounts["a"]), set(self.new.accounts["a"])), ({"ann"}, {"ann", "cy"}))
 
     def test_one_of_another_configuration(self) -> None:
-        """Keeps in its inbounds who is a user still, whatever those are called now."""
+        """A draining run of another configuration keeps wanted users, whatever its inbounds are called now."""
         self.old.accounts = {"old": {"ann": b"one", "bob": b"two"}}
         self.old.plan = replace(self.old.plan, tags=("old",))
         self.successResultOf(self.users(person("ann", "one", "a")))
         self.assertEqual(self.old.accounts, {"old": {"ann": b"one"}})
 
-    def test_one_that_keeps_who_was_removed(self) -> None:
-        """Is ended: nobody else has to notice, the current one does not."""
+    def test_one_that_keeps_a_removed_user(self) -> None:
+        """A draining run that does not remove a user is ended; the current one and its users are not affected."""
         self.driver.dear = lambda change: change.key == "ann" and self.old.alive
         done = self.users()
         self.clock.pump([0.125] * 8)
@@ -195,7 +201,7 @@ class TwoCores(SynchronousTestCase):
         self.assertEqual(self.runner.status.state, "running")
 
     def test_one_that_does_not_answer(self) -> None:
-        """The caller is told, the current one is asked all the same, and this one is settled when it answers."""
+        """The caller gets an error, the current run is changed all the same, and this one when it answers."""
         self.old.silent = True
         done = self.users()
         self.clock.pump([0.125] * 60)
@@ -206,15 +212,15 @@ class TwoCores(SynchronousTestCase):
         self.assertEqual(self.old.accounts, {"a": {}})
 
     def test_an_end_waits_for_its_own_counters(self) -> None:
-        """Bytes of others do not hold it up; its own do, for a while."""
+        """A run's end waits for its own counters, for a while, but not for other runs."""
         self.moving.add(self.new)
         self.successResultOf(self.end(self.old))
         self.assertEqual((self.old.alive, self.read), (False, [self.old]))
         ended = self.end(self.new)
         self.assertNoResult(ended)
-        self.clock.pump([0.125] * int(8 * REST + 1))
+        self.clock.pump([0.125] * int(8 * CALLER.rest + 1))
         self.successResultOf(ended)
 
     def end(self, generation: MemoryGeneration) -> Deferred[None]:
         reactor: Any = self.clock
-        return ensureDeferred(WindDown(reactor, self.generations, self._count).end(generation))
+        return ensureDeferred(WindDown(reactor, self.generations, self._count, self.runner.journal).end(generation))

@@ -1,4 +1,4 @@
-"""Looking after a running core: one that answers is left alone, one that hangs is told of, users are repaired."""
+"""Health checks: a core that answers is left alone, one that hangs is reported, users are repaired."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class WatchTests(SynchronousTestCase):
         self.clock.pump([0.25] * int(seconds * 4))
 
     def test_a_core_that_answers(self) -> None:
-        """A core that answers is asked on and on, and nothing else happens to it."""
+        """A core that answers is checked on and on, and nothing else happens to it."""
         self.pass_time(600)
         self.assertEqual(self.hung, [])
         self.assertEqual(self.core.asked, 600 // INTERVAL)
         self.assertEqual(self.core.audited, 600 // AUDIT)
 
     def test_a_core_that_hangs(self) -> None:
-        """A core that gives no answer for so long is told of once, with the time, in time."""
+        """A core that does not answer for so long is reported once, with the time."""
         self.pass_time(60)
         self.core.silent = True
         self.pass_time(60)
@@ -57,7 +57,7 @@ class WatchTests(SynchronousTestCase):
         self.assertIn(f"{PATIENCE:g} s", reason)
 
     def test_a_core_that_was_busy(self) -> None:
-        """One that answers before its time is over is left alone, and its users are compared at once."""
+        """A core that answers in time is left alone, and its users are audited at once."""
         self.core.silent = True
         self.pass_time(INTERVAL + PATIENCE - 2)
         self.core.silent = False
@@ -66,7 +66,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual((self.hung, self.core.audited), ([], 1))
 
     def test_a_connection_that_broke(self) -> None:
-        """A refusal at once is no verdict: it is asked again until the time is over; then its users are compared."""
+        """A refused connection is no verdict: it is asked again until the timeout; then its users are audited."""
         asked = []
 
         async def refuses(seconds: float) -> bool:
@@ -81,7 +81,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.core.audited, 1)
 
     def test_a_connection_that_stays_broken(self) -> None:
-        """A core that refuses to answer for the whole time is as good as gone."""
+        """A core that refuses connections for the whole time counts as hung."""
         self.core.silent = True
 
         async def refuses(seconds: float) -> bool:
@@ -94,7 +94,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(len(self.hung), 1)
 
     def test_a_core_that_ended(self) -> None:
-        """Nothing is asked of a core that is gone, and nobody is told that it hangs."""
+        """A core that is gone is not asked, and not reported as hung."""
         self.core.silent = True
         self.pass_time(INTERVAL + 1)
         self.core.die()
@@ -104,33 +104,33 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_users(self) -> None:
-        """At each look its users are made what they shall be, also if they are the ones that it confirmed."""
+        """At each audit the wanted users are restored, even if the core's users are those that it confirmed."""
         self.core.audits = [lambda _: 0, one_more]
         for looks in (1, 2):
             self.pass_time(AUDIT)
             self.assertEqual(self.repaired, [self.core] * looks)
 
     def test_a_comparison_that_fails(self) -> None:
-        """A core that does not list its users, or a repair that fails, is looked at again the next time."""
+        """A core that does not list its users, or a repair that fails, is audited again the next time."""
         self.fault = CoreFailed("no")
         self.core.audits = [CoreFailed("no"), one_more, one_more]
         self.pass_time(3 * AUDIT)
         self.assertEqual((self.core.audited, len(self.repaired)), (3, 3))
 
     def test_an_unforeseen_fault(self) -> None:
-        """Whatever goes wrong with a look, the next ones come: of health, and of users."""
+        """Whatever goes wrong with one check, the next ones come, of health and of users."""
         self.fault = KeyError("x")
         self.core.audits = [lambda _: 1 // 0]
         self.pass_time(3 * AUDIT)
         self.assertEqual((self.core.audited, len(self.repaired)), (3, 2))
-        # Said once for each kind, not each time.
+        # Logged once for each kind, not each time.
         self.assertEqual(len(self.flushLoggedErrors(KeyError, ZeroDivisionError)), 2)
         self.core.silent = True
         self.pass_time(INTERVAL + PATIENCE + AGAIN)
         self.assertEqual(len(self.hung), 1)
 
     def test_doubt(self) -> None:
-        """The moment it answers again its users are looked at, once for all doubts; a later doubt counts."""
+        """When the core answers again its users are audited, once for all doubts; a later doubt counts again."""
         for _ in range(2):
             self.core.audited, self.repaired = 0, []
             self.core.silent = True
@@ -143,14 +143,14 @@ class WatchTests(SynchronousTestCase):
             self.assertEqual((self.core.audited, self.repaired), (1, [self.core]))
 
     def test_a_doubtful_core_that_hangs(self) -> None:
-        """It is told of, and nothing is left to be done."""
+        """It is reported, and nothing is left to do."""
         self.core.silent = True
         self.watch.doubt(self.core)
         self.pass_time(PATIENCE + AGAIN)
         self.assertEqual((len(self.hung), self.clock.getDelayedCalls()), (1, []))
 
-    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
-        """It is no end of the watch: operators are told, and the next look comes."""
+    def test_an_internal_error_while_in_doubt(self) -> None:
+        """The watch goes on: the error is logged, and the next check comes."""
 
         def fail(_: object) -> int:
             raise KeyError("odd")

@@ -1,4 +1,4 @@
-"""How long a backend goes on when nobody calls."""
+"""The keep-alive of a backend: how long it goes on without calls."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class KeepAliveTests(SynchronousTestCase):
         self.keep_alive = KeepAlive(self.clock, self.told.append)
 
     def test_it_expires_once(self) -> None:
-        """After its time, and not again until somebody was heard of."""
+        """It expires after its time, and not again until a controller calls."""
         self.keep_alive.set(10)
         self.clock.advance(9)
         self.assertEqual((self.told, self.keep_alive.left), ([], 1))
         self.clock.advance(100)
-        self.assertEqual((self.told, self.keep_alive.left), (["no controller was heard of for 10 s"], None))
+        self.assertEqual((self.told, self.keep_alive.left), (["no controller has called for 10 s"], None))
         self.keep_alive.touch()
         self.clock.advance(10)
         self.assertEqual(len(self.told), 2)
 
-    def test_each_word_counts(self) -> None:
-        """Whoever calls in time keeps it."""
+    def test_each_call_counts(self) -> None:
+        """A call in time resets it."""
         self.keep_alive.set(10)
         for _ in range(5):
             self.clock.advance(9)
@@ -49,7 +49,7 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertEqual((self.told, self.keep_alive.left), ([], 10))
 
     def test_never(self) -> None:
-        """0 is for ever, and nothing runs after a stop."""
+        """0 is without end, and nothing expires after a stop."""
         self.keep_alive.set(0)
         self.keep_alive.touch()
         self.assertEqual((self.keep_alive.left, self.clock.getDelayedCalls()), (None, []))
@@ -59,7 +59,7 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertEqual((self.keep_alive.seconds, self.clock.getDelayedCalls()), (0, []))
 
     def test_what_was_left(self) -> None:
-        """It goes on with what was left of it, never with more; the next word gives all of it again."""
+        """It continues with the remaining time, never with more; the next call gives all of it again."""
         self.keep_alive.set(10, 3)
         self.assertEqual(self.keep_alive.left, 3)
         self.keep_alive.touch()
@@ -68,7 +68,7 @@ class KeepAliveTests(SynchronousTestCase):
         self.assertEqual(self.keep_alive.left, 10)
 
     def test_nothing_is_left(self) -> None:
-        """A rest below zero, as a node has it that was too busy to look at its clock, is none."""
+        """A negative rest, from a node that was too busy to check the time, counts as none."""
         self.keep_alive.set(10, -3)
         self.assertEqual(self.keep_alive.left, 0)
         self.clock.rightNow += 5
@@ -78,7 +78,7 @@ class KeepAliveTests(SynchronousTestCase):
 
 
 class Kept(MemoryRecord):
-    """A store on no disk."""
+    """A state file in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ class Kept(MemoryRecord):
         self.left: float | None = None
 
     def accept(self, request: bytes, routing: bytes = b"") -> None:
-        """A backend that runs has all of its time."""
+        """A backend that runs has all of its keep-alive."""
         super().accept(request, routing)
         self.left = None
 
     def keep_alive(self, left: float) -> None:
-        """What the next node would go on with."""
+        """What the next node would have left."""
         self.left = left
 
     def totals(self, rows: object) -> None:
@@ -104,7 +104,7 @@ class Kept(MemoryRecord):
 
 
 class BackendTests(SynchronousTestCase):
-    """Whatever backend there is ends when its own time is over, however it came to run."""
+    """Each backend ends when its own keep-alive is over, however it came to run."""
 
     def setUp(self) -> None:
         self.clock = cast(Any, Clock())
@@ -126,19 +126,19 @@ class BackendTests(SynchronousTestCase):
         return ensureDeferred(self.backend.start(request, self.call))
 
     def begin(self, keep_alive: int = 0, left: float | None = None) -> None:
-        """A node begins; what ran before it had this much of its keep-alive left."""
+        """A node starts; the backend before it had this much of its keep-alive left."""
         request = service_pb2.Backend(type=XRAY, config="a", keep_alive=keep_alive).SerializeToString()
         self.backend.begin(Saved(request if keep_alive else b"", left))
 
     def lives(self, seconds: float) -> None:
-        """A core runs for so long from now on, and then no more."""
+        """Have cores live for so long from now on, and then start no more."""
         self.clock.pump([0.25] * int(4 * seconds - 1))
         self.assertEqual(len(self.driver.running), 1)
         self.clock.pump([0.25, 0, 0])
         self.assertEqual(self.driver.running, [])
 
     def test_after_a_resume(self) -> None:
-        """What was left goes on when the core is back, at once or after some tries."""
+        """The remaining time goes on when the core is back, at once or after some retries."""
         for faults in (0, 2):
             self.driver.faults = [CoreFailed("no")] * faults
             self.begin(10, 4)
@@ -149,14 +149,14 @@ class BackendTests(SynchronousTestCase):
         self.begin()
 
     def test_a_node_that_dies_after_a_resume(self) -> None:
-        """The next one has no more time than this one had: no controller was heard of."""
+        """The next node has no more time than this one had: no controller has called."""
         self.begin(10, 4)
         self.clock.advance(0)
         self.assertEqual(self.kept.left, 4)
         self.lives(4)
 
-    def test_somebody_called_meanwhile(self) -> None:
-        """A controller that was heard of before the core was back has given it all of its time."""
+    def test_a_controller_called_meanwhile(self) -> None:
+        """A controller that called before the core was back has given it all of its time."""
         self.driver.faults = [CoreFailed("no")] * 2
         self.begin(10, 4)
         self.backend.touch()
@@ -164,13 +164,13 @@ class BackendTests(SynchronousTestCase):
         self.lives(10)
 
     def test_nothing_was_left(self) -> None:
-        """It is over at once."""
+        """It expires at once."""
         self.begin(10, -0.25)
         self.clock.advance(0)
         self.assertEqual(self.driver.running, [])
 
     def test_after_a_failed_start(self) -> None:
-        """What runs again, at once or after some tries, has all of its time: a controller was heard of."""
+        """A backend that runs again, at once or after some retries, has all of its time: a controller has called."""
         self.begin()
         for faults in (1, 3):
             self.successResultOf(self.start("a", 10))
@@ -181,7 +181,7 @@ class BackendTests(SynchronousTestCase):
             self.lives(9 if faults > 1 else 10)
 
     def test_after_an_unforeseen_fault(self) -> None:
-        """So has it then."""
+        """The same after an internal error."""
         self.begin()
         self.successResultOf(self.start("a", 10))
         self.driver.prepare = None  # type: ignore[assignment, method-assign]
@@ -189,7 +189,7 @@ class BackendTests(SynchronousTestCase):
         self.lives(10)
 
     def test_while_starts_are_under_way(self) -> None:
-        """Nothing expires, also when one of them has ended; afterwards the newest backend's time counts."""
+        """Nothing expires meanwhile, even if one of them has ended; afterwards the newest backend's time counts."""
         self.begin()
         first = self.start("a", 1)
         self.driver.launching.shut = True
@@ -201,7 +201,7 @@ class BackendTests(SynchronousTestCase):
         self.lives(10)
 
     def test_after_a_stop(self) -> None:
-        """It has none, whatever fails then, and nothing is stopped later on."""
+        """There is no keep-alive then, whatever fails, and nothing is stopped later."""
         self.begin()
         self.successResultOf(self.start("a", 10))
         self.successResultOf(ensureDeferred(self.backend.stop(Empty(), self.call)))

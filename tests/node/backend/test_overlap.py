@@ -1,4 +1,4 @@
-"""Another run beside the one that serves: nobody is dropped, a bad one is not led to, and the old ones drain."""
+"""A new run beside the serving one: no connection ends, a failing one gets no connections, and the old ones drain."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from twisted.internet.defer import ensureDeferred
 from node.backend import drain
 from node.backend.drain import SETTLED
 from node.backend.probation import SECONDS as PROBATION
-from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.errors import Aborted, CoreFailed, InvalidConfig, PortTaken
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import SharedGeneration, person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
 
 
 class Starts(OverlapTests):
-    def test_nobody_is_dropped(self) -> None:
-        """Another configuration comes in beside the one that serves, which keeps its connections until they end."""
+    def test_no_connection_ends(self) -> None:
+        """Another configuration starts beside the serving run, which keeps its connections until they end."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN, BOB)
         self.assertEqual((old.alive, old.wound_down, self.driver.led), (True, False, new))
@@ -29,7 +29,7 @@ class Starts(OverlapTests):
         self.assertEqual((old.alive, self.generations.counting), (False, (new,)))
 
     def test_an_old_one_stays_for_a_while(self) -> None:
-        """A client may have its answer and not be there yet."""
+        """A client may have its handshake answered and not be connected yet."""
         old = self.started("a", ANN)
         old.connections = 0
         self.started("a x", ANN)
@@ -39,7 +39,7 @@ class Starts(OverlapTests):
         self.assertFalse(old.alive)
 
     def test_a_limit_of_time(self) -> None:
-        """One whose clients never go is ended."""
+        """A run whose clients never leave is ended."""
         old = self.started("a", ANN)
         self.started("a x", ANN)
         self.pass_time(59)
@@ -53,7 +53,7 @@ class Starts(OverlapTests):
         self.assertEqual([run.alive for run in runs], [False, True, True, True])
 
     def test_too_many_and_one_that_hangs(self) -> None:
-        """Nobody waits for its end, nor for that of any other."""
+        """No caller waits for its end, nor for that of any other."""
         self.started("a", ANN)
         self.started("a x", ANN)
         self.driver.stopping.shut = True
@@ -62,14 +62,14 @@ class Starts(OverlapTests):
         self.assertEqual((self.current, len(self.driver.running)), (newest, 4))
 
     def test_too_many_with_one_that_does_not_come_up(self) -> None:
-        """Nobody's connections end for it."""
+        """No connection is ended for it."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
         self.driver.faults = [CoreFailed("it fell")]
         self.failureResultOf(self.start("a y", ANN), CoreFailed)
         self.assertEqual([run.alive for run in runs], [True, True, True])
 
     def test_connections_that_cannot_be_counted(self) -> None:
-        """The run is ended at the limit of time all the same."""
+        """The run is still ended after the timeout."""
         old = self.started("a", ANN)
         self.started("a x", ANN)
         old.connections = CoreFailed("they cannot be counted")
@@ -78,7 +78,7 @@ class Starts(OverlapTests):
         self.assertTrue(self.flushLoggedErrors(CoreFailed))
 
     def test_one_that_is_given_connections(self) -> None:
-        """While nothing else is there to serve, the newest that drains is not ended."""
+        """While no other run serves, the newest draining one is not ended."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         old.connections = 0
@@ -86,23 +86,26 @@ class Starts(OverlapTests):
         self.driver.launching.shut = True
         start = self.start("a y", ANN)
         new.die()
-        self.pass_time(10)
+        self.pass_time(5)
         self.assertTrue(old.alive)
         self.driver.launching.open()
         self.successResultOf(start)
-        self.pass_time(10)
+        self.pass_time(5)
         self.assertFalse(old.alive)
 
     def test_too_little_memory(self) -> None:
-        """Those that drain are ended first; where that is not enough it is a restart, and a warning says why.
+        """Draining runs are ended first; if that is not enough the core is restarted, and a warning says why.
 
-        The listeners of the one that serves are not touched for that.
+        The listeners of the serving run are not touched for that.
         """
         first = self.started("a", ANN)
         second = self.started("a x", ANN)
         second.joined = False
         self.patch(drain, "available", lambda: 1)
-        third = self.started("a y", ANN)
+        starting = self.start("a y", ANN)
+        self.pass_time(drain.ROOM + 0.25)
+        self.successResultOf(starting)
+        third = self.current
         self.assertEqual([run.alive for run in (first, second, third)], [False, False, True])
         self.assertFalse(second.joined)
         self.assertIn("there is not enough memory for two cores", "".join(self.runner.warnings))
@@ -121,26 +124,26 @@ class Starts(OverlapTests):
             old = new
 
     def test_one_that_does_not_come_up(self) -> None:
-        """Nobody notices, and the caller hears why."""
+        """The serving run is not affected, and the caller gets the reason."""
         old = self.started("a", ANN)
         for fault, kind in ((CoreFailed("it fell"), CoreFailed), (InvalidConfig("it is odd"), InvalidConfig)):
             self.driver.faults = [fault]
             error = self.failureResultOf(self.start("a x", BOB), kind).value
-            self.assertEqual(error.text, f"{fault.text}; the backend before it goes on")
+            self.assertEqual(error.text, f"{fault.text}; the previous backend goes on")
             self.assertEqual(
                 (self.generations.counting, self.names(old), self.state), ((old,), {"ann"}, ("running", ""))
             )
         self.assertEqual(self.record.kept.keys(), {"ann"})
 
     def test_one_that_dies_when_it_has_come_up(self) -> None:
-        """That nobody can join it any more is no reason to restart the one that serves."""
+        """A new run that died and so cannot join is no reason to restart the serving one."""
         old = self.started("a", ANN)
         self.driver.stillborn = 1
         self.failureResultOf(self.start("a x", ANN), CoreFailed)
         self.assertEqual((old.alive, old.wound_down, self.current, self.state), (True, False, old, ("running", "")))
 
     def test_a_port_that_is_taken_for_a_moment(self) -> None:
-        """The run that serves is held again before the next try."""
+        """The serving run holds its listeners again before the next try."""
         old = self.started("a", ANN)
         self.driver.faults = [PortTaken("port 1 is taken")]
         start = self.start("a x", ANN)
@@ -149,7 +152,7 @@ class Starts(OverlapTests):
         self.assertEqual((old.alive, self.generations.draining), (True, (old,)))
 
     def test_one_that_does_not_accept(self) -> None:
-        """It is ended, and was never given anybody."""
+        """It is killed, and never got a connection."""
         old = self.started("a", ANN)
         self.driver.proving.shut = True
         start = self.start("a x", BOB)
@@ -160,7 +163,7 @@ class Starts(OverlapTests):
         self.assertEqual((new.alive, self.driver.led, self.current), (False, old, old))
 
     def test_users_meanwhile(self) -> None:
-        """What is said while it comes up holds for both: who is removed is out of the old one too."""
+        """Changes of users while it starts hold for both: a removed user is out of the old run, too."""
         old = self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         start = self.start("a x", ANN, BOB)
@@ -170,8 +173,8 @@ class Starts(OverlapTests):
             self.successResultOf(done)
         self.assertEqual((self.names(old), self.names(self.current)), ({"ann"}, {"ann", "cy"}))
 
-    def test_who_leaves_meanwhile(self) -> None:
-        """The run that serves lets nobody in who was removed, and not only when another one is there."""
+    def test_a_user_is_removed_meanwhile(self) -> None:
+        """The serving run removes the user at once, not only when the new one is there."""
         ancient = self.started("a", ANN, BOB)
         old = self.started("a x", ANN, BOB)
         self.driver.launching.shut = True
@@ -182,8 +185,21 @@ class Starts(OverlapTests):
         self.successResultOf(starting)
         self.assertEqual((self.names(self.current), self.names(old)), ({"bob", "cy"}, set()))
 
-    def test_who_cannot_leave_meanwhile(self) -> None:
-        """The run that serves is not ended for them: another one is on its way."""
+    def test_who_was_removed_during_a_start_that_a_stop_ends(self) -> None:
+        """They are out of the serving core at once, and so also when it waits for the next Start."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        start = self.start("a x", ANN)
+        self.successResultOf(self.remove("bob"))
+        self.assertEqual(self.names(old), {"ann"})
+        stop = ensureDeferred(self.runner.stop("asked", GRACE))
+        self.failureResultOf(start, Aborted)
+        self.driver.launching.open()
+        self.successResultOf(stop)
+        self.assertEqual((self.names(old), self.driver.running), ({"ann"}, [old]))
+
+    def test_a_user_who_cannot_be_removed_meanwhile(self) -> None:
+        """The serving run is not ended for them: a new one is starting."""
         old = self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         starting = self.start("a x", ANN, BOB)
@@ -197,8 +213,8 @@ class Starts(OverlapTests):
         self.successResultOf(starting)
         self.assertEqual((self.names(self.current), old.alive), ({"bob"}, False))
 
-    def test_who_leaves_by_a_start_that_fails(self) -> None:
-        """Nobody is out of the run that goes on, unless they were removed meanwhile."""
+    def test_users_missing_in_a_start_that_fails(self) -> None:
+        """All users of the run that goes on stay, unless they were removed meanwhile."""
         old = self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         self.driver.faults = [CoreFailed("it fell")]
@@ -209,7 +225,7 @@ class Starts(OverlapTests):
         self.failureResultOf(starting, CoreFailed)
         self.assertEqual((self.names(old), self.current), ({"bob"}, old))
 
-    def test_who_leaves_at_the_last_moment(self) -> None:
+    def test_a_user_is_removed_at_the_last_moment(self) -> None:
         """They do not get in by the new run either, not even for a moment."""
         self.started("a", ANN, BOB)
         self.driver.proving.shut = True
@@ -227,8 +243,8 @@ class Starts(OverlapTests):
         self.successResultOf(starting)
         self.assertEqual(seen, [{"bob"}])
 
-    def test_who_cannot_leave_a_crowd_meanwhile(self) -> None:
-        """Nothing is collected where another run is on its way: neither the Start nor who leaves with them waits."""
+    def test_a_user_who_cannot_be_removed_from_a_crowd_meanwhile(self) -> None:
+        """No batch is collected while another run is starting: neither the Start nor the removal waits."""
         for config in ("a", "a x", "a y"):
             serving = self.started(config, ANN, BOB, CY)
         self.driver.dear = lambda change: change.key == "ann" and self.driver.launching.shut
@@ -241,7 +257,7 @@ class Starts(OverlapTests):
         self.successResultOf(starting)
 
     def test_users_while_one_fails(self) -> None:
-        """They are in the one that goes on."""
+        """They are in the run that goes on."""
         old = self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         start = self.start("a x", ANN, BOB)
@@ -251,21 +267,21 @@ class Starts(OverlapTests):
         self.failureResultOf(start, CoreFailed)
         self.assertEqual(self.names(old), {"ann", "cy"})
 
-    def test_who_is_out_of_a_set(self) -> None:
-        """Is out of the old one as well when the Start is answered."""
+    def test_users_missing_in_a_start(self) -> None:
+        """They are out of the old run as well when the Start is answered."""
         old = self.started("a", ANN, BOB)
         self.started("a x", ANN)
         self.assertEqual(self.names(old), {"ann"})
 
     def test_a_stop_and_another_start(self) -> None:
-        """A panel's way to change a configuration drops nobody either."""
+        """A panel's way to change a configuration ends no connection either."""
         old = self.started("a", ANN)
         self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
         new = self.started("a x", ANN)
         self.assertEqual((old.alive, self.driver.led, self.generations.draining), (True, new, (old,)))
 
     def test_a_stop_and_a_start_that_fails(self) -> None:
-        """What was stopped is over then."""
+        """The stopped backend is over then."""
         old = self.started("a", ANN)
         self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
         self.driver.faults = [CoreFailed("it fell")]
@@ -273,7 +289,7 @@ class Starts(OverlapTests):
         self.assertEqual((old.alive, self.state[0]), (False, "failed"))
 
     def test_a_stop_and_no_core_after_it(self) -> None:
-        """A run that once waited for a Start is not the one that waits later."""
+        """A run that once waited for a Start is not mistaken for one that waits later."""
         self.started("a", ANN)
         self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
         self.started("a", ANN)
@@ -301,7 +317,7 @@ class Starts(OverlapTests):
             self.driver.led = None
 
     def test_a_stop_ends_all(self) -> None:
-        """Those that drain, too."""
+        """Draining ones, too."""
         self.started("a", ANN)
         self.started("a x", ANN)
         self.successResultOf(ensureDeferred(self.runner.stop("asked")))
@@ -310,7 +326,7 @@ class Starts(OverlapTests):
 
 class Upgrades(OverlapTests):
     def test_an_equal_start(self) -> None:
-        """Where that is wished it brings in a core whose files changed; else it takes what runs."""
+        """With UPGRADE_ON_START it replaces a core whose files changed; else the running one goes on."""
         old = self.started("a", ANN)
         old.outdated = True
         self.assertIs(self.started("a", ANN), old)
@@ -322,7 +338,7 @@ class Upgrades(OverlapTests):
 
 class WaysBack(OverlapTests):
     def test_it_dies_at_once(self) -> None:
-        """The one before it serves again, with its configuration and the users of now, which is told and recorded."""
+        """The previous run serves again, with its configuration and the current users; this is reported and saved."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN, BOB)
         self.driver.led = None
@@ -331,13 +347,13 @@ class WaysBack(OverlapTests):
         self.assertEqual((self.current, self.driver.led, self.names(old)), (old, old, {"ann", "bob"}))
         self.assertEqual(self.state[0], "running")
         self.assertIn("signal 9", self.state[1])
-        self.assertIn("did not hold", "".join(self.runner.warnings))
+        self.assertIn("failed soon after taking over", "".join(self.runner.warnings))
         self.assertEqual(Backend.FromString(self.record.request).config, "a")
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.current, old)
 
-    def test_who_is_left_out_of_the_one_before(self) -> None:
-        """Is named in the log."""
+    def test_users_refused_by_the_previous_one(self) -> None:
+        """They are named in the log."""
         self.started("a", ANN)
         self.started("a x", ANN, person("bob", "bad", "a")).die()
         self.pass_time(0)
@@ -345,7 +361,7 @@ class WaysBack(OverlapTests):
         self.assertEqual(len(left_out), 2)
 
     def test_it_hangs(self) -> None:
-        """One that answers nothing any more is ended, also if it hangs just before it would have held."""
+        """A run that does not answer any more is killed, also if it hangs just before the end of its probation."""
         for before in (0.0, PROBATION - 0.5):
             old = self.started("a", ANN)
             new = self.started("a x", ANN)
@@ -355,7 +371,7 @@ class WaysBack(OverlapTests):
             self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
 
     def test_it_is_busy(self) -> None:
-        """That is no reason to take back what a controller was answered."""
+        """A busy core is no reason to take back what a controller was answered."""
         self.started("a", ANN)
         new = self.started("a x", ANN)
         self.pass_time(1)
@@ -366,7 +382,7 @@ class WaysBack(OverlapTests):
         self.assertEqual((new.alive, self.current), (True, new))
 
     def test_the_one_before_is_busy(self) -> None:
-        """That is no reason to restart it."""
+        """A busy core is no reason to restart it."""
         old = self.started("a", ANN)
         old.silent = True
         start = self.start("a x", ANN)
@@ -376,8 +392,8 @@ class WaysBack(OverlapTests):
         self.successResultOf(start)
         self.assertTrue(old.alive)
 
-    def test_nobody_is_connected_to_the_one_before(self) -> None:
-        """It is there for as long as there is a way back."""
+    def test_no_connection_is_left_to_the_previous_one(self) -> None:
+        """It stays for as long as there is a way back."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         old.connections = 0
@@ -397,7 +413,7 @@ class WaysBack(OverlapTests):
         self.assertIsNot(self.current, new)
 
     def test_one_that_comes_again_dies_at_once(self) -> None:
-        """What is still there of an earlier configuration is not what it comes in the place of."""
+        """It replaced nothing: a draining run of an earlier configuration is no way back."""
         self.started("a", ANN)
         new = self.started("b", BOB)
         self.pass_time(PROBATION + 1)
@@ -408,7 +424,7 @@ class WaysBack(OverlapTests):
         self.assertEqual((self.current.plan.config, self.state), ("b", ("running", "")))
 
     def test_while_another_run_comes(self) -> None:
-        """What comes in for users' sake when the configuration has not held does not stay."""
+        """A new run for users of the failed configuration does not stay."""
         old = self.started("a", ANN)
         new = self.started("b", person("ann", "one", "a", "b"))
         self.driver.dear = lambda change: new.alive
@@ -424,18 +440,18 @@ class WaysBack(OverlapTests):
         self.successResultOf(update)
         self.assertEqual(self.driver.running, [old])
 
-    def test_is_told_until_it_is_known(self) -> None:
-        """A Start of what runs by now, or a Stop, is the answer."""
+    def test_the_warning_ends(self) -> None:
+        """A Start of what runs by then, or a Stop, ends the warning."""
         for answer in (lambda: self.start("a", ANN), lambda: ensureDeferred(self.runner.stop("asked"))):
             self.started("a", ANN)
             self.started("a x", ANN).die()
             self.pass_time(0)
-            self.assertIn("did not hold", "".join(self.runner.warnings))
+            self.assertIn("failed soon after taking over", "".join(self.runner.warnings))
             self.successResultOf(answer())
             self.assertEqual(self.runner.warnings, [])
 
     def test_both_die(self) -> None:
-        """So is that."""
+        """So does a crash of both."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         old.die()

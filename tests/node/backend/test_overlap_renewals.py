@@ -1,4 +1,4 @@
-"""Runs that come beside the one that serves for changes of users, and because of the age of what it knows."""
+"""New runs beside the serving one, for changes of users, and to forget credentials of removed users."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from node.backend import drain
 from node.backend.backoff import STEADY
 from node.backend.drain import Limits
-from node.backend.keeper import PATIENCE, REFRESH, RETRY, SESSIONS
+from node.backend.pending import CROWDED_WINDOW, WINDOW
 from node.backend.probation import SECONDS as PROBATION
-from node.backend.renewal import CROWDED_WINDOW, WINDOW
+from node.backend.refresh import PATIENCE, REFRESH, RETRY, SESSIONS
 from node.errors import Aborted, CoreFailed, UsersRefused
 from protos.service_pb2 import User
 from tests.harness.memory import SharedGeneration, person
@@ -28,27 +28,32 @@ class Renewals(OverlapTests):
         return done
 
     def test_users_who_come(self) -> None:
-        """Nobody else notices."""
+        """Other users are not affected."""
         old = self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.assertEqual((old.alive, self.names(self.current)), (True, {"ann", "bob"}))
 
-    def test_who_leaves_with_them(self) -> None:
-        """Is out of the old one when the caller hears."""
+    def test_users_removed_with_them(self) -> None:
+        """They are out of the old run when the caller is answered."""
         old = self.started("a", ANN, BOB)
         self.driver.dear = lambda change: old is self.generations.current
         self.successResultOf(self.settled(self.sync(ANN, CY)))
         self.assertEqual((old.alive, self.names(old), self.names(self.current)), (True, {"ann"}, {"ann", "cy"}))
 
     def test_none_comes_up_with_them(self) -> None:
-        """The one that serves goes on, and they are told."""
+        """The serving run goes on. The caller's error says that the node tries again, and it does."""
         old = self.started("a", ANN)
-        self.driver.faults = [CoreFailed("it fell")]
-        [refused] = self.failureResultOf(self.settled(self.sync(ANN, BOB)), UsersRefused).value.refused
-        self.assertEqual((refused, self.current, self.state[0]), (("bob", "a: it fell"), old, "running"))
+        self.driver.faults = [CoreFailed("it fell")] * 2
+        [refused] = self.failureResultOf(self.settled(self.sync(ANN, BOB), 0.375), UsersRefused).value.refused
+        reason = "a: it fell; the node tries again"
+        self.assertEqual((refused, self.current, self.state[0]), (("bob", reason), old, "running"))
+        self.pass_time(0.5)
+        self.assertEqual((self.driver.faults, self.current), ([], old))
+        self.pass_time(2)
+        self.assertEqual((old.alive, self.names(self.current)), (True, {"ann", "bob"}))
 
     def test_a_stop_while_they_come(self) -> None:
-        """The run that was to come in does not; the one that waits for a Start is given all connections."""
+        """The new run is given up; the one that waits for a Start gets all connections."""
         old = self.started("a", ANN)
         self.driver.proving.shut = True
         sync = self.settled(self.sync(ANN, BOB))
@@ -64,7 +69,7 @@ class Renewals(OverlapTests):
         self.assertFalse(old.alive)
 
     def test_a_start_while_they_come(self) -> None:
-        """The run that they are not in keeps whom it has by its own configuration."""
+        """The old run, without the new users, keeps its users by its own configuration."""
         old = self.started("a,b", person("ann", "one", "a", "b"))
         self.driver.proving.shut = True
         sync = self.settled(self.sync(person("ann", "one", "a", "b"), person("bob", "two", "a", "b")))
@@ -74,8 +79,8 @@ class Renewals(OverlapTests):
             self.successResultOf(done)
         self.assertEqual((old.alive, old.accounts), (True, {"a": {"ann": b"one"}, "b": {"ann": b"one"}}))
 
-    def test_nobody_waits_for_more_of_them(self) -> None:
-        """A Start or a Stop comes at once, however long they are collected for."""
+    def test_a_start_or_stop_does_not_wait_for_the_batch(self) -> None:
+        """A Start or a Stop begins at once, however long changes would be batched."""
         for hurry in (lambda: self.start("a x"), lambda: ensureDeferred(self.runner.stop("asked"))):
             self.started("a")
             for user in (ANN, BOB):
@@ -91,7 +96,7 @@ class Renewals(OverlapTests):
             self.successResultOf(ensureDeferred(self.runner.stop("asked")))
 
     def test_a_stop_leaves_nothing_to_do(self) -> None:
-        """Also if a run takes over only then."""
+        """The same if a run takes over only then."""
         self.started("a", ANN)
         self.driver.proving.shut = True
         sync = self.settled(self.sync(ANN, BOB))
@@ -102,7 +107,7 @@ class Renewals(OverlapTests):
         self.assertEqual((self.driver.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_many_one_after_another(self) -> None:
-        """Where one that drains would end early they are collected for longer."""
+        """If a draining run would end early they are batched for longer."""
         self.started("a")
         for user in (ANN, BOB):
             self.successResultOf(self.settled(ensureDeferred(self.runner.users.update([user]))))
@@ -114,14 +119,14 @@ class Renewals(OverlapTests):
         self.assertEqual((len(self.generations.draining), self.names(self.current)), (2, {"ann", "bob", "cy"}))
 
     def test_where_nothing_may_drain(self) -> None:
-        """Users come in by a restart, and nobody waits for more of them."""
+        """Users come in by a restart, and nothing is batched for longer."""
         self.runner._supervisor._drain._limits = Limits(generations=0)
         self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.assertIn("DRAIN_GENERATIONS is 0", "".join(self.runner.warnings))
 
     def test_one_that_dies_at_once(self) -> None:
-        """The one before it serves again, and the users who came with it come with the next one, at once."""
+        """The previous run serves again, and the users who came with the failed one come with the next, at once."""
         old = self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.current.die()
@@ -131,7 +136,7 @@ class Renewals(OverlapTests):
         self.assertEqual(self.names(self.current), {"ann", "bob"})
 
     def test_one_that_dies_after_a_while(self) -> None:
-        """Also where the one before it takes them while it runs, and has served for long."""
+        """The same if the previous run takes them while it runs, and has served for long."""
         old = self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.driver.dear = lambda _: False
@@ -145,7 +150,7 @@ class Renewals(OverlapTests):
         self.assertEqual((self.names(self.current), self.state), ({"ann", "bob"}, ("running", "")))
 
     def test_each_of_them_dies_at_once(self) -> None:
-        """The next one comes later and later, and the one before serves all the time."""
+        """The next one comes later and later, and the previous one serves all the time."""
         old = self.started("a", ANN)
         self.sync(ANN, BOB)
         for seconds in range(16):
@@ -167,24 +172,24 @@ class Renewals(OverlapTests):
 
 
 class Refreshes(OverlapTests):
-    """Another run for the sake of users whom the core keeps out though it knows their credentials."""
+    """A new run in place of one that keeps removed users out but still knows their credentials."""
 
     def removed(self, *staying: User) -> SharedGeneration:
-        """The run from which somebody was removed just now."""
+        """A run from which a user was removed just now."""
         run = self.current
         run.lingering = True
         self.successResultOf(self.sync(*staying))
         return run
 
     def test_soon(self) -> None:
-        """It knows nothing of them, and nobody's connections end for it."""
+        """The new run does not know the removed user, and no connection ends for it."""
         self.started("a", ANN, BOB)
         old = self.removed(BOB)
         self.pass_time(REFRESH + 0.5)
         self.assertEqual((self.names(self.current), self.current is old, old.alive), ({"bob"}, False, True))
 
     def test_one_that_does_not_come_up(self) -> None:
-        """Is tried again after a while, without another change."""
+        """It is retried after a while, without another change."""
         self.started("a", ANN, BOB)
         old = self.removed(BOB)
         self.driver.faults = [CoreFailed("it fell")]
@@ -194,7 +199,7 @@ class Refreshes(OverlapTests):
         self.assertIsNot(self.current, old)
 
     def test_where_one_that_drains_would_end(self) -> None:
-        """It waits for that to end by itself, for a while."""
+        """It waits for that run to drain, for a while."""
         for config in ("a", "a x", "a y"):
             self.started(config, ANN, BOB)
         oldest, serving = self.generations.draining[0], self.removed(BOB)
@@ -205,7 +210,7 @@ class Refreshes(OverlapTests):
         self.assertNotEqual((self.current, oldest.alive), (serving, True))
 
     def test_where_sessions_would_end(self) -> None:
-        """It waits for longer, and that begins anew when another run has come for another reason."""
+        """It waits for longer; the wait begins again when a new run has come for another reason."""
         self.started("a", ANN, BOB, CY)
         self.removed(ANN, BOB).ends_sessions = True
         self.pass_time(SESSIONS / 2)
@@ -220,7 +225,7 @@ class Refreshes(OverlapTests):
         self.assertIsNot(self.current, serving)
 
     def test_where_none_ends(self) -> None:
-        """Who was removed does not wait for ever."""
+        """The refresh is not put off without end."""
         self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=2)
         for config in ("a", "a x", "a y"):
             self.started(config, ANN, BOB)
@@ -231,7 +236,7 @@ class Refreshes(OverlapTests):
         self.assertEqual((self.current is serving, oldest.alive), (False, False))
 
     def test_a_start_that_fails_meanwhile(self) -> None:
-        """Whether they left before it or during it: another run comes in afterwards."""
+        """Whether they were removed before the Start or during it: a new run comes afterwards."""
         for early in (True, False):
             old = self.started("a", ANN, BOB)
             old.lingering = True
@@ -257,7 +262,7 @@ class Refreshes(OverlapTests):
         self.assertIsNot(self.current, old)
 
     def test_a_way_back(self) -> None:
-        """The next look at its users sees to it."""
+        """The next audit takes care of it."""
         old = self.started("a", ANN, BOB)
         old.lingering = True
         self.started("a x", BOB).die()
@@ -265,7 +270,7 @@ class Refreshes(OverlapTests):
         self.assertIsNot(self.current, old)
 
     def test_too_little_memory(self) -> None:
-        """No run that drains is ended for it."""
+        """No draining run is ended for it."""
         self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=4)
         for config in ("a", "a x"):
             self.started(config, ANN, BOB)

@@ -1,4 +1,4 @@
-"""Changes of users that take another run of the core."""
+"""Changes of users that need a new run of the core."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from twisted.internet.defer import CancelledError, Deferred
 
 from node.backend.health import AUDIT
-from node.backend.renewal import WINDOW
+from node.backend.pending import WINDOW
 from node.contract.accounts import Accounts
 from node.errors import (
     CoreFailed,
@@ -27,19 +27,19 @@ from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
 
 
 class Renewals(RunnerTests):
-    """Changes that a core cannot take while it runs, and another run of it."""
+    """Changes that a core cannot take while it runs, and the new run for them."""
 
     def setUp(self) -> None:
         super().setUp()
         self.driver.dear = lambda change: True
 
     def renewed(self, sync: Deferred[None]) -> Deferred[None]:
-        """The window is over."""
+        """Let the batching window end."""
         self.pass_time(1)
         return sync
 
     def test_the_new_one_takes_its_place(self) -> None:
-        """Nobody takes it for a crash, and the counters of the one before are read."""
+        """It does not count as a crash, and the counters of the previous run are read."""
         first = self.started("a", ANN)
         self.driver.stopping.shut = True
         sync = self.renewed(self.sync_user(BOB))
@@ -51,7 +51,7 @@ class Renewals(RunnerTests):
         self.assertEqual((len(self.driver.cores), self.generations.counting), (2, (self.core,)))
 
     def test_those_of_the_window_come_together(self) -> None:
-        """One run for all who come soon; what is not dear waits for nothing."""
+        """One run for all changes of the window; a cheap change does not wait."""
         self.driver.dear = lambda change: change.packed is not None
         self.started("a", ANN)
         first = self.sync_user(BOB)
@@ -65,14 +65,14 @@ class Renewals(RunnerTests):
         self.assertEqual((len(self.driver.launches), set(self.accounts())), (2, {"bob", "cy"}))
 
     def test_a_port_that_is_taken_for_a_while(self) -> None:
-        """It is tried again, as at a Start."""
+        """It is retried, as at a Start."""
         self.started("a", ANN)
         self.driver.faults = [PortTaken("port 1 is taken")] * 3
         self.successResultOf(self.renewed(self.renewed(self.sync_user(BOB))))
         self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
-    def test_the_core_refuses_who_comes(self) -> None:
-        """They are told by name; nobody else notices, but where somebody left: who is removed is out."""
+    def test_the_core_refuses_new_users(self) -> None:
+        """Their callers get the refusals; the core keeps running, unless a user was removed: removed users are out."""
         core = self.started("a", ANN, BOB)
         self.driver.unchecked = InvalidConfig("not him")
         cy = person("Cy", "three", "a")
@@ -83,19 +83,35 @@ class Renewals(RunnerTests):
         self.assertEqual((core.alive, self.accounts()), (False, {"bob": b"two"}))
 
     def test_no_core_comes_up_with_them(self) -> None:
-        """One does without them, and without those who left with them."""
+        """A core starts without them, and without the users removed with them. The node retries until they are in."""
         self.started("a", ANN, BOB)
-        self.driver.faults = [CoreFailed("killed")]
+        self.driver.unchecked = CoreFailed("killed")
         sync = self.renewed(self.sync_users(BOB, CY))
         [(name, reason)] = self.failureResultOf(sync, UsersRefused).value.refused
-        self.assertEqual((name, reason), ("cy", "a: killed"))
+        self.assertEqual((name, reason), ("cy", "a: killed; the node tries again"))
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"bob": b"two"}))
+        warned = "1 users are missing from the core, or have an old credential there: a: killed; the node tries again"
+        self.assertEqual(self.runner.warnings[1:], [warned])
+        self.driver.unchecked = None
+        self.pass_time(3)
+        self.assertEqual((set(self.accounts()), self.runner.warnings), ({"bob", "cy"}, self.runner.warnings[:1]))
         launches = len(self.driver.launches)
         self.pass_time(3 * AUDIT)
         self.assertEqual(len(self.driver.launches), launches)
 
+    def test_a_refusal_is_final(self) -> None:
+        """The node does not start a core again with users whom it has refused, and `info` warns all the time."""
+        self.started("a", ANN)
+        self.driver.unchecked = InvalidConfig("not him")
+        self.failureResultOf(self.renewed(self.sync_users(ANN, CY)), UsersRefused)
+        self.pass_time(3 * AUDIT)
+        self.assertEqual(len(self.driver.checks), 1)
+        self.assertIn("not him", "".join(self.runner.warnings))
+        self.successResultOf(self.sync_user(person("cy")))
+        self.assertEqual(self.runner.warnings, [])
+
     def test_what_was_refused_once(self) -> None:
-        """Another user does not bring it up again, the same one said again does."""
+        """Another user does not bring a refused one back; sending the refused one again does."""
         self.started("a", ANN)
         self.driver.unchecked = CoreFailed("killed")
         self.failureResultOf(self.renewed(self.sync_users(ANN, CY)), UsersRefused)
@@ -106,7 +122,7 @@ class Renewals(RunnerTests):
         self.assertEqual(set(self.accounts()), {"ann", "bob", "cy"})
 
     def test_neither_runs(self) -> None:
-        """It is a crash then: the core comes again, with all users."""
+        """It counts as a crash then: the core restarts, with all users."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("it did not come up")] * 2
         sync = self.sync_user(BOB)
@@ -116,7 +132,7 @@ class Renewals(RunnerTests):
         self.pass_time(0)
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
 
-    def test_whatever_went_wrong(self) -> None:
+    def test_any_error(self) -> None:
         """No core after a batch is a crash, also if the configuration was refused or the machine had no more files."""
         for fault in (InvalidConfig("it is odd"), OSError("no more files"), CancelledError()):
             self.started("a", ANN)
@@ -150,7 +166,7 @@ class Renewals(RunnerTests):
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
 
     def test_an_end_that_fails(self) -> None:
-        """A core that cannot be wound down is ended all the same, before another one begins."""
+        """A core that cannot be wound down is still ended before another one begins."""
         core = self.started("a", ANN)
 
         async def wind_down() -> None:
@@ -163,7 +179,7 @@ class Renewals(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
 
     def test_it_dies_in_the_window(self) -> None:
-        """The next run takes the changes along; there is one launch for both."""
+        """The next run brings the changes; there is one launch for both."""
         core = self.started("a", ANN)
         sync = self.sync_user(BOB)
         core.die()
@@ -193,7 +209,7 @@ class Renewals(RunnerTests):
         self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
 
     def test_a_whole_set_meanwhile(self) -> None:
-        """It is brought into the run that is on its way, whatever that begins with."""
+        """A starting run gets it, whatever users that run began with."""
         self.started("a", ANN)
         self.driver.stopping.shut = True
         sync = self.renewed(self.sync_user(BOB))
@@ -205,7 +221,7 @@ class Renewals(RunnerTests):
         self.assertEqual(set(self.accounts()), {"ann", "cy"})
 
     def test_a_refused_start_meanwhile(self) -> None:
-        """A configuration that the core does not build is refused before anybody notices, now as well."""
+        """A configuration that the core cannot build is refused before anything is touched, also now."""
         self.started("a", ANN)
         self.driver.stopping.shut = True
         sync = self.renewed(self.sync_user(BOB))
@@ -215,8 +231,8 @@ class Renewals(RunnerTests):
         self.assertEqual((len(self.driver.cores), set(self.accounts())), (2, {"ann", "bob"}))
 
     def test_a_grace_meanwhile(self) -> None:
-        """A core that was about to be renewed without somebody, and waits for a Start now, does not wait with them."""
-        self.started("a", ANN, BOB)
+        """A core that waits for a Start is not ended for a removal that it cannot take: others are connected to it."""
+        core = self.started("a", ANN, BOB)
         checking = Gate()
         checking.shut = True
 
@@ -229,7 +245,9 @@ class Renewals(RunnerTests):
         checking.open()
         self.pass_time(1)
         self.successResultOf(removal)
-        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "stopped"))
+        self.pass_time(GRACE)
+        self.assertEqual(self.driver.running, [])
 
     def test_a_stop_meanwhile(self) -> None:
         """No core is left, and none was launched."""

@@ -1,4 +1,4 @@
-"""What is on record of a backend, and a node that goes on with it."""
+"""The saved backend, and a node that resumes it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Records(RunnerTests):
         return Backend.FromString(self.record.request).config, list(self.record.kept)
 
     def test_what_was_accepted(self) -> None:
-        """The backend that runs, without its users, and each of them by himself."""
+        """The backend that runs, without its users, and each user separately."""
         self.successResultOf(self.start("a,b", ANN, BOB, exclude=("b",)))
         kept = Backend.FromString(self.record.request)
         self.assertEqual((kept.config, list(kept.exclude_inbounds), list(kept.users)), ("a,b", ["b"], []))
         self.assertEqual([User.FromString(packed) for packed in self.record.kept.values()], [ANN, BOB])
 
     def test_only_what_changed(self) -> None:
-        """A sync, an equal Start, one user: who stays the same is not written again."""
+        """A sync, an equal Start, one user: unchanged users are not written again."""
         self.started("a", ANN, BOB)
         written = self.record.written
         for same in (self.sync_users(ANN, BOB), self.start("a", ANN, BOB), self.sync_user(BOB)):
@@ -44,7 +44,7 @@ class Records(RunnerTests):
         self.assertEqual(self.kept(), ("a", ["cy", "bob"]))
 
     def test_another_backend(self) -> None:
-        """The one before stays until the new one runs, with its own users, also those of the time between."""
+        """The previous backend stays saved until the new one runs, with its own users, also those changed meanwhile."""
         self.started("a", ANN)
         self.driver.launching.shut = True
         start = self.start("b", person("bob", "two", "b"))
@@ -55,7 +55,7 @@ class Records(RunnerTests):
         self.assertEqual(self.kept(), ("b", ["cy", "bob"]))
 
     def test_a_start_that_fails(self) -> None:
-        """What ran before is what there is."""
+        """What ran before stays saved."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("no")]
         self.failureResultOf(self.start("b", BOB), CoreFailed)
@@ -63,7 +63,7 @@ class Records(RunnerTests):
         self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
 
     def test_a_set_behind_an_equal_start(self) -> None:
-        """A whole set that waited for a Start which takes the core back is the last word, on disk as well."""
+        """A whole set that waited for a Start which takes the core back comes last, on disk as well."""
         self.started("a")
         self.driver.reading.shut = True
         refused = self.start("a bad")
@@ -75,7 +75,7 @@ class Records(RunnerTests):
         self.assertEqual((self.kept(), self.accounts()), (("a", ["bob"]), {"bob": b"two"}))
 
     def test_where_credentials_collide(self) -> None:
-        """Who has a credential depends on the order then: it is the same on disk."""
+        """The order decides who holds a credential: it is the same on disk."""
         twin = person("zoe", "one", "a")
         self.started("a", ANN, twin)
         self.failureResultOf(self.sync_users(twin, BOB, ANN), UsersRefused)
@@ -83,7 +83,7 @@ class Records(RunnerTests):
         self.assertEqual(self.accounts(), {"zoe": b"one", "bob": b"two"})
 
     def test_forgotten(self) -> None:
-        """A Stop forgets at once, with grace, too; who takes the core back is there again."""
+        """A Stop deletes the saved backend at once, even with grace; a Start that takes the core back saves it."""
         for grace in (0.0, GRACE):
             self.started("a", ANN, BOB)
             self.stopped(grace)
@@ -93,13 +93,13 @@ class Records(RunnerTests):
         self.assertEqual(self.kept(), ("a", ["ann"]))
 
     def test_the_node_ends(self) -> None:
-        """That is no Stop: the next node goes on."""
+        """The end of the node is no Stop: the next node resumes."""
         self.started("a", ANN)
         self.successResultOf(ensureDeferred(self.runner.close()))
         self.assertEqual(self.kept(), ("a", ["ann"]))
 
     def test_an_answer_is_a_promise(self) -> None:
-        """Whoever changes something hears of it when it is on disk."""
+        """A caller is answered when the change is on disk."""
         self.started("a")
         self.record.gate.shut = True
         calls = [self.sync_users(ANN), ensureDeferred(self.runner.users.update([BOB])), self.start("a", ANN)]
@@ -110,7 +110,7 @@ class Records(RunnerTests):
             self.successResultOf(call)
 
     def test_everything(self) -> None:
-        """A disk that lost some is given all: the same as by changes."""
+        """A disk that lost changes gets everything: the same as by changes."""
         nothing = self.runner.desired.everything()
         self.assertEqual((nothing.request, nothing.users), (b"", {}))
         self.started("a", ANN)
@@ -136,13 +136,13 @@ class Resumes(RunnerTests):
         self.assertEqual(len(self.driver.cores), 1)
 
     def test_tried_again(self) -> None:
-        """A core that does not come up is tried by the crash policy; until then nobody takes users for it."""
+        """A core that does not start is retried with backoff; until then users cannot be changed."""
         self.driver.faults = [CoreFailed("no"), CoreFailed("not yet"), CoreFailed("later")]
         self.successResultOf(self.resume("a", ANN))
         self.pass_time(0)
         self.assertEqual(
             (self.runner.status.state, self.runner.status.reason),
-            ("failed", "not resumed: not yet; this is tried again"),
+            ("failed", "not resumed: not yet; the node tries again"),
         )
         self.failureResultOf(self.sync_users(BOB), CoreFailed)
         self.pass_time(4)
@@ -150,7 +150,7 @@ class Resumes(RunnerTests):
         self.assertEqual(self.resumed, ["a"])
 
     def test_users_wait_for_it(self) -> None:
-        """Changes of users wait until it runs, or fails: who is removed meanwhile does not come back later."""
+        """Changes of users wait until it runs, or fails: a user removed meanwhile does not come back later."""
         for fault in (None, CoreFailed("no")):
             self.driver.launching.shut = True
             resumed, sync = self.resume("a", ANN, BOB), self.sync_user(person("bob"))
@@ -167,13 +167,13 @@ class Resumes(RunnerTests):
             self.stopped()
 
     def test_refused(self) -> None:
-        """A configuration that the core does not take any more does not mend itself."""
+        """A configuration that the core does not accept any more is not retried."""
         self.successResultOf(self.resume("a bad", ANN))
         self.pass_time(100)
         self.assertEqual((self.runner.status.state, self.driver.launches), ("failed", []))
 
     def test_a_start_that_fails_meanwhile(self) -> None:
-        """It does not end the tries, and `reason` says so."""
+        """It does not end the retries, and `reason` says so."""
         for fault in (CoreFailed("it fell"), InvalidConfig("it is odd")):
             self.driver.faults = [CoreFailed("no"), CoreFailed("no"), CoreFailed("not yet")]
             self.successResultOf(self.resume("a", ANN))
@@ -183,14 +183,14 @@ class Resumes(RunnerTests):
             self.driver.faults = [fault]
             self.failureResultOf(self.start("b", BOB), NodeError)
             self.assertEqual(self.runner.status.state, "failed")
-            self.assertIn("tried again", self.runner.status.reason)
+            self.assertIn("the node tries again", self.runner.status.reason)
             self.pass_time(4)
             self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
             self.tearDown()
             self.setUp()
 
     def test_a_controller_is_faster(self) -> None:
-        """A Start ends the tries, a Stop as well."""
+        """A Start ends the retries, and so does a Stop."""
         for act in (lambda: self.start("b", BOB), self.stop):
             self.driver.faults = [CoreFailed("no")] * 2
             self.successResultOf(self.resume("a", ANN))

@@ -1,4 +1,4 @@
-"""User sets: what a change is, whose a credential is, and that the same rule holds live, at Start and at resume."""
+"""Rosters: what a change is, who holds a credential, and that the same rule holds live, at a Start and at a resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAGS = ("a", "b", "c")
 
 
 def account_of(tag: str, user: User) -> Account | None:
-    """A driver's rule in small: the password is the credential, none is none, and one is no good; with addresses."""
+    """A driver's rule in small: the password is the credential; none if empty, one is unusable; with addresses."""
     password = user.proxies.trojan.password
     if not password:
         return None
@@ -55,7 +55,7 @@ targets = st.fixed_dictionaries(dict.fromkeys(TAGS, account_sets))
 @settings(deadline=None)
 @given(targets, targets)
 def test_a_diff_leads_to_its_target(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
-    """Applied to what there was, a diff gives what there shall be, and the old accounts stay as they are."""
+    """A diff turns the old accounts into the target, and the old accounts are not modified."""
     kept = {tag: dict(accounts) for tag, accounts in before.items()}
     assert apply(diff(before, after), before) == after
     assert before == kept
@@ -63,8 +63,8 @@ def test_a_diff_leads_to_its_target(before: dict[str, Accounts], after: dict[str
 
 @settings(deadline=None)
 @given(targets, targets)
-def test_a_diff_touches_nobody_else(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
-    """Exactly the users whose account differs are in a diff, each once."""
+def test_a_diff_touches_no_other_user(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
+    """A diff has exactly the users whose account differs, each once."""
     touched = [(tag, key) for tag, key, _ in diff(before, after)]
     assert sorted(touched) == sorted(
         (tag, key)
@@ -75,7 +75,7 @@ def test_a_diff_touches_nobody_else(before: dict[str, Accounts], after: dict[str
 
 
 def test_a_diff_from_nothing_adds_everybody() -> None:
-    """A core that confirmed nothing for an inbound yet is given all its users."""
+    """A core that has confirmed nothing for an inbound yet gets all its users."""
     assert diff({}, {"a": {"ann": b"1"}}) == [Change("a", "ann", b"1")]
 
 
@@ -84,7 +84,7 @@ def stored(roster: Roster) -> list[User]:
 
 
 def play(roster: Roster, steps: Iterable[User | str]) -> None:
-    """Put users and remove keys, checking on the way that `touched` names every change of the target."""
+    """Put users and remove keys, checking that `touched` names every change of the target."""
     for step in steps:
         before = {tag: dict(accounts) for tag, accounts in roster.target.items()}
         touched = roster.remove(key_of(step)) if isinstance(step, str) else roster.put(step)[0]
@@ -105,9 +105,9 @@ def test_live_and_resumed_rosters_agree(first: list[User], steps: list[User | st
 @settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
 def test_the_first_in_stored_order_has_it(first: list[User], steps: list[User | str]) -> None:
-    """In every inbound each credential and address is one user's: of those who claim it, the first in stored order.
+    """Per inbound, each credential and address is held by one user: the first in stored order of those who claim it.
 
-    Who does not have all that they claim is not in, and what they have of it stays theirs.
+    A user who does not hold all of their claims is not in; the claims that they hold stay theirs.
     """
     roster, _ = roster_of(*first)
     play(roster, steps)
@@ -127,8 +127,8 @@ def test_the_first_in_stored_order_has_it(first: list[User], steps: list[User | 
 
 @settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(users, max_size=12))
-def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) -> None:
-    """A user with a credential for a known inbound is in force there, or refused by name each time he is supplied."""
+def test_users_not_in_force_were_refused(first: list[User], then: list[User]) -> None:
+    """A user with a credential for a known inbound is in force there, or refused by name whenever they are supplied."""
     roster, _ = roster_of(*first)
     for user in then:
         _, refused = roster.put(user)
@@ -140,8 +140,8 @@ def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) ->
 
 @settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(users, max_size=12))
-def test_what_is_taken_over_is_what_would_be_built(before: list[User], everybody: list[User]) -> None:
-    """A set built with the help of the one before equals the set built from nothing."""
+def test_a_set_built_on_another_equals_one_built_from_nothing(before: list[User], everybody: list[User]) -> None:
+    """A set built with the help of the previous one equals the set built from nothing."""
     helped, refused = Roster.of(everybody, TAGS, account_of, roster_of(*before)[0])
     alone, refused_alone = roster_of(*everybody)
     assert (helped.users, helped.target, refused) == (alone.users, alone.target, refused_alone)
@@ -162,15 +162,15 @@ def test_the_same_user_again_changes_nothing(everybody: list[User]) -> None:
 
 
 def test_inbounds_in_another_order_change_nothing() -> None:
-    """The order in which a controller lists a user's inbounds, which is random, says nothing: he keeps his place."""
+    """The random order in which a controller lists a user's inbounds means nothing: the user keeps their place."""
     roster, _ = roster_of(person("ann", "one", "a", "b"), person("bob", "one", "a", "b"))
     touched, refused = roster.put(person("ann", "one", "b", "a"))
     assert (touched, refused) == (set(), [])
     assert [*roster.target["a"], *roster.target["b"]] == ["ann", "ann"]
 
 
-def test_a_released_credential_goes_to_who_waits() -> None:
-    """Who was refused for a credential gets it when its holder goes, the longest-waiting first."""
+def test_a_released_credential_goes_to_the_next_user() -> None:
+    """A released credential goes to the user who has waited longest for it."""
     roster, refused = roster_of(*(person(name, "one", "a") for name in ("ann", "bob", "cy")))
     assert [refusal.email for refusal in refused] == ["bob", "cy"]
     assert roster.remove("ann") == {("a", "ann"), ("a", "bob")}
@@ -188,7 +188,7 @@ def test_swapped_credentials() -> None:
 
 
 def test_swapped_addresses() -> None:
-    """Two users who trade addresses in one sync both end with what they asked for, and nobody is complained of."""
+    """Two users who trade addresses in one sync both end with what they asked for, and neither is refused."""
     one, two = ["10.0.0.1", "fd00::1"], ["10.0.0.2", "fd00::2"]
     roster, _ = roster_of(person("ann", "a", "a", ips=one), person("bob", "b", "a", ips=two))
     touched, refused = roster.put_all([person("ann", "a", "a", ips=two), person("bob", "b", "a", ips=one)])
@@ -197,8 +197,8 @@ def test_swapped_addresses() -> None:
     assert touched == {("a", "ann"), ("a", "bob")}
 
 
-def test_an_address_of_somebody_else() -> None:
-    """A user with one is refused by name and gets in when the other one goes; what they have waits for them."""
+def test_an_address_of_another_user() -> None:
+    """A user who claims a held address is refused and gets in when it is free; their other claims stay theirs."""
     roster, refused = roster_of(
         person("ann", "a", "a", ips=["10.0.0.1"]), person("bob", "b", "a", ips=["10.0.0.2", "10.0.0.1"])
     )
@@ -211,14 +211,14 @@ def test_an_address_of_somebody_else() -> None:
 
 
 def test_no_credential_is_none() -> None:
-    """An empty password lets nobody in, and is nothing to complain of."""
+    """A user with an empty password is not let in, and not refused."""
     roster, refused = roster_of(person("ann", "", "a"), person("bob", "", "a"))
     assert (roster.target["a"], refused) == ({}, [])
 
 
 @pytest.mark.parametrize("tags", [(), ("unknown",), ("", "unknown")])
 def test_no_known_inbound_removes(tags: tuple[str, ...]) -> None:
-    """A user with none of the known inbounds is removed, however his e-mail is written."""
+    """A user with none of the known inbounds is removed, in whatever case their e-mail is written."""
     roster, _ = roster_of(person("Ann", "one", "a"))
     assert roster.put(person("aNN", "one", *tags)) == ({("a", "ann")}, [])
     assert roster.users == {}
@@ -226,14 +226,14 @@ def test_no_known_inbound_removes(tags: tuple[str, ...]) -> None:
 
 
 def test_unknown_inbounds_are_ignored() -> None:
-    """Tags of other cores beside a known one, or a known one twice, neither matter nor are errors."""
+    """Tags of other cores beside a known one, or a known one twice, do not matter and are no errors."""
     roster, refused = roster_of(person("ann", "one", "elsewhere", "a", "a"))
     assert refused == []
     assert roster.target == {"a": {"ann": b"a/ann/one"}, "b": {}, "c": {}}
 
 
 def test_one_bad_inbound_spares_the_others() -> None:
-    """A user who cannot be built for one inbound is still given the others."""
+    """A user who cannot have an account in one inbound still gets the others."""
 
     def picky(tag: str, user: User) -> Account | None:
         if tag == "a":
@@ -246,15 +246,15 @@ def test_one_bad_inbound_spares_the_others() -> None:
 
 
 @pytest.mark.parametrize("email", ["", "a>>>b", "a\nb", "a\x00b", "a\u2028b"])
-def test_names_that_cannot_be_told_apart(email: str) -> None:
-    """A name that would break counters or logs is refused and changes nothing."""
+def test_names_that_counters_and_logs_cannot_hold(email: str) -> None:
+    """An e-mail that would break counters or logs is refused and changes nothing."""
     roster, refused = roster_of(person(email, "one", "a"))
     assert [refusal.email for refusal in refused] == [email]
     assert roster.users == {}
 
 
 def test_the_last_entry_of_a_name_wins() -> None:
-    """Of two entries in one set with the same e-mail the last one counts, a removal too."""
+    """Of two entries in one set with the same e-mail the last one counts, even a removal."""
     roster, refused = roster_of(person("ann", "one", "a"), person("bob", "two", "a"), person("ann", "one", "b"))
     assert refused == []
     assert roster.target == {"a": {"bob": b"a/bob/two"}, "b": {"ann": b"b/ann/one"}, "c": {}}
@@ -263,7 +263,7 @@ def test_the_last_entry_of_a_name_wins() -> None:
 
 
 def test_a_second_spelling_is_refused_by_name() -> None:
-    """Two spellings of one e-mail in a set are two users by mistake: the first stays, the other is named."""
+    """Two spellings of one e-mail in a set are two users by mistake: the first stays, the other is refused."""
     refused: list[Refusal] = []
     kept = one_spelling([person("Ann", "one"), person("ann", "two"), person("Ann", "three")], refused)
     assert {key: (user.email, user.proxies.trojan.password) for key, user in kept.items()} == {"ann": ("Ann", "three")}
@@ -299,7 +299,7 @@ def test_keys_are_stable(email: str) -> None:
 
 
 def test_users_are_kept_as_they_came() -> None:
-    """What is stored for a resume is the whole message, with credentials of inbounds that are not known today."""
+    """The whole message is stored for a resume, with credentials of inbounds that are unknown today."""
     user = person("ann", "one", "a", "elsewhere")
     user.proxies.vless.CopyFrom(Vless(id="b831381d-6324-4d53-ad4f-8cda48b30811"))
     roster, _ = roster_of(user)
@@ -307,8 +307,8 @@ def test_users_are_kept_as_they_came() -> None:
     assert (kept.proxies, set(kept.inbounds)) == (user.proxies, set(user.inbounds))
 
 
-def test_nothing_is_left_of_a_quarrel() -> None:
-    """Once nobody waits for a credential or an address any more, the roster keeps nothing of it."""
+def test_nothing_is_left_of_a_conflict() -> None:
+    """Once no user waits for a credential or an address any more, the roster keeps no trace of that."""
     roster, _ = roster_of(person("ann", "a", "a", ips=["10.0.0.1"]))
     for number in range(2, 10):
         ips = ["10.0.0.1", f"10.0.0.{number}"]
@@ -320,8 +320,8 @@ def test_nothing_is_left_of_a_quarrel() -> None:
     assert not any(map(any, (roster._waiting.values(), roster._holder.values(), roster._addresses.values())))
 
 
-def test_the_same_set_again_leaves_all_as_it_is_for_those_who_look_at_it() -> None:
-    """A Start of it may still be refused, and nothing is told then."""
+def test_the_same_set_again_keeps_the_same_objects() -> None:
+    """A Start with the same set may still be refused: the roster's objects must stay the same."""
     users = person("ann", "one", "a"), person("bob", "one", "a")
     roster, refused = roster_of(*users)
     there, limits = roster.users, roster.limits

@@ -1,4 +1,4 @@
-"""Routing that is changed while a core runs: what runs after it has it, whatever comes in between."""
+"""Routing changes while a core runs: later runs have them, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.backend import routing
 from node.backend.generations import Generations
 from node.backend.health import AUDIT
 from node.backend.runner import Runner
-from node.backend.wind_down import FAREWELL
+from node.backend.wind_down import CALLER
 from node.contract.driver import Generation, Plan
 from node.contract.routing import Routing
 from node.errors import CoreFailed, InvalidConfig, InvalidRequest, NotInitialized, NotStarted, UnknownName, Unsupported
@@ -37,7 +37,7 @@ GRACE = 30.0
 
 @dataclass(frozen=True)
 class RoutingPlan(MemoryPlan):
-    """Its rules are the texts of those that were added, and their tags; it has a balancer `b`."""
+    """Its rules are the texts of the added ones, which are also their tags; it has a balancer `b`."""
 
     routing: Routing = field(default_factory=Routing)
     balancers: Collection[str] = ("b",)
@@ -54,7 +54,7 @@ class RoutingPlan(MemoryPlan):
 
 
 class RoutingGeneration(SharedGeneration):
-    """`has` is its routing, `fault` what changes of it fail with."""
+    """`has` is its routing, `fault` the error of changes to it."""
 
     def __init__(self, clock: Clock, plan: MemoryPlan, *others: Any) -> None:
         super().__init__(clock, plan, *others)
@@ -89,7 +89,7 @@ class RoutingDriver(SharingDriver):
         self.converting, self.routing = Gate(), Gate()
 
     def require_room(self) -> None:
-        """Two runs may be beside each other."""
+        """Two runs may be there at once."""
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> MemoryPlan:
         plan = await super().prepare(config_text, exclude)
@@ -116,7 +116,7 @@ class RoutingTests(SynchronousTestCase):
         for gate in (self.driver.converting, self.driver.routing, self.driver.launching):
             gate.open()
         closed = ensureDeferred(self.runner.close())
-        self.pass_time(FAREWELL + 1)
+        self.pass_time(2 * CALLER.answer + 1)
         self.successResultOf(closed)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -163,7 +163,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(Routing.unpack(self.record.changes), self.core.has)
 
     def test_what_is_refused_changes_nothing(self) -> None:
-        """By the driver or by the core, and what is not there."""
+        """A change refused by the driver or by the core, and names that do not exist."""
         self.started()
         self.added("x")
         self.failureResultOf(self.add("bad"), InvalidConfig)
@@ -185,7 +185,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(self.core.tags, ["x"])
 
     def test_a_rule_that_ends_the_core(self) -> None:
-        """It is not there in the next one."""
+        """The next core does not have it."""
         core = self.started()
         core.fault = CoreFailed("it is gone")
         self.driver.routing.shut = True
@@ -197,7 +197,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual((self.core.tags, self.recorded()), ([], []))
 
     def test_a_core_that_does_not_answer_in_time(self) -> None:
-        """It has the rule when it does."""
+        """It has the rule when it answers."""
         core = self.started()
         core.fault = CoreFailed("no answer")
         self.failureResultOf(self.add("x"), CoreFailed)
@@ -207,14 +207,14 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(core.tags, ["x"])
 
     def test_a_rule_that_the_core_breaks_over(self) -> None:
-        """It is looked at first, by a process of its own."""
+        """The rule is checked first, in a process of its own."""
         core = self.started("a unbuildable")
         self.failureResultOf(self.add("x"), InvalidConfig)
         self.assertTrue(core.alive)
         self.assertEqual((core.tags, self.recorded()), ([], []))
 
     def test_a_core_that_hangs(self) -> None:
-        """It may be because of a rule that was to come; not because of one that was to go, which may be gone."""
+        """An added rule may be to blame; a removed one is not: it may be gone already."""
         core = self.started()
         self.added("x")
         core.fault, core.silent = CoreFailed("no answer"), True
@@ -231,7 +231,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(Routing.unpack(self.record.changes).targets, {"b": "out"})
 
     def test_starts(self) -> None:
-        """An equal one keeps it, one that fails too, another one has its own."""
+        """An equal Start keeps it, so does one that fails; another backend has its own."""
         core = self.started()
         self.added("x")
         self.assertIs(self.started(), core)
@@ -240,7 +240,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual((self.started("a other").tags, self.recorded()), ([], []))
 
     def test_an_equal_start_that_takes_another_core(self) -> None:
-        """One that comes while there is none."""
+        """An equal Start that comes while there is no core."""
         core = self.started()
         self.added("x")
         self.driver.faults = [CoreFailed("not yet")]
@@ -249,7 +249,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(self.started().tags, ["x"])
 
     def test_stops(self) -> None:
-        """A core that is taken back has it still; after its end nothing is left."""
+        """A core that is taken back still has it; after its end nothing is left."""
         core = self.started()
         self.added("x")
         self.successResultOf(self.begin(self.runner.stop("a panel asked for it", GRACE)))
@@ -257,12 +257,12 @@ class RoutingTests(SynchronousTestCase):
         self.assertIs(self.started(), core)
         self.assertEqual((core.tags, self.recorded()), (["x"], ["x"]))
         stopping = self.begin(self.runner.stop("a controller asked for it"))
-        self.pass_time(FAREWELL + 1)
+        self.pass_time(2 * CALLER.answer + 1)
         self.successResultOf(stopping)
         self.assertEqual(self.started().tags, [])
 
     def test_the_next_node(self) -> None:
-        """What it resumes has it, now or later."""
+        """The backend that it resumes has it, now or later."""
         changed = Routing().adding("x", "1")
         self.driver.faults = [CoreFailed("not yet")]
         backend = Backend(config="a one")
@@ -284,7 +284,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual((self.core.tags, self.recorded()), ([], []))
 
     def test_a_crash_meanwhile(self) -> None:
-        """While the rule is read: nothing of it is there."""
+        """A crash while the rule is checked: nothing of it is in force."""
         core = self.started()
         self.driver.converting.shut = True
         adding = self.add("x")
@@ -295,7 +295,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual((self.core.tags, self.recorded()), ([], []))
 
     def test_a_run_that_comes_in_meanwhile(self) -> None:
-        """One that was launched for users before the rule came has it at once."""
+        """A run that was launched for users before the rule came gets it at once."""
         before = self.started()
         self.driver.dear = lambda _: True
         self.driver.launching.shut = True
@@ -310,7 +310,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(self.core.tags, ["x"])
 
     def test_a_run_that_comes_in_while_the_core_hangs(self) -> None:
-        """It has come up with the rule and serves: the rule is not to blame."""
+        """The new run started with the rule and serves: the rule is not to blame."""
         before = self.started()
         self.driver.dear = lambda _: True
         self.driver.routing.shut = True
@@ -326,7 +326,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual((self.core.tags, self.recorded()), (["x"], ["x"]))
 
     def test_the_way_back(self) -> None:
-        """The run before, when it serves again, has what was said meanwhile."""
+        """The previous run, when it serves again, has the changes made meanwhile."""
         before = self.started()
         self.driver.dear = lambda _: True
         changing = self.begin(self.runner.users.update([person("bob", "two", "a")]))
@@ -336,7 +336,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertIsNot(after, before)
         self.added("x")
         self.assertEqual(before.tags, [])
-        # Another one is to come for who came with it.
+        # A new run is to come for the user who came with the failed one.
         self.driver.launching.shut = True
         after.die()
         self.pass_time(0.5)
@@ -344,7 +344,7 @@ class RoutingTests(SynchronousTestCase):
         self.assertEqual(before.tags, ["x"])
 
     def test_the_way_back_from_another_core(self) -> None:
-        """One of the same configuration, which was brought in by an equal Start."""
+        """A run of the same configuration, which an equal Start replaced."""
         self.generations = Generations()
         self.runner = self.node(upgrade=True)
         before = self.started()

@@ -1,4 +1,4 @@
-"""Starts that change nothing, and starts that fail."""
+"""Starts that change nothing, and Starts that fail."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.harness.runner import ANN, BOB, CY, GRACE, WAITING, RunnerTests
 
 class IdenticalStarts(RunnerTests):
     def test_nothing_happens(self) -> None:
-        """The same backend again leaves the core alone, and its users untouched."""
+        """The same backend again leaves the core and its users alone."""
         core = self.started("a,b", ANN)
         self.successResultOf(self.start("a,b", ANN))
         self.assertEqual((self.driver.cores, self.driver.batches), ([core], []))
 
     def test_by_meaning(self) -> None:
-        """It is the same where the driver says that it means the same, and what is excluded is a set."""
+        """It is the same if the driver's fingerprints are equal; the excluded inbounds are a set."""
         self.successResultOf(self.start("a,b,c  x", ANN, exclude=("b", "c")))
         self.successResultOf(self.start("a,b,c x", ANN, exclude=("c", "b", "c")))
         self.assertEqual(len(self.driver.cores), 1)
@@ -36,7 +36,7 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual(len(self.driver.cores), 2)
 
     def test_its_users_follow(self) -> None:
-        """Only the users that differ are changed in the running core."""
+        """Only users that differ are changed in the running core."""
         core = self.started("a,b", ANN, BOB)
         self.successResultOf(self.start("a,b", CY, ANN))
         self.assertIs(self.core, core)
@@ -45,7 +45,7 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual({change.key for change in changes}, {"bob", "cy"})
 
     def test_bad_users_are_left_out(self) -> None:
-        """Users of a Start that cannot be used, or that the core refuses, are logged by name; the Start succeeds."""
+        """Unusable users of a Start, and those that the core refuses, are logged by name; the Start succeeds."""
         self.started("a,b", person("dan", "bad", "a"))
         self.started("a,b", ANN, person("eve", "bad", "a"), person("fay", "refused", "a"))
         self.assertEqual(self.accounts(), {"ann": b"one"})
@@ -53,7 +53,7 @@ class IdenticalStarts(RunnerTests):
             self.assertIn(f"user '{name}' is left out", self.told)
 
     def test_two_at_once(self) -> None:
-        """Two at once are one launch, and both callers hear how it ends."""
+        """Two at once are one launch, and both callers get its outcome."""
         self.driver.launching.shut = True
         both = [self.start("a", ANN), self.start("a", ANN)]
         self.assertEqual(len(self.driver.launches), 1)
@@ -83,7 +83,7 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
     def test_a_caller_that_hangs_up(self) -> None:
-        """The core comes up though the caller has gone."""
+        """The core starts though the caller is gone."""
         self.driver.launching.shut = True
         caller = self.start("a", ANN)
         caller.cancel()
@@ -92,7 +92,7 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual(self.runner.status.state, "running")
 
     def test_while_it_restarts(self) -> None:
-        """The same backend again while its core is to come back later brings it back now."""
+        """The same backend again while its core waits for a restart restarts it now."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("no")] * 4
         self.core.die()
@@ -102,7 +102,7 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_the_core_dies_meanwhile(self) -> None:
-        """A core that dies while the users of an identical Start are built is run again, in a panel's grace, too."""
+        """A core that dies while an identical Start's users are built is run again, also in the grace after a Stop."""
         pool = self.slow_pool()
         for grace in (None, GRACE):
             start = self.start("a", ANN)
@@ -118,8 +118,8 @@ class IdenticalStarts(RunnerTests):
             self.pass_time(0)
             self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"bob": b"two"}))
 
-    def test_somebody_else_removes_a_user_meanwhile(self) -> None:
-        """That removal is on its way when the Start is done, which is no fault of the Start's."""
+    def test_another_call_removes_a_user_meanwhile(self) -> None:
+        """That removal is still under way when the Start is done, which does not fail the Start."""
         self.started("a", ANN, BOB)
         self.driver.applying.shut = True
         start = self.start("a", ANN, BOB, CY)
@@ -134,7 +134,7 @@ class IdenticalStarts(RunnerTests):
 
 class FailedStarts(RunnerTests):
     def test_refused_before_anything_is_touched(self) -> None:
-        """A configuration that is refused when it is read or checked leaves what runs as it is."""
+        """A configuration that is refused when it is parsed or checked leaves the running one as it is."""
         core = self.started("a", ANN)
         for config in ("b bad", "b unbuildable"):
             self.failureResultOf(self.start(config, BOB), InvalidConfig)
@@ -143,27 +143,27 @@ class FailedStarts(RunnerTests):
         self.successResultOf(self.sync_users(CY))
         self.assertEqual(self.accounts(), {"cy": b"three"})
 
-    def test_a_configuration_without_measure(self) -> None:
-        """One that is too long is refused before anybody reads it."""
+    def test_a_configuration_that_is_too_long(self) -> None:
+        """A too long configuration is refused before it is parsed."""
         core = self.started("a", ANN)
         error = self.failureResultOf(self.start("b" + " " * MAX_CONFIG), InvalidConfig).value
         self.assertIn("8 MiB", error.text)
         self.assertEqual((self.driver.running, self.runner.status.state), ([core], "running"))
 
     def test_put_back(self) -> None:
-        """If the new core does not come up, what ran before runs again with its users, and both things are told."""
+        """If the new core does not start, the previous backend runs again with its users, and the error says both."""
         self.started("a", ANN)
         for fault, kind in ((CoreFailed("it fell"), CoreFailed), (InvalidConfig("it is odd"), InvalidConfig)):
             self.driver.faults = [fault]
             error = self.failureResultOf(self.start("b", BOB), kind).value
-            self.assertEqual(error.text, f"{fault.text}; the backend before it runs again")
+            self.assertEqual(error.text, f"{fault.text}; the previous backend runs again")
             self.assertEqual((self.core.plan.config, self.accounts()), ("a", {"ann": b"one"}))
             self.assertEqual((self.runner.status.state, self.runner.status.reason), ("running", ""))
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(len(self.driver.launches), 5)
 
     def test_put_back_after_an_unforeseen_fault(self) -> None:
-        """A fault of the node itself ends in the backend before it, too; the log has the rest."""
+        """An internal error brings the previous backend back, too; the log has the rest."""
         self.started("a", ANN)
         self.driver.faults = [KeyError("x")]
         error = self.failureResultOf(self.start("b", BOB), CoreFailed).value
@@ -172,7 +172,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_put_back_after_a_call_that_was_cancelled(self) -> None:
-        """So does a call to a core that was cancelled, by whatever: only a Stop aborts a Start."""
+        """The same for a cancelled call to a core, whatever cancelled it: only a Stop aborts a Start."""
         self.started("a", ANN)
         self.driver.faults = [CancelledError(), CancelledError()]
         self.assertIn("CancelledError", self.failureResultOf(self.start("b", BOB), CoreFailed).value.text)
@@ -181,7 +181,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual(len(self.flushLoggedErrors(CancelledError)), 2)
 
     def test_put_back_later(self) -> None:
-        """If that does not come up at once either, it is told, and tried on and on."""
+        """If the previous backend does not start at once either, the error says so, and it is retried."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("it fell"), CoreFailed("so did this"), CoreFailed("and this")]
         error = self.failureResultOf(self.start("b", BOB), CoreFailed).value
@@ -193,7 +193,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
 
     def test_one_that_was_coming_back(self) -> None:
-        """A Start that fails while the backend before it was about to come back does not end that."""
+        """A Start that fails while the previous backend waited for a restart does not end that."""
         for fault in (CoreFailed("it fell"), InvalidConfig("it is odd")):
             self.started("a", ANN)
             self.driver.faults = [CoreFailed("not yet"), fault]
@@ -204,8 +204,8 @@ class FailedStarts(RunnerTests):
             self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
             self.stopped()
 
-    def test_users_of_the_time(self) -> None:
-        """What was said of users while the new core failed holds for the one that is put back."""
+    def test_users_changed_meanwhile(self) -> None:
+        """Changes of users while the new core failed are in force in the previous backend."""
         self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         start = self.start("b", person("ann", "one", "b"))
@@ -217,8 +217,8 @@ class FailedStarts(RunnerTests):
         self.failureResultOf(start, CoreFailed)
         self.assertEqual(set(self.accounts()), {"ann", "cy"})
 
-    def test_all_users_of_the_time(self) -> None:
-        """So does a whole set."""
+    def test_a_whole_set_meanwhile(self) -> None:
+        """So is a whole set."""
         self.started("a", ANN, BOB)
         self.driver.launching.shut = True
         start = self.start("b", person("ann", "one", "b"))
@@ -229,7 +229,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual(self.accounts(), {"cy": b"three"})
 
     def test_users_while_it_is_put_back(self) -> None:
-        """Users that come while the old backend is on its way back are there when it is."""
+        """Users that come while the previous backend restarts are there when it runs."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("it fell")]
         self.driver.launching.shut = True
@@ -242,7 +242,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual(set(self.accounts()), {"ann", "cy"})
 
     def test_nothing_ran(self) -> None:
-        """Where nothing ran before a Start that is refused changes nothing, and one that fails says so."""
+        """If nothing ran before, a refused Start changes nothing, and a failed one sets the state."""
         self.driver.faults = [InvalidConfig("it is odd")]
         self.failureResultOf(self.start("a", ANN), InvalidConfig)
         self.assertEqual(self.runner.status.state, "stopped")
@@ -256,7 +256,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual(self.driver.running, [])
 
     def test_a_port_that_is_taken_for_a_while(self) -> None:
-        """A port that is taken is tried again until it is free."""
+        """A port that is taken is retried until it is free."""
         self.driver.faults = [PortTaken("port 1 is taken")] * 8
         start = self.start("a", ANN)
         self.assertEqual(self.runner.status.state, "starting")
@@ -264,7 +264,7 @@ class FailedStarts(RunnerTests):
         self.successResultOf(start)
 
     def test_a_port_that_stays_taken(self) -> None:
-        """One that stays taken is named in time, after tries that had time enough, and the old backend is back."""
+        """A port that stays taken is named in time, after long enough tries, and the previous backend is back."""
         core = self.started("a", ANN)
         self.driver.faults = [PortTaken("port 1 is taken")] * int(START_TIMEOUT / PORT_RETRY)
         patience = len(self.driver.patience)
@@ -275,20 +275,20 @@ class FailedStarts(RunnerTests):
         self.pass_time(2)
         error = self.failureResultOf(start, CoreFailed).value
         self.assertIn("port 1 is taken", error.text)
-        self.assertIn("the backend before it runs again", error.text)
+        self.assertIn("the previous backend runs again", error.text)
         self.assertTrue(all(LAST_TRY <= seconds <= START_TIMEOUT for seconds in self.driver.patience[patience:]))
         self.assertIsNot(self.core, core)
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
     def test_start_timeout(self) -> None:
-        """A core gets so much time, the one that is put back so much that the caller is answered in time."""
+        """The timeouts of a new core, and of the one that comes back, let the caller be answered in time."""
         self.started("a", ANN)
         self.driver.faults = [CoreFailed("no answer")]
         self.failureResultOf(self.start("b", BOB), CoreFailed)
         self.assertEqual(self.driver.patience, [START_TIMEOUT, START_TIMEOUT, BACK_TIMEOUT])
 
     def test_a_core_that_never_reads(self) -> None:
-        """A core that does not look at a configuration in time fails the Start; what runs is not touched."""
+        """A core that does not parse a configuration in time fails the Start; the running one is not touched."""
         core = self.started("a", ANN)
         self.driver.reading.shut = True
         start = self.start("b", BOB)
@@ -297,7 +297,7 @@ class FailedStarts(RunnerTests):
         self.assertEqual((self.driver.running, self.runner.status.state), ([core], "running"))
 
     def test_time_is_counted_from_the_beginning(self) -> None:
-        """What the reading of a configuration took is not there any more for the launch."""
+        """Time spent on parsing a configuration is taken from the launch."""
         self.driver.reading.shut = True
         start = self.start("b", BOB)
         self.pass_time(3)

@@ -1,4 +1,4 @@
-"""Stops, at once and with a time of grace."""
+"""Stops, at once and with a grace period."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
-from node.backend.wind_down import FAREWELL, REST
+from node.backend.wind_down import CALLER
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
 from node.errors import (
@@ -30,7 +30,7 @@ from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
 
 class Stops(RunnerTests):
     def test_stop(self) -> None:
-        """The counters are read, the core ends, and nothing is known of it; a second Stop is no error."""
+        """The counters are read, the core ends, and nothing is left of it; a second Stop is no error."""
         self.started("a", ANN)
         self.stopped()
         self.assertEqual((self.driver.running, self.readings, self.runner.status.state), ([], 1, "stopped"))
@@ -40,7 +40,7 @@ class Stops(RunnerTests):
         self.stopped()
 
     def test_nothing_is_lost_at_the_end(self) -> None:
-        """A core that ends serves nobody any more, then it is read until nothing moves, and only then it goes."""
+        """An ending core takes no connections, then it is read until its counters rest, and only then it goes."""
         core = self.started("a", ANN)
         self.moving = 3
         stop = self.stop()
@@ -48,12 +48,12 @@ class Stops(RunnerTests):
         self.assertTrue(core.alive)
         self.pass_time(1)
         self.successResultOf(stop)
-        self.assertEqual((self.readings, self.driver.running), (4, []))
-        self.assertEqual(self.read, [[core]] * 4)
+        self.assertEqual((self.readings, self.driver.running), (5, []))
+        self.assertEqual(self.read, [[core]] * 5)
         self.assertEqual(self.generations.counting, ())
 
     def test_nothing_is_kept(self) -> None:
-        """What it knew of many users is not kept in memory until the next Start."""
+        """The memory for its many users is freed, not kept until the next Start."""
         core = weakref.ref(self.started("a", ANN))
         self.stopped()
         for known in (self.driver.cores, self.read):
@@ -62,16 +62,16 @@ class Stops(RunnerTests):
         self.assertIsNone(core())
 
     def test_counters_that_never_rest(self) -> None:
-        """It is not read for ever."""
+        """The reading of them is bounded."""
         self.started("a", ANN)
         self.moving = 10**6
         stop = self.stop()
-        self.pass_time(REST + 1)
+        self.pass_time(CALLER.rest + 1)
         self.successResultOf(stop)
         self.assertEqual(self.driver.running, [])
 
     def test_counters_that_do_not_come(self) -> None:
-        """A core that stalls when it is read is not waited for as long as a call to it may take."""
+        """A core that stalls while it is read is not waited for as long as a call to it may take."""
         self.started("a", ANN)
         never = Gate()
         never.shut = True
@@ -82,12 +82,12 @@ class Stops(RunnerTests):
 
         self.patch(self, "_count", read)
         stop = self.stop()
-        self.pass_time(REST + 1)
+        self.pass_time(CALLER.rest + 1)
         self.successResultOf(stop)
         self.assertEqual(self.driver.running, [])
 
     def test_a_stop_while_a_core_is_read(self) -> None:
-        """A core that a Start was about to end is not taken back by a panel's Stop and Start: it serves nobody."""
+        """A core that a Start was about to end is not taken back by a panel's Stop and Start: it serves no more."""
         core = self.started("a", ANN)
         self.moving = 10**6
         start = self.start("b", BOB)
@@ -102,7 +102,7 @@ class Stops(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
     def test_stop_aborts_a_start(self) -> None:
-        """A Stop ends a Start under way, wherever that is, and no core is left."""
+        """A Stop aborts a Start in any phase, and no core is left."""
         gates: dict[str, Callable[[], Gate]] = {
             "reading": lambda: self.driver.reading,
             "stopping": lambda: self.driver.stopping,
@@ -121,7 +121,7 @@ class Stops(RunnerTests):
             self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"), name)
 
     def starts_clear_up_until(self) -> Deferred[None]:
-        """Have no core come up, and each Start that is aborted clear up until this fires."""
+        """Let no core start, and each aborted Start clean up until this fires."""
         cleared: Deferred[None] = Deferred()
 
         async def slow(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
@@ -133,8 +133,8 @@ class Stops(RunnerTests):
         self.driver.launch = slow  # type: ignore[method-assign]
         return cleared
 
-    def test_stopped_outwards_at_once(self) -> None:
-        """A Stop counts although the Start that it aborted still clears up."""
+    def test_stopped_for_callers_at_once(self) -> None:
+        """A Stop counts although the Start that it aborted still cleans up."""
         cleared = self.starts_clear_up_until()
         start, stop = self.start("a", ANN), self.stop()
         self.assertEqual(self.runner.status.state, "stopped")
@@ -145,7 +145,7 @@ class Stops(RunnerTests):
         self.successResultOf(stop)
 
     def test_a_start_that_fails_when_it_is_aborted(self) -> None:
-        """Whatever goes wrong while it clears up, nothing comes back after a Stop."""
+        """Whatever fails while it cleans up, nothing comes back after a Stop."""
         launch = self.driver.launch
 
         async def failing(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
@@ -180,7 +180,7 @@ class Stops(RunnerTests):
         self.assertEqual((self.driver.running, self.readings), ([], 1))
 
     def test_two_stops_while_a_start_clears_up(self) -> None:
-        """The second does not end the clearing up that the first one waits for: both answer when no core is left."""
+        """The second does not end the cleanup that the first one waits for: both are answered when no core is left."""
         cleared = self.starts_clear_up_until()
         start, both = self.start("a", ANN), [self.stop(), self.stop()]
         for deferred in (start, *both):
@@ -191,7 +191,7 @@ class Stops(RunnerTests):
             self.successResultOf(deferred)
 
     def test_stop_ends_the_restarts(self) -> None:
-        """After a Stop a core that was to come back does not, and the logs have no fault for it."""
+        """After a Stop a core is not restarted, and the logs have no error for it."""
         self.started("a", ANN)
         self.driver.launching.shut = True
         self.core.die()
@@ -202,10 +202,10 @@ class Stops(RunnerTests):
         self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
 
     def test_a_hung_core_ends_in_time(self) -> None:
-        """Of a core that does not answer the counters are not waited for."""
+        """The counters of a core that does not answer are not waited for."""
         self.started("a", ANN).silent = True
         stop = self.stop()
-        self.pass_time(FAREWELL)
+        self.pass_time(2 * CALLER.answer)
         self.successResultOf(stop)
         self.assertEqual(self.readings, 0)
 
@@ -218,15 +218,15 @@ class Stops(RunnerTests):
 
 
 class Grace(RunnerTests):
-    def test_stopped_outwards(self) -> None:
-        """The core lives on, and everything says that there is none."""
+    def test_stopped_for_callers(self) -> None:
+        """The core lives on, and all calls say that there is none."""
         core = self.started("a", ANN)
         self.stopped(GRACE)
         self.assertEqual((self.driver.running, self.runner.status.state), ([core], "stopped"))
         self.assertRaises(NotInitialized, self.runner.status.require)
 
     def test_taken_back(self) -> None:
-        """The same Start takes the core back, with its users; its end does not come any more."""
+        """The same Start takes the core back, with its users; the scheduled end is cancelled."""
         core = self.started("a", ANN, BOB)
         self.stopped(GRACE)
         self.pass_time(10)
@@ -246,7 +246,7 @@ class Grace(RunnerTests):
         self.assertTrue(self.core.alive)
 
     def test_a_refused_start(self) -> None:
-        """A Start that is refused changes nothing: it is stopped, and the core waits on."""
+        """A refused Start changes nothing: the backend stays stopped, and the core goes on waiting."""
         core = self.started("a", ANN)
         self.stopped(GRACE)
         self.failureResultOf(self.start("b bad", ANN), InvalidConfig)
@@ -255,7 +255,7 @@ class Grace(RunnerTests):
         self.assertEqual(self.driver.running, [])
 
     def test_it_ends(self) -> None:
-        """When its time is over the core ends, its counters read, and a Start begins anew."""
+        """When its time is over the core ends, its counters read, and a Start launches a new one."""
         self.started("a", ANN)
         self.stopped(GRACE)
         self.pass_time(GRACE - 1)
@@ -266,7 +266,7 @@ class Grace(RunnerTests):
         self.assertEqual(len(self.driver.cores), 2)
 
     def test_each_stop_renews_it(self) -> None:
-        """A panel that says Stop and a refused Start every ten seconds drops nobody."""
+        """A panel that sends a Stop and a refused Start every ten seconds ends no connection."""
         core = self.started("a", ANN)
         for _ in range(10):
             self.stopped(GRACE)
@@ -282,19 +282,18 @@ class Grace(RunnerTests):
         self.assertEqual(self.driver.running, [])
 
     def test_a_stop_while_another_start_waits(self) -> None:
-        """A core that another Start was about to end is not kept: nobody could remove users from it."""
+        """A core that another Start was about to end is not kept: users could not be removed from it."""
         core = self.started("a", ANN)
-        self.driver.applying.shut = True
-        self.sync_user(BOB)
         self.stopped(GRACE)
+        self.driver.stopping.shut = True
         start, stop = self.start("b", BOB), self.stop(GRACE)
         self.failureResultOf(start, Aborted)
-        self.driver.applying.open()
+        self.driver.stopping.open()
         self.successResultOf(stop)
         self.assertFalse(core.alive)
 
     def test_its_end_does_not_abort_a_start(self) -> None:
-        """A Start under way when the time is over succeeds: the same, another, and one that is refused as ever."""
+        """A Start under way when the time is over succeeds: the same, another, and a refused one as always."""
         for config in ("a", "b", "b bad"):
             self.started("a", ANN)
             self.stopped(GRACE)
@@ -312,8 +311,8 @@ class Grace(RunnerTests):
                 self.assertEqual(self.core.plan.config, config)
             self.stopped()
 
-    def test_who_is_removed_is_out(self) -> None:
-        """Removals and changed credentials apply, additions wait for the Start; callers hear that it is stopped."""
+    def test_removed_users_are_out(self) -> None:
+        """Removals and changed credentials apply, additions wait for the Start; callers get `NotInitialized`."""
         new = person("bob", "new", "a")
         calls: dict[str, Callable[[], list[Deferred[None]]]] = {
             "SyncUser": lambda: [self.sync_user(user) for user in (person("ann"), new, CY)],
@@ -330,21 +329,8 @@ class Grace(RunnerTests):
             self.assertEqual(self.accounts(), {"bob": b"new", "cy": b"three"}, name)
             self.stopped()
 
-    def test_who_was_removed_during_a_start_that_it_ends(self) -> None:
-        """Nothing was asked of the core that was about to end; now that it waits they are out of it."""
-        self.started("a", ANN, BOB)
-        self.driver.applying.shut = True
-        self.sync_user(CY)
-        start = self.start("b", ANN)
-        self.successResultOf(self.sync_user(person("bob")))
-        stop = self.stop(GRACE)
-        self.failureResultOf(start, Aborted)
-        self.driver.applying.open()
-        self.successResultOf(stop)
-        self.assertEqual(set(self.accounts()), {"ann", "cy"})
-
     def test_a_core_that_dies_in_it(self) -> None:
-        """It does not come back by itself, and the same Start runs another."""
+        """It is not restarted, and the same Start runs another."""
         self.started("a", ANN).die()
         self.stopped(GRACE)
         self.pass_time(1)
@@ -358,7 +344,7 @@ class Grace(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
     def test_a_start_that_fails_in_it(self) -> None:
-        """What was stopped stays stopped, in the core, outwards and on disk, if a Start within it does not come up."""
+        """A stopped backend stays stopped, in the core, for callers and on disk, if a Start in its grace fails."""
         for fault, state in ((CoreFailed("it fell"), "failed"), (InvalidConfig("it is odd"), "stopped")):
             self.started("a", ANN, BOB)
             self.stopped(GRACE)

@@ -1,4 +1,4 @@
-"""The client's parts by themselves: which error is which, chunks, and streams that go on behind the last line read."""
+"""The client's parts: which error is which, chunks, and streams that resume after the last line read."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from protos.service_pb2 import ListUsersResponse, User
 CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
 
-# One of each kind, in words that the node uses.
+# One error of each kind, with a text that the node uses.
 SAID: dict[type[NodeError], NodeError] = {
     errors.Internal: errors.Internal("internal error in Start: KeyError; the node's log has more"),
     errors.Unauthenticated: errors.Unauthenticated(),
-    errors.Forbidden: errors.Forbidden("the key has the scope read: this takes all"),
+    errors.Forbidden: errors.Forbidden("the key has the scope read: this call needs all"),
     errors.InvalidRequest: errors.InvalidRequest("the last chunk is missing"),
     errors.InvalidConfig: errors.InvalidConfig("the core refuses the configuration: what is that?"),
     errors.UnknownPath: errors.UnknownPath("there is no such path; the interface has its list"),
     errors.UnknownName: errors.UnknownName("there is no user 'x'"),
     errors.WrongVerb: errors.WrongVerb("this path takes other HTTP methods: see Allow"),
     errors.RequestTimeout: errors.RequestTimeout("the request did not arrive in time"),
-    errors.TooLarge: errors.TooLarge("the chunks are over 67108864 bytes together"),
+    errors.TooLarge: errors.TooLarge("the chunks are larger than 67108864 bytes together"),
     errors.Crowded: errors.Crowded(),
     errors.WrongMediaType: errors.WrongMediaType("the body is text/plain: send it as application/x-protobuf"),
     errors.Unsupported: errors.Unsupported("this core does not measure outbounds"),
@@ -56,7 +56,7 @@ SAID: dict[type[NodeError], NodeError] = {
     errors.Aborted: errors.Aborted(),
     errors.ShuttingDown: errors.ShuttingDown(),
 }
-# Over gRPC nobody is told of these: it has its own words for what stands behind them, or they cannot happen.
+# Errors that do not occur over gRPC: gRPC has its own for those cases, or they cannot happen.
 ONLY_REST = {errors.WrongVerb, errors.UnknownPath, errors.WrongMediaType}
 
 
@@ -67,7 +67,7 @@ def test_every_kind_is_tried() -> None:
 @pytest.mark.parametrize("dialect", Dialect)
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_over_rest(kind: type[NodeError], dialect: Dialect) -> None:
-    """Each error of the node's is the same one for the client, in both dialects, with its text."""
+    """Each error of the node is the same one in the client, in both dialects, with its text."""
     said = SAID[kind]
     method = START if kind is errors.InvalidConfig else INFO
     found = of_http(method, said.http, describe(said, dialect)[1], dialect)
@@ -76,7 +76,7 @@ def test_errors_over_rest(kind: type[NodeError], dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ONLY_REST])
 def test_errors_over_grpc(kind: type[NodeError]) -> None:
-    """So it is over gRPC."""
+    """The same over gRPC."""
     said = SAID[kind]
     method = START if kind is errors.InvalidConfig else INFO
     found = of_grpc(method, said.grpc, said.text, connected=True)
@@ -84,7 +84,7 @@ def test_errors_over_grpc(kind: type[NodeError]) -> None:
 
 
 def test_refused_start_is_about_the_configuration() -> None:
-    """Where a status stands for both, a Start is refused for its configuration unless its bytes are no message."""
+    """If a status fits both, a refused Start is about its configuration, unless its body is not a message."""
     assert isinstance(of_grpc(START, "INVALID_ARGUMENT", "no inbound has a port", True), errors.InvalidConfig)
     malformed = "the body is not a Backend message: Wire format was corrupt"
     assert type(of_grpc(START, "INVALID_ARGUMENT", malformed, True)) is errors.InvalidRequest
@@ -101,7 +101,7 @@ def test_refused_start_is_about_the_configuration() -> None:
     ],
 )
 def test_broken_connections_of_grpc(status: str, text: str, connected: bool) -> None:
-    """What gRPC says of a connection is not taken for the node's word of its core."""
+    """gRPC's own text for a broken connection is not taken for the node's error about its core."""
     assert type(of_grpc(INFO, status, text, connected)) is Unreachable
 
 
@@ -115,8 +115,8 @@ def test_broken_connections_of_grpc(status: str, text: str, connected: bool) -> 
         (404, b'{"error": "x", "code": "internal"}'),
     ],
 )
-def test_somebody_else_answers(answer: tuple[int, bytes]) -> None:
-    """What no node says, a known word with another's status among it, is told as such."""
+def test_another_server_answers(answer: tuple[int, bytes]) -> None:
+    """An answer that no node gives, such as a known code with another status, is an unexpected reply."""
     found = of_http(INFO, *answer, Dialect.DOCUMENT)
     assert type(found) is UnexpectedReply
     assert isinstance(found, NoReply)
@@ -125,7 +125,7 @@ def test_somebody_else_answers(answer: tuple[int, bytes]) -> None:
 
 
 def test_addresses() -> None:
-    """An IPv6 address stands in brackets, and the key is in no picture of a target."""
+    """An IPv6 address is put in brackets, and the key is not in the representation of a target."""
     targets = [Target("rest", host, 1, "secret-secret-secret") for host in ("::1", "[::1]", "127.0.0.1", "a.example")]
     assert [target.address for target in targets] == ["[::1]:1", "[::1]:1", "127.0.0.1:1", "a.example:1"]
     assert "secret" not in repr(targets[0])
@@ -138,7 +138,7 @@ def test_a_pin_that_is_none() -> None:
 
 @given(st.lists(st.integers(0, 200), max_size=60), st.integers(100, 600))
 def test_chunks(sizes: list[int], size: int) -> None:
-    """Chunks hold everybody in order, are numbered, the last is marked, and none of several users is too large."""
+    """Chunks have all users in order, are numbered, the last is marked, and none of several users is too large."""
     users = [User(email=str(number), inbounds=["x" * length]) for number, length in enumerate(sizes)]
     found = list(chunks(users, size))
     assert [user for chunk in found for user in chunk.users] == users
@@ -146,14 +146,14 @@ def test_chunks(sizes: list[int], size: int) -> None:
     assert all(chunk.ByteSize() <= size or len(chunk.users) == 1 for chunk in found)
 
 
-# Where a stream goes on
+# Resuming streams
 
 RING = [f"line {number}" for number in range(1000)]
 
 
 @given(st.integers(1, 500), st.integers(0, REPLAY - 1), st.integers(0, 500))
 def test_overlap_of_one_ring(read: int, more: int, first: int) -> None:
-    """Of a ring whose lines differ, the lines after the last one read are found, however much was read before."""
+    """In a ring of different lines, the lines after the last one read are found, however many were read before."""
     ring = RING[first : first + read + more]
     known = overlap(ring[max(0, read - REPLAY) : read], ring[-REPLAY:])
     assert known is not None
@@ -161,14 +161,14 @@ def test_overlap_of_one_ring(read: int, more: int, first: int) -> None:
 
 
 def test_nothing_in_common() -> None:
-    """More lines than a new reader is given, or another ring, do not go on; where nothing was read all is new."""
+    """More lines than a new reader gets, or another ring, do not overlap; if none were read, all are new."""
     assert overlap(RING[:REPLAY], RING[REPLAY : 2 * REPLAY]) is None
     assert overlap(RING[:3], ["ready"]) is None
     assert overlap([], RING[:3]) == 0
 
 
-def test_lines_that_come_again() -> None:
-    """The whole of what was read is looked for first, at its first place; then as much of its end as there is."""
+def test_repeated_lines() -> None:
+    """All lines read are searched first, at their first place; then as many of the last ones as there are."""
     again = ["starting", "running", "stopped"]
     assert overlap(again, again * 2) == 3
     assert overlap(again * 2, again * 2) == 6
@@ -176,7 +176,7 @@ def test_lines_that_come_again() -> None:
 
 
 class Node:
-    """An older node as log streams see it: one ring, and a source for each connection; lines have no places."""
+    """An older node for log streams: one ring, a source for each connection, and lines without places."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -213,13 +213,13 @@ class LogStreamTests(SynchronousTestCase):
         return self.successResultOf(Deferred.fromCoroutine(stream.open()))
 
     def taken(self, stream: LogStream) -> list[str]:
-        """What is there by now; time goes on until a stream that broke has settled."""
+        """Return what is there by now; time passes until a broken stream has settled."""
         waiting = Deferred.fromCoroutine(stream.next(10))
         self.clock.pump([0.05] * 300)
         return self.successResultOf(waiting)
 
-    def test_goes_on_behind_the_last_line(self) -> None:
-        """Lines of the time without a connection come once, in order, and none comes twice."""
+    def test_resumes_after_the_last_line(self) -> None:
+        """Lines sent during a break come once and in order, and none comes twice."""
         self.node.says("a", "b")
         stream = self.opened()
         self.assertEqual(self.taken(stream), ["a", "b"])
@@ -231,8 +231,8 @@ class LogStreamTests(SynchronousTestCase):
         self.node.says("f")
         self.assertEqual(self.taken(stream), ["f"])
 
-    def test_breaks_again_and_again(self) -> None:
-        """So it is after many breaks, some before anything came; and however long the ring is."""
+    def test_breaks_repeatedly(self) -> None:
+        """The same after many breaks, some before any line came, and however long the ring is."""
         stream, expected, found = self.opened(), list[str](), list[str]()
         for number in range(40):
             lines = [f"{number}.{part}" for part in range(number)]
@@ -243,8 +243,8 @@ class LogStreamTests(SynchronousTestCase):
             found += self.taken(stream) + self.taken(stream)
         self.assertEqual(found, expected)
 
-    def test_a_gap_is_told(self) -> None:
-        """Where more came than a new connection is given, a line stands for what may be missing."""
+    def test_a_gap_is_marked(self) -> None:
+        """If more lines came than a new connection gets, a line marks that some may be missing."""
         self.node.says("a")
         stream = self.opened()
         self.assertEqual(self.taken(stream), ["a"])
@@ -256,7 +256,7 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(self.taken(stream), ["b"])
 
     def test_lines_that_the_node_dropped(self) -> None:
-        """The word that lines were dropped is of this reader alone, and is not looked for in the ring."""
+        """The line that says how many were dropped is for this reader alone, and is not searched in the ring."""
         self.node.says("a")
         stream = self.opened()
         self.taken(stream)
@@ -271,7 +271,7 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(self.taken(stream), ["c"])
 
     def test_lines_do_not_wait_for_silence(self) -> None:
-        """A node that says something all the time, of which little is known yet, is heard all the same."""
+        """A node that sends lines all the time is followed, although few lines are known yet."""
         stream = self.opened()
         self.node.breaks()
         waiting = Deferred.fromCoroutine(stream.next())
@@ -281,7 +281,7 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(waiting)[0], "line 0")
 
     def test_patience(self) -> None:
-        """A node that stays away for longer is told by the last error; one that is back before is not."""
+        """A node that is away for longer ends the stream with the last error; one that is back before does not."""
         stream = self.opened(patience=5)
         self.node.down = Unreachable("still away")
         self.node.breaks()
@@ -292,15 +292,15 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(self.failureResultOf(waiting, Unreachable).value.args, ("still away",))
 
     def test_without_patience(self) -> None:
-        """A stream may be one of one connection: it ends with that."""
+        """Without patience a stream ends with its first connection."""
         stream = self.opened(patience=0)
         self.node.says("a")
         self.node.breaks()
         self.assertEqual(self.taken(stream), ["a"])
         self.failureResultOf(Deferred.fromCoroutine(stream.next()), Unreachable)
 
-    def test_the_node_refuses(self) -> None:
-        """What the node says ends a stream: it is no broken connection."""
+    def test_an_error_of_the_node(self) -> None:
+        """An error of the node ends the stream: it is not a broken connection."""
         stream = self.opened()
         self.node.down = errors.Unauthenticated()
         self.node.breaks()
@@ -309,12 +309,12 @@ class LogStreamTests(SynchronousTestCase):
         self.failureResultOf(waiting, errors.Unauthenticated)
 
     def test_first_connection(self) -> None:
-        """There is no patience for a stream that was never open."""
+        """There are no retries for a stream that was never open."""
         self.node.down = Unreachable("nobody there")
         self.failureResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.node.connect).open()), Unreachable)
 
     def test_close(self) -> None:
-        """Closing ends a reader that waits, without an error, and leaves nothing behind; without a node, too."""
+        """Closing ends a waiting reader without an error, and leaves nothing behind; also without a node."""
         for away in (False, True):
             self.node.down = None
             stream = self.opened()
@@ -328,8 +328,8 @@ class LogStreamTests(SynchronousTestCase):
             self.failureResultOf(Deferred.fromCoroutine(stream.__anext__()), StopAsyncIteration)
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_a_reader_that_gives_up(self) -> None:
-        """A wait that is over, or cancelled, loses no line."""
+    def test_a_reader_that_stops_waiting(self) -> None:
+        """A wait that timed out, or was cancelled, loses no line."""
         stream = self.opened()
         waiting = Deferred.fromCoroutine(stream.next(1))
         self.clock.advance(1)
@@ -341,7 +341,7 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(self.taken(stream), ["a"])
 
     def test_a_reader_that_takes_nothing(self) -> None:
-        """What is not taken stays with the node, beyond a number of lines."""
+        """Beyond a number of lines, those that are not taken stay with the node."""
         stream = self.opened()
         for number in range(5):
             self.node.says(*[f"{number}"] * ROOM)
@@ -351,7 +351,7 @@ class LogStreamTests(SynchronousTestCase):
 
 
 class PlacedLogTests(SynchronousTestCase):
-    """A stream from a node that tells where its lines stand."""
+    """A stream from a node that sends the places of its lines."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -373,7 +373,7 @@ class PlacedLogTests(SynchronousTestCase):
         return self.successResultOf(waiting)
 
     def test_as_many_lines_as_the_node_keeps(self) -> None:
-        """After a break there are all lines that came meanwhile, far more than a new reader is given, at once."""
+        """After a break all lines that came meanwhile are there at once, far more than a new reader gets."""
         self.ring.extend(["a", "a"])
         stream = self.successResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.connect).open()))
         self.assertEqual(self.taken(stream), ["a", "a"])
@@ -390,8 +390,8 @@ class PlacedLogTests(SynchronousTestCase):
         self.assertEqual(self.asked[0], "")
         self.assertEqual(len(set(self.asked)), 4)
 
-    def test_another_run_of_the_node(self) -> None:
-        """All that the next one has said comes, behind the word that lines of the one before may be missing."""
+    def test_another_start_of_the_node(self) -> None:
+        """All lines of the new log come, after a line that some of the old log may be missing."""
         self.ring.extend(map(str, range(500)))
         stream = self.successResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.connect).open()))
         self.taken(stream)
@@ -435,7 +435,7 @@ class LogBodyTests(SynchronousTestCase):
         return [line.text for line in self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))]
 
     def test_lines_in_any_pieces(self) -> None:
-        """Lines are whole however the bytes come, and comments are none."""
+        """Lines are complete however the bytes come, and comments are skipped."""
         said = ": heartbeat\n\ndata: one\n\ndata:  two – \n\n: heartbeat\n\ndata: \n\n".encode()
         for size in (1, 3, 1000):
             self.response = FakeResponse()
@@ -445,7 +445,7 @@ class LogBodyTests(SynchronousTestCase):
             self.assertEqual(self.taken(inbox), ["one", " two – ", ""])
 
     def test_places(self) -> None:
-        """A line has the place that its event says, and is there when its event is whole: else it would come twice."""
+        """A line has the id of its event, and comes when the event is complete: otherwise it could come twice."""
         inbox = self.body()
         self.response.body.dataReceived(b"id: 1@a\r\ndata: one\r\n\r\nid: 2@a\ndata: two\n")
         found = self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))
@@ -455,7 +455,7 @@ class LogBodyTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(inbox.take(0))), [Line("two", "2@a")])
 
     def test_bare_lines(self) -> None:
-        """In the other dialect each line is one."""
+        """In the deployed dialect each line of the body is a line."""
         inbox = self.body(events=False)
         self.response.body.dataReceived(b"one\n\ndata: two\nthr\xffee\nfo")
         self.assertEqual(self.taken(inbox), ["one", "", "data: two", "thr\ufffdee"])
@@ -465,7 +465,7 @@ class LogBodyTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_silence(self) -> None:
-        """A node that says nothing, not even a comment, is gone; one that was told to wait is not."""
+        """A node that sends nothing, not even a comment, is gone; one that the reader has paused is not."""
         inbox = self.body()
         self.clock.advance(SILENCE - 1)
         self.response.body.dataReceived(b": heartbeat\n\n")
@@ -486,7 +486,7 @@ class LogBodyTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_the_end(self) -> None:
-        """However the body ends, the reader has all lines, and then is told."""
+        """However the body ends, the reader gets all lines, and then the error."""
         for reason in (ResponseDone(), ConnectionError("reset")):
             self.response = FakeResponse()
             inbox = self.body()
@@ -496,14 +496,14 @@ class LogBodyTests(SynchronousTestCase):
             self.ended(inbox, Unreachable)
 
     def test_close(self) -> None:
-        """Whoever wants no more lines hangs up."""
+        """A reader that wants no more lines closes the connection."""
         inbox = self.body()
         inbox.close()
         self.assertTrue(self.response.closed)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_a_line_without_end(self) -> None:
-        """Something that never ends a line is no node, and is not kept."""
+        """A server that never ends a line is not a node, and the line is not kept."""
         inbox = self.body()
         self.response.body.dataReceived(b"x" * (MAX_LINE + 1))
         self.assertTrue(self.response.closed)
@@ -522,7 +522,7 @@ class Circling:
 
 class PagesTests(SynchronousTestCase):
     def test_pages_in_circles(self) -> None:
-        """They would fill all memory: each page begins behind the one before it."""
+        """They would fill the memory: each page must begin after the one before it."""
         transport: Any = Circling()
 
         async def listed() -> int:

@@ -1,4 +1,4 @@
-"""The doctor's checks: each fault, made on purpose, is found, with what to do about it; what is well is said to be."""
+"""The doctor's checks: each fault, made on purpose, is found and has a remedy; a machine without faults is ok."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def levels(findings: Iterable[Finding]) -> dict[Check, Level]:
     return {finding.check: finding.level for finding in findings}
 
 
-def test_a_machine_that_is_well() -> None:
-    """Every check of it is said, and none has a remedy."""
+def test_a_machine_without_faults() -> None:
+    """Every check is ok, and none has a remedy."""
     found = list(machine.check(WELL))
     assert {finding.level for finding in found} == {Level.OK}
     assert len(found) == 10
@@ -75,7 +75,7 @@ def test_a_machine_that_is_well() -> None:
     ],
 )
 def test_each_fault_of_a_machine(fault: dict[str, object], check: Check, level: Level) -> None:
-    """It is found, and nothing else is."""
+    """It is found, and no other fault is."""
     found = list(machine.check(replace(WELL, **fault)))  # type: ignore[arg-type]
     assert {each: how for each, how in levels(found).items() if how is not Level.OK} == {check: level}
     [told] = [finding.document for finding in found if finding.check is check]
@@ -84,7 +84,7 @@ def test_each_fault_of_a_machine(fault: dict[str, object], check: Check, level: 
 
 
 def made(end: datetime, names: list[str], begin: datetime = NOW - timedelta(days=1)) -> tuple[bytes, bytes]:
-    """A certificate until then, and its key."""
+    """A certificate that expires then, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([])
     builder = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end)
@@ -108,7 +108,7 @@ def made(end: datetime, names: list[str], begin: datetime = NOW - timedelta(days
     ],
 )
 def test_certificates(days: float, names: list[str], host: str, expected: dict[Check, Level]) -> None:
-    """Until when, and for whom."""
+    """Their expiry and names."""
     pair = Pair(*made(NOW + timedelta(days=days), names), host=host, own=["box", "192.0.2.7"])
     found = levels(credentials.check(pair, NOW))
     assert {check: level for check, level in found.items() if level is not Level.OK} == expected
@@ -116,7 +116,7 @@ def test_certificates(days: float, names: list[str], host: str, expected: dict[C
 
 
 def test_certificates_that_cannot_be_used(tmp_path: Path) -> None:
-    """Missing, another one's key, no PEM, not valid yet, or with a key that everybody may read."""
+    """Missing, with another certificate's key, not PEM, not valid yet, or with a key that all users may read."""
     good, key = made(NOW + timedelta(days=90), ["box"])
     _, other = made(NOW + timedelta(days=90), ["box"])
     for pair in (Pair("cert: no such file", key), Pair(good, b"no key"), Pair(good, other), Pair(b"no PEM", key)):
@@ -142,8 +142,8 @@ def test_cores_and_their_files() -> None:
 
 
 def test_ports_and_inbounds() -> None:
-    """Free ones, those of others, deaf ones, and those that a firewall keeps out."""
-    told = running.ports({1: "ours", 2: "free", 3: "another program has it"})
+    """Free ones, those of other programs, those that do not accept, and those that a firewall blocks."""
+    told = running.ports({1: "ours", 2: "free", 3: "another program has the port"})
     assert [finding.level for finding in told] == [Level.OK, Level.WARN, Level.FAIL]
     assert [finding.level for finding in running.inbounds({"a": "", "b": "deaf"})] == [Level.OK, Level.FAIL]
     assert [finding.level for finding in running.destinations({"a": "", "b": "gone"})] == [Level.OK, Level.FAIL]
@@ -151,7 +151,7 @@ def test_ports_and_inbounds() -> None:
     assert running.closed("ufw", set()).level is Level.OK
 
 
-def test_what_a_node_says() -> None:
+def test_the_information_of_a_node() -> None:
     """Its state, each warning, and crashes within a day."""
     well = BaseInfoResponse(state="running")
     assert set(levels(running.node(well, [], 1e6)).values()) == {Level.OK}
@@ -159,10 +159,10 @@ def test_what_a_node_says() -> None:
     events = [Event(kind="core.exited", time=1e6 - 60, text="signal 9"), Event(kind="core.exited", time=1)]
     found = list(running.node(ill, events, 1e6))
     assert [finding.level for finding in found] == [Level.FAIL, Level.WARN, Level.WARN, Level.WARN]
-    assert found[-1].found == "1 within a day, the last: signal 9"
+    assert found[-1].found == "1 within the last day, the last: signal 9"
 
 
-def test_what_a_configuration_listens_on() -> None:
+def test_the_ports_of_a_configuration() -> None:
     """Inbounds of both cores' forms, their ports and ranges, and the sites of REALITY."""
     document = {
         "inbounds": [
@@ -189,7 +189,7 @@ def test_what_a_configuration_listens_on() -> None:
 
 
 def test_firewalls(tmp_path: Path) -> None:
-    """ufw's rules and firewalld's zones are read; without either nothing is said."""
+    """ufw's rules and firewalld's zones are read; without either there is no finding."""
     assert network.closed([443], tmp_path) is None
     for name in ("ufw", "firewalld/zones"):
         (tmp_path / name).mkdir(parents=True)
@@ -202,7 +202,7 @@ def test_firewalls(tmp_path: Path) -> None:
     assert network.shut([1, 2], ["any"]) == set()
 
 
-def test_the_words_are_whole() -> None:
+def test_names_and_remedies() -> None:
     """Each check has a name of its own, and a remedy that is a sentence."""
     assert len({check.word for check in Check}) == len(Check)
     assert all(check.remedy.endswith(".") and check.wanted for check in Check)

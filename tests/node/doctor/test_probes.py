@@ -1,4 +1,4 @@
-"""What the doctor sees of a real kernel: sockets, limits, locks, and what it says of files that are made up."""
+"""What the doctor reads from a real kernel (sockets, limits, locks), and from files of the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from node.doctor.machine import check
 
 
 def test_this_machine(tmp_path: Path) -> None:
-    """Everything here is known or left out, and nothing is touched."""
+    """Every value is known or left out, and nothing is changed."""
     seen = kernel.look(tmp_path)
     assert seen.disk_free
     assert seen.memory_free
@@ -23,7 +23,7 @@ def test_this_machine(tmp_path: Path) -> None:
 
 
 def test_another_kernel(tmp_path: Path) -> None:
-    """Figures are those of its files; where there is none nothing is said."""
+    """The values are those of its files; without a file a value is unknown."""
     for name, text in {
         "proc/sys/net/netfilter/nf_conntrack_count": "900",
         "proc/sys/net/netfilter/nf_conntrack_max": "1000",
@@ -42,7 +42,7 @@ def test_another_kernel(tmp_path: Path) -> None:
     assert "No such file" in seen.disk_fault
 
 
-def test_whose_state_it_is(tmp_path: Path) -> None:
+def test_the_process_of_the_node(tmp_path: Path) -> None:
     """The process that holds the lock is the node."""
     assert kernel.node_of(tmp_path) is None
     with (tmp_path / "lock").open("w") as lock:
@@ -52,29 +52,29 @@ def test_whose_state_it_is(tmp_path: Path) -> None:
 
 
 def test_ports() -> None:
-    """Ours, somebody else's, and free ones."""
+    """Ours, another program's, and free ones."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         assert network.ports([port], os.getpid()) == {port: "ours"}
-        assert network.ports([port], None) == {port: "another program has it"}
+        assert network.ports([port], None) == {port: "another program has the port"}
         assert network.inbounds([Inbound("a", "", (port,), udp=False)]) == {"a": ""}
         assert network.reach("127.0.0.1", port, 1) == ""
     assert network.ports([port], None) == {port: "free"}
     assert network.ports([port], os.getpid()) == {port: "the node does not listen there"}
-    assert network.inbounds([Inbound("a", "", (port,), udp=False)]) == {"a": f"nobody listens on port {port}"}
+    assert network.inbounds([Inbound("a", "", (port,), udp=False)]) == {"a": f"no program listens on port {port}"}
     assert network.destinations([("127.0.0.1", port)]) == {f"127.0.0.1:{port}": "Connection refused"}
 
 
 def test_an_inbound_by_udp() -> None:
-    """Whether something has the port is all that can be known."""
+    """Only whether the port is bound can be known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         assert network.inbounds([Inbound("a", "127.0.0.1", (port,), udp=True)]) == {"a": ""}
 
 
-def test_a_deaf_port() -> None:
-    """It listens, and accepts nobody more."""
+def test_a_port_that_does_not_accept() -> None:
+    """It listens, and accepts no further connection."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -88,4 +88,4 @@ def test_a_deaf_port() -> None:
         finally:
             for one in waiting:
                 one.close()
-    assert fault == f"port {address[1]} is deaf: no answer within {network.HERE:g} s"
+    assert fault == f"port {address[1]} accepts no connection: no answer within {network.HERE:g} s"

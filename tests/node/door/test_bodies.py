@@ -1,4 +1,4 @@
-"""The places of bodies: each message has one for its whole length, from its first bytes to the answer."""
+"""The memory budget for bodies: a message reserves its whole length, from its first bytes to the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ sizes = st.one_of(st.integers(0, 20), st.integers(SMALL - 2, SMALL + 2), st.inte
 
 
 def message(size: int, length: int | None = None) -> bytes:
-    """One that announces this size, with as many bytes as are to be here."""
+    """A message that announces this size, with `length` bytes of it present."""
     return bytes(1) + size.to_bytes(4) + bytes(size if length is None else length)
 
 
@@ -29,7 +29,7 @@ def fed(messages: Messages, stream: int, data: bytes, at: list[int]) -> None:
     st.booleans(),
 )
 def test_the_last_message_of_each_stream_counts(sent: dict[int, list[int]], at: list[int], late: bool) -> None:
-    """However it is cut, whether the key was shown before or after; and in the end everything is given back."""
+    """However the bytes are cut, and whether the key came before or after; in the end everything is released."""
     bodies = Bodies(2**40)
     messages = Messages(bodies)
     if not late:
@@ -47,8 +47,8 @@ def test_the_last_message_of_each_stream_counts(sent: dict[int, list[int]], at: 
     assert bodies.taken == 0
 
 
-def test_who_finds_no_place() -> None:
-    """The first bytes say how much is to come: it is refused before that is here, and takes nothing."""
+def test_a_message_without_room() -> None:
+    """A message is refused by its prefix, before its body has come, and reserves nothing."""
     bodies = Bodies(3 * SMALL)
     first, second = Messages(bodies), Messages(bodies)
     for one in (first, second):
@@ -62,8 +62,8 @@ def test_who_finds_no_place() -> None:
     assert (second.refused, bodies.taken) == ([1], 2 * SMALL)
 
 
-def test_what_grpc_refuses_takes_no_place() -> None:
-    """A message beyond gRPC's own limit."""
+def test_what_grpc_refuses_reserves_nothing() -> None:
+    """A message beyond gRPC's own limit, which reserves nothing."""
     bodies = Bodies(2 * LARGEST)
     messages = Messages(bodies)
     messages.count()

@@ -1,4 +1,4 @@
-"""Bundles of messages: the client gets the messages, however the bytes are cut, and everything else as it was."""
+"""Bundles of messages: the client gets the single messages, however the bytes are cut, and all else unchanged."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from node.door.frames import Frame
 from node.http2 import Kind
 from tests.node.door.test_frames import cuts, packed, pieces
 
-# Two streams with bundles, and one of a server that has no idea of them.
+# Two streams with bundles, and one of a handler that writes none.
 STREAMS, OTHER = (1, 3), 5
 HEADERS = [(Frame(Kind.HEADERS, 4, stream, 3), b"abc") for stream in (*STREAMS, OTHER)]
 
 
 def message(body: bytes) -> bytes:
-    """As it is on the wire."""
+    """Pack a message as it is on the wire."""
     return b"\0" + len(body).to_bytes(4) + body
 
 
 def data(stream: int, payload: bytes, size: int = 16_384) -> Iterable[tuple[Frame, bytes]]:
-    """As the server frames it, where the client takes `size` bytes at a time."""
+    """Pack DATA frames as the server does for a client that takes `size` bytes at a time."""
     for at in range(0, len(payload), size):
         part = payload[at : at + size]
         yield Frame(Kind.DATA, 0, stream, len(part)), part
@@ -34,7 +34,7 @@ def wire(frames: Iterable[tuple[Frame, bytes]]) -> bytes:
 
 
 def read(sent: bytes) -> tuple[list[tuple[Frame, bytes]], dict[int, bytes]]:
-    """The frames, and what is in those of each stream's DATA."""
+    """Parse the frames, and join the DATA of each stream."""
     found, bodies, at = [], dict[int, bytes](), 0
     while at < len(sent):
         frame = Frame.at(sent, at)
@@ -54,7 +54,7 @@ batches = st.lists(
 
 @given(batches, cuts, st.binary(max_size=9).filter(lambda reply: reply != BUNDLED))
 def test_the_client_gets_the_messages(sent: list[tuple[int, list[bytes], int]], at: list[int], reply: bytes) -> None:
-    """What the client has been sent and what was given back to the server are together what the server has sent."""
+    """Bytes sent to the client and bytes returned to the server's window are together all that the server has sent."""
     frames = [*HEADERS, *(frame for stream in STREAMS for frame in data(stream, message(BUNDLED)))]
     for stream, messages, size in sent:
         frames += data(stream, message(bundle(messages)), size)
@@ -78,8 +78,8 @@ def test_the_client_gets_the_messages(sent: list[tuple[int, list[bytes], int]], 
 
 
 @given(st.integers(1, 6), cuts)
-def test_a_sign_in_pieces(size: int, at: list[int]) -> None:
-    """The client's window may have room for a part of it alone, where another stream is not read."""
+def test_the_mark_in_pieces(size: int, at: list[int]) -> None:
+    """The client's window may have room for only a part of the mark, where another stream is not read."""
     sent = wire([*HEADERS[:1], *data(1, message(BUNDLED), size), *data(1, message(bundle([b"line"])))])
     bundles = Bundles({1})
     out = b"".join(map(bundles.feed, pieces(sent, at)))
@@ -89,7 +89,7 @@ def test_a_sign_in_pieces(size: int, at: list[int]) -> None:
 
 @given(st.integers(1, 7), st.binary(max_size=20), cuts)
 def test_a_reply_in_pieces(size: int, reply: bytes, at: list[int]) -> None:
-    """What begins like the sign reaches the client whole."""
+    """A reply that begins like the mark reaches the client completely."""
     bundles = Bundles({1})
     sent = wire([*HEADERS[:1], *data(1, message(b"x" + reply), size)])
     assert read(b"".join(map(bundles.feed, pieces(sent, at))))[1] == {1: message(b"x" + reply)}
@@ -97,8 +97,8 @@ def test_a_reply_in_pieces(size: int, reply: bytes, at: list[int]) -> None:
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), cuts)
-def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
-    """Also what looks like the sign, where a message is not the first, or not a message at all."""
+def test_other_messages_are_unchanged(messages: list[bytes], at: list[int]) -> None:
+    """Also those that look like the mark, where they are not the first message, or not a message at all."""
     first = [*HEADERS[2:], *data(OTHER, message(b"\1")), *data(OTHER, message(BUNDLED))]
     sent = wire([*first, *(frame for one in messages for frame in data(OTHER, message(one), 6))])
     bundles = Bundles({OTHER})
@@ -107,15 +107,15 @@ def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
 
 
 def test_a_stream_without_bundles_gives_nothing_back() -> None:
-    """A window that grows by nothing is an error, which ends the connection (RFC 9113, 6.9)."""
+    """A WINDOW_UPDATE of zero is an error that ends the connection (RFC 9113, 6.9)."""
     bundles = Bundles({1})
     bundles.feed(wire([*HEADERS[:1], *data(1, message(b"a reply"))]))
     bundles.over(1)
     assert bundles.give_back() == b""
 
 
-def test_a_sign_that_is_cut_off_is_given_back() -> None:
-    """Of the stream there is none any more; the connection has its bytes again."""
+def test_a_truncated_mark_is_given_back() -> None:
+    """The stream is gone; the connection's window gets the bytes back."""
     bundles = Bundles({1})
     bundles.feed(wire([*HEADERS[:1], *data(1, message(BUNDLED)[:3])]))
     bundles.over(1)
@@ -123,7 +123,7 @@ def test_a_sign_that_is_cut_off_is_given_back() -> None:
 
 
 def test_a_stream_that_is_over() -> None:
-    """Nothing is kept of it, and what the server still writes is passed, for the client counts it."""
+    """Nothing is kept of the stream; what the server still writes is passed on, because the client counts it."""
     opened = {1}
     bundles = Bundles(opened)
     assert bundles.feed(wire([*HEADERS[:1], *data(1, message(BUNDLED))])) == wire(HEADERS[:1])

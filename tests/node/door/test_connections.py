@@ -1,4 +1,4 @@
-"""Who has a place, and who gives it up."""
+"""The connection limits: who is admitted, and who is cut for a newcomer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.task import Clock
 
 from node.door.connections import Connection, Connections, Limits, network
+from tests.harness.strangers import nobody
 
 
 class Transport:
-    """Knows whose it is, and whether it was aborted."""
+    """A transport that notes whether it was aborted."""
 
     aborted = False
 
@@ -32,7 +33,7 @@ class Hall:
 
     def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
-        self.connections = Connections(self.clock, Limits(**limits))
+        self.connections = Connections(self.clock, Limits(**limits), nobody)
 
     def enter(self, host: str, secured: bool = False, known: bool = False) -> Connection:
         connection = self.connections.enter(Transport(host))
@@ -64,8 +65,8 @@ def test_what_counts_as_one_address(one: str, other: str, same: bool) -> None:
     assert (network(one) == network(other)) is same
 
 
-def test_a_crowd_of_one_address_crowds_out_itself() -> None:
-    """Strangers of one address have so many places; others, and who has shown the key, are not touched."""
+def test_a_crowd_from_one_address_displaces_only_itself() -> None:
+    """One address has a limit of connections without a key; others, and clients with a key, are not affected."""
     hall = Hall(max_connections=10, strangers=2)
     known, other = hall.enter("192.0.2.1", known=True), hall.enter("192.0.2.2")
     first, second, third = (hall.enter("192.0.2.1") for _ in range(3))
@@ -73,8 +74,8 @@ def test_a_crowd_of_one_address_crowds_out_itself() -> None:
     assert len(hall.connections) == 4
 
 
-def test_who_shakes_no_hands_goes_first() -> None:
-    """Of strangers the oldest that has not shaken hands, else the oldest."""
+def test_no_handshake_goes_first() -> None:
+    """Of connections without a key, the oldest without a TLS handshake is cut, otherwise the oldest."""
     hall = Hall(max_connections=10, strangers=3)
     shaken = [hall.enter("192.0.2.1", secured=True) for _ in range(2)]
     silent = hall.enter("192.0.2.1")
@@ -85,7 +86,7 @@ def test_who_shakes_no_hands_goes_first() -> None:
 
 
 def test_all_places_are_taken() -> None:
-    """A stranger goes for a newcomer, else who has rested longest; when all are busy, the newcomer."""
+    """A connection without a key is cut, else the one idle for longest; if all are busy, the newcomer is refused."""
     hall = Hall(max_connections=2)
     one, other = hall.enter("192.0.2.1", known=True), hall.enter("192.0.2.2", known=True)
     assert aborted(hall.enter("192.0.2.3"), one, other) == [True, False, False]
@@ -98,7 +99,7 @@ def test_all_places_are_taken() -> None:
 
 
 def test_the_deadline() -> None:
-    """Who says nothing is cut off in time, and leaves nothing behind."""
+    """A silent client is cut at the deadline, and leaves nothing behind."""
     hall = Hall()
     connection = hall.enter("192.0.2.1")
     hall.clock.advance(9.9)
@@ -111,7 +112,7 @@ def test_the_deadline() -> None:
 
 
 def test_one_connection_is_entered_once() -> None:
-    """Whichever layer asks, a transport's connection is the same until it has left."""
+    """Whichever layer asks, a transport has one connection until it has left."""
     hall = Hall()
     transport = Transport("192.0.2.1")
     connection = hall.connections.enter(transport)

@@ -1,4 +1,4 @@
-"""Whether a reply was delivered whole: what its maker is told, over both transports, whatever the client does."""
+"""Delivery of replies: what the handler learns, over both transports, whatever the client does."""
 
 from __future__ import annotations
 
@@ -38,27 +38,28 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Site
 from protos.service_pb2 import Stat, StatResponse
 from scripts.staging import certs
+from tests.harness.strangers import nobody
 from tests.harness.wire import GrpcWire, Wire
 from tests.node.transport.test_rest import FakeBackend, until
 
 reactor: Any = installed
 
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
-# More than the kernels of both sides hold for a connection, and less than that.
+# Bytes: more than the kernels of both sides hold for a connection, and fewer.
 BIG, SMALL = (StatResponse(stats=[Stat(name="x" * size)]) for size in (20_000_000, 1000))
-# Where struct tcp_info of linux/tcp.h has tcpi_bytes_received.
+# The offset of tcpi_bytes_received in struct tcp_info of linux/tcp.h.
 _BYTES_RECEIVED = 128
 
 
 def heard(told: list[bool]) -> Deferred[bool]:
-    """Says to this list what it is fired with."""
+    """Return a Deferred that appends its result to this list."""
     delivered: Deferred[bool] = Deferred()
     delivered.addCallback(told.append)
     return delivered
 
 
 class LookTests(SynchronousTestCase):
-    """One reply that ends at byte 100 of the stream, and what the kernel says of it."""
+    """One reply that ends at byte 100 of the stream, and what the kernel reports."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -72,7 +73,7 @@ class LookTests(SynchronousTestCase):
         return self.kernel
 
     def after(self, acknowledged: int, given: int, over: bool = False) -> list[bool]:
-        """What was told when the kernel has said this for as long as two looks are apart at most."""
+        """Return the outcomes after the kernel has reported this for the longest pause between two looks."""
         self.kernel = Progress(acknowledged, given, over)
         self.clock.advance(LAST_LOOK)
         return self.told
@@ -82,15 +83,15 @@ class LookTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_the_last_byte_counts(self) -> None:
-        """Until the last byte is acknowledged nothing is told; what is written behind it does not matter."""
+        """There is no outcome until the last byte is acknowledged; bytes written after it do not matter."""
         self.assertEqual(self.after(0, 0), [])
         self.assertEqual(self.after(99, 100), [])
         self.assertEqual(self.after(99, 5000), [])
         self.assertEqual(self.after(100, 5000), [True])
         self.check_fired(True)
 
-    def test_looks_become_rare(self) -> None:
-        """A reply that takes a minute is not looked at a thousand times."""
+    def test_looks_become_less_frequent(self) -> None:
+        """A reply that takes a minute is not polled a thousand times."""
         looks: list[float] = []
         look = self.look
         self.delivery._look = lambda: looks.append(self.clock.seconds()) or look()  # type: ignore[func-returns-value]
@@ -100,29 +101,29 @@ class LookTests(SynchronousTestCase):
         self.assertLessEqual(max(b - a for a, b in pairwise(looks)), LAST_LOOK + 0.002)
 
     def test_a_reset(self) -> None:
-        """A connection that is over with a byte missing did not bring the reply over; one with all of it did."""
+        """A reset connection with a byte missing has not delivered the reply; with all bytes it has."""
         self.after(99, 100, over=True)
         self.check_fired(False)
 
     def test_a_reset_after_the_last_byte(self) -> None:
-        """Whoever took everything and then hangs up rudely has it."""
+        """A client that took everything and then resets the connection has the reply."""
         self.after(100, 124, over=True)
         self.check_fired(True)
 
     def test_lost_and_not_all_given(self) -> None:
-        """A connection that is lost before the kernel was given everything can bring no more."""
+        """A connection that is lost before the kernel got everything delivers no more."""
         self.kernel = Progress(50, 60, over=False)
         self.delivery.lost(short=True)
         self.check_fired(False)
 
-    def test_the_end_of_the_connection_is_no_byte_of_the_reply(self) -> None:
-        """With one byte held back, the end of the connection is acknowledged in its place."""
+    def test_the_fin_is_no_byte_of_the_reply(self) -> None:
+        """With one byte held back, the acknowledgement of the FIN does not count as that byte's."""
         self.kernel = Progress(100, 100, over=False)
         self.delivery.lost(short=True)
         self.check_fired(False)
 
     def test_lost_and_still_on_its_way(self) -> None:
-        """What the kernel was given, it goes on delivering after the connection is closed here."""
+        """After the connection is closed here, the kernel goes on delivering what it has."""
         self.kernel = Progress(50, 101, over=False)
         self.delivery.lost(short=False)
         self.assertEqual(self.told, [])
@@ -130,7 +131,7 @@ class LookTests(SynchronousTestCase):
         self.check_fired(True)
 
     def test_lost_with_later_bytes_held_back(self) -> None:
-        """What was held back may belong to a later response."""
+        """Bytes held back may belong to a later response."""
         self.kernel = Progress(50, 201, over=False)
         self.delivery.lost(short=True)
         self.assertEqual(self.told, [])
@@ -138,19 +139,19 @@ class LookTests(SynchronousTestCase):
         self.check_fired(True)
 
     def test_no_time_left(self) -> None:
-        """At the end of the node, what is not acknowledged by then is not delivered."""
+        """At the node's end, a reply that is not acknowledged is not delivered."""
         self.kernel = Progress(99, 100, over=False)
         self.delivery.give_up()
         self.check_fired(False)
 
     def test_no_time_left_for_what_is_there(self) -> None:
-        """A last look is taken."""
+        """A last look is taken at the node's end."""
         self.kernel = Progress(100, 100, over=False)
         self.delivery.give_up()
         self.check_fired(True)
 
     def test_a_kernel_that_cannot_tell(self) -> None:
-        """That is logged, and no reply counts as delivered that is not known to be."""
+        """The error is logged, and the reply does not count as delivered."""
         self.kernel = OSError("no such thing")
         self.clock.advance(1)
         self.check_fired(False)
@@ -158,7 +159,7 @@ class LookTests(SynchronousTestCase):
 
 
 class DeliveryCase(TestCase):
-    """A backend that answers GetStats, and wants to know what becomes of it."""
+    """A backend that answers GetStats, and asks whether the reply is delivered."""
 
     timeout = 60
 
@@ -175,7 +176,7 @@ class DeliveryCase(TestCase):
     async def check_told(self, *words: bool, seconds: float = 10) -> None:
         await until(lambda: len(self.told) >= len(words), seconds)
         self.assertEqual(self.told, list(words))
-        # Whatever comes later is not heard.
+        # Later results are not collected.
         self.calls.close()
         self.assertEqual(self.told, list(words))
 
@@ -189,7 +190,7 @@ GET = b"GET /stats HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\n" % KEY.encode()
 
 
 class RestTests(DeliveryCase):
-    """REST over TLS: acknowledged by the client's kernel, every byte."""
+    """REST over TLS: delivered when the client's kernel has acknowledged every byte."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -214,12 +215,12 @@ class RestTests(DeliveryCase):
         await until(lambda: self.site.deliveries._under_way)
 
     def below(self) -> Any:
-        """The transport below TLS of the one connection."""
+        """The TCP transport below TLS of the one connection."""
         (channel,) = self.site.connections
         return channel.transport.transport
 
-    async def test_whoever_reads_everything(self) -> None:
-        """A client that reads all of it has it; until then nothing is told."""
+    async def test_a_client_that_reads_everything(self) -> None:
+        """A client that reads the whole reply has it; until then there is no outcome."""
         wire = await self.ask(BIG)
         await self.under_way()
         self.assertEqual(await deferToThread(wire.read, BIG.ByteSize() // 2), BIG.ByteSize() // 2)
@@ -227,8 +228,8 @@ class RestTests(DeliveryCase):
         await deferToThread(wire.read, BIG.ByteSize() // 2)
         await self.check_told(True)
 
-    async def test_whoever_hangs_up_afterwards(self) -> None:
-        """A client that closes as soon as it has read everything has it, also if it asked the node to close."""
+    async def test_a_client_that_closes_afterwards(self) -> None:
+        """A client that closes as soon as it has read everything has the reply, also if it asked the node to close."""
         for reply in (SMALL, BIG):
             for header in (b"", b"Connection: close\r\n") * 5:
                 self.told.clear()
@@ -239,21 +240,21 @@ class RestTests(DeliveryCase):
                 await until(lambda: not self.site.connections)
 
     async def test_the_node_closes_when_it_was_asked_to(self) -> None:
-        """A client that has the node close sees the end, without saying anything, when the reply is there."""
+        """A client that asks the node to close sees the end after the reply, without sending anything."""
         wire = await self.ask(SMALL, header=b"Connection: close\r\n")
         await deferToThread(wire.take)
         self.assertEqual(await deferToThread(wire.link.recv, 1), b"")
         await self.check_told(True)
 
     async def test_reset_when_the_node_was_to_close(self) -> None:
-        """A client that asks the node to close, and does not wait for it."""
+        """A client that asks the node to close, and resets without waiting for it."""
         wire = await self.ask(BIG, header=b"Connection: close\r\n")
         await deferToThread(read_and, wire, 10_000, Wire.reset)
         await self.check_told(False)
         await until(lambda: not self.site.connections)
 
     async def test_a_connection_that_is_kept(self) -> None:
-        """Two replies on one connection: the first is there, the second is lost with it."""
+        """Two replies on one connection: the first is delivered, the second is lost with the connection."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
@@ -265,7 +266,7 @@ class RestTests(DeliveryCase):
         await self.check_told(True, False)
 
     async def test_pipelined(self) -> None:
-        """Two requests in one breath: each reply is told of by itself."""
+        """Two requests sent together: each reply has its own outcome."""
         wire = await self.ask(BIG, times=2)
         await self.under_way()
         await deferToThread(wire.read, BIG.ByteSize() + 10_000)
@@ -275,7 +276,7 @@ class RestTests(DeliveryCase):
         await self.check_told(True, False)
 
     async def test_closed_unread(self) -> None:
-        """A client that asks and closes has nothing, whether the reply was there by then or not."""
+        """A client that sends a request and closes has no reply, whether it was there by then or not."""
         for leave in (Wire.close, Wire.reset) * 5:
             self.told.clear()
             wire = await self.ask(BIG)
@@ -285,7 +286,7 @@ class RestTests(DeliveryCase):
             self.assertEqual(self.told, [False])
 
     async def test_closed_before_there_is_a_reply(self) -> None:
-        """The work goes on, and its reply is for nobody."""
+        """The work goes on, and its reply is not delivered."""
         hold = self.backend.hold = Deferred()
         wire = await self.ask(SMALL)
         await until(lambda: self.backend.heard)
@@ -301,8 +302,8 @@ class RestTests(DeliveryCase):
         await deferToThread(read_and, wire, 10_000, Wire.reset)
         await self.check_told(False)
 
-    async def test_whoever_stops_reading(self) -> None:
-        """A client that takes nothing any more is given up by the kernel, and with it the reply."""
+    async def test_a_client_that_stops_reading(self) -> None:
+        """The kernel gives up a client that takes nothing any more, and the reply is not delivered."""
         wire = await self.ask(BIG)
         await self.under_way()
         self.below().getHandle().setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
@@ -312,14 +313,14 @@ class RestTests(DeliveryCase):
         await until(lambda: not self.site.connections)
 
     async def test_the_node_stops(self) -> None:
-        """What is not there by then was not delivered, and is told before the connections end."""
+        """A reply that is not acknowledged by then was not delivered, which is reported before connections end."""
         await self.ask(BIG)
         await self.under_way()
         self.site.connections.disconnect()
         await self.check_told(False)
 
-    async def test_ends_within_each_other(self) -> None:
-        """Two replies on one connection, which is lost by what the first one's word leads to: each is told once."""
+    async def test_a_connection_lost_in_a_callback(self) -> None:
+        """Two replies on one connection, which the first one's callback loses: each is reported once."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
@@ -334,15 +335,15 @@ class RestTests(DeliveryCase):
         await self.check_told(True, False, False)
 
     async def test_work_that_fails(self) -> None:
-        """An error is an answer, and no reply."""
+        """An error is not a delivered reply."""
         self.backend.error = RuntimeError("x")
         wire = await self.ask(SMALL)
         await deferToThread(wire.read, 100)
         await self.check_told(False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
-    async def test_nobody_asked(self) -> None:
-        """A reply that nobody waits for is not looked at."""
+    async def test_no_handler_asked(self) -> None:
+        """A reply whose delivery is not asked for is not watched."""
         self.backend.delivered = None
         wire = await self.ask(BIG)
         await until(lambda: self.backend.finished)
@@ -350,7 +351,7 @@ class RestTests(DeliveryCase):
         self.assertFalse(self.site.deliveries._under_way)
 
     async def test_the_length_of_the_stream(self) -> None:
-        """`written` is what the other side receives in the end, to the byte, wherever Twisted keeps it meanwhile."""
+        """`written` is what the other side receives in the end, to the byte, wherever Twisted buffers it meanwhile."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         (channel,) = self.site.connections
@@ -365,7 +366,7 @@ class RestTests(DeliveryCase):
             self.assertEqual(struct.unpack_from("Q", info, _BYTES_RECEIVED), (after,))
 
     async def test_a_connection_that_takes_nothing(self) -> None:
-        """A write into a connection that is ending is no reply, although all that was written is acknowledged."""
+        """A write into an ending connection delivers no reply, although all written bytes are acknowledged."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
@@ -375,7 +376,7 @@ class RestTests(DeliveryCase):
         await self.check_told(True, False)
 
     async def test_a_write_that_fails(self) -> None:
-        """Its error is raised, and the reply is not delivered."""
+        """The error of the write is raised, and the reply is not delivered."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
@@ -401,7 +402,7 @@ def read_and(wire: Wire, size: int, leave: Callable[[Wire], None]) -> None:
 
 
 class GrpcTests(DeliveryCase):
-    """gRPC over the relay: acknowledged by the client's kernel, every byte."""
+    """gRPC over the relay: delivered when the client's kernel has acknowledged every byte."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         super().setUp()
@@ -414,7 +415,7 @@ class GrpcTests(DeliveryCase):
         self.server = RpcServer(self.aio, self.calls, Authenticator(KEY), upstream)
         await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
-        self.connections = Connections(reactor, Limits())
+        self.connections = Connections(reactor, Limits(), nobody)
         listening = Entrance(self.connections, None, upstream).listen(
             reactor, 0, "127.0.0.1", self.certificates.context_factory(GRPC_FIRST)
         )
@@ -457,8 +458,8 @@ class GrpcTests(DeliveryCase):
         await deferToThread(leave, wire)
         await self.check_told(False)
 
-    async def test_whoever_reads_everything(self) -> None:
-        """The usual client has it, however big."""
+    async def test_a_client_that_reads_everything(self) -> None:
+        """A usual client has the reply, however big."""
         for reply in (SMALL, BIG):
             self.told.clear()
             self.backend.reply = reply
@@ -482,11 +483,11 @@ class GrpcTests(DeliveryCase):
         await self.check_lost(Wire.close)
 
     async def test_reset(self) -> None:
-        """A client that is gone in the middle, as one that was killed."""
+        """A client that is gone in the middle, as if killed."""
         await self.check_lost(Wire.reset)
 
     async def test_reset_with_a_wide_window(self) -> None:
-        """A window for the whole reply: it is the connection that does not take it."""
+        """A window for the whole reply: the connection does not take it."""
         wire = await self.ask(BIG, window=30_000_000)
         await deferToThread(wire.read, 10_000)
         await deferToThread(wire.reset)
@@ -505,7 +506,7 @@ class GrpcTests(DeliveryCase):
         await self.check_told(False)
 
     async def test_gone_when_it_is_written(self) -> None:
-        """A client whose connection is no more by the time that the server has written has nothing."""
+        """A client whose connection is gone by the time that the server has written does not have the reply."""
 
         async def write(_: bytes) -> None: ...
 
@@ -525,7 +526,7 @@ class GrpcTests(DeliveryCase):
             self.assertEqual(self.told, [True])
 
     async def test_in_the_kernel_when_it_breaks(self) -> None:
-        """Written whole to the node's kernel, and reset before it was read: not delivered."""
+        """Written completely to the node's kernel, and reset before it was read: not delivered."""
         for _ in range(5):
             self.told.clear()
             self.backend.finished.clear()
@@ -537,25 +538,25 @@ class GrpcTests(DeliveryCase):
             self.assertEqual(self.told, [False])
 
     async def test_cancelled_before_there_is_a_reply(self) -> None:
-        """The work goes on, and its reply is for nobody."""
+        """The work goes on, and its reply is not delivered."""
         hold = self.backend.hold = Deferred()
         wire = await self.ask(SMALL)
         await until(lambda: self.backend.heard)
         await deferToThread(wire.cancel)
-        await self.all_told_of_the_cancel()
+        await self.cancel_has_arrived()
         self.assertEqual(self.told, [])
         hold.callback(None)
         await self.check_told(False)
 
-    async def all_told_of_the_cancel(self) -> None:
-        """Another call on another connection was answered since; only then is the held one let go."""
+    async def cancel_has_arrived(self) -> None:
+        """Wait until another call on another connection was answered; only then release the held one."""
         held, self.backend.hold = self.backend.hold, None
         self.backend.delivered = None
         await deferToThread(self.fetch)
         self.backend.delivered, self.backend.hold = self.told, held
 
     async def test_work_that_fails(self) -> None:
-        """An error is an answer, and no reply."""
+        """An error is not a delivered reply."""
         self.backend.error = RuntimeError("x")
         with pytest.raises(grpc.RpcError) as failed:
             await deferToThread(self.fetch)

@@ -11,8 +11,9 @@ from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded
+from h2.events import ConnectionTerminated, DataReceived, Event, PingAckReceived, ResponseReceived, StreamEnded
 from h2.settings import SettingCodes, Settings
+from hpack import Encoder
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
@@ -30,12 +31,13 @@ from node.api.calls import Calls
 from node.api.methods import SERVICE
 from node.door import manners, relay
 from node.door.bodies import Bodies
+from node.door.bundles import LEAST
 from node.door.connections import Connection, Connections, Limits
 from node.door.entrance import Entrance
 from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
-from node.http2 import PREFACE
+from node.http2 import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from node.logs import LogRing
 from node.sockets import Prompt
 from node.transport.rest import make_app
@@ -43,6 +45,7 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
 from protos.service_pb2 import BaseInfoResponse, Log
+from tests.harness.strangers import nobody
 from tests.node.transport.test_rest import FakeBackend, sample
 from tests.node.transport.test_site import BEARER, Client, head, until
 
@@ -52,7 +55,7 @@ INFO = f"/{SERVICE.full_name}/GetBaseInfo"
 
 
 class Http2(Client):
-    """Speaks HTTP/2, and keeps what it hears."""
+    """Speaks HTTP/2, and keeps what it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ class Http2(Client):
         names = {":method": "POST", ":scheme": "http", ":path": INFO, ":authority": "x", "te": "trailers"}
         self.http.send_headers(stream, [*names.items(), ("content-type", "application/grpc"), ("x-api-key", key)])
         while message:
-            # A window's worth; more is for a client that has the time to wait.
+            # A window's worth; more is for a client that can wait.
             self.http.send_data(stream, message[:16_000], end_stream=end and len(message) <= 16_000)
             message = message[16_000:]
         self.flush()
@@ -86,23 +89,23 @@ class Http2(Client):
 class LineReader(Http2):
     """Reads log lines, and takes few bytes at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 200) -> None:
         super().__init__()
-        self.http.local_settings = Settings(initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 200})
+        self.http.local_settings = Settings(initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
         self.held = b""
 
     def dataReceived(self, data: bytes) -> None:
         super().dataReceived(data)
         for event in self.events:
             if isinstance(event, DataReceived):
-                self.held += event.data
-                self.http.acknowledge_received_data(event.flow_controlled_length, 1)
+                self.held += event.data if event.stream_id == 1 else b""
+                self.http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         self.events = [event for event in self.events if not isinstance(event, DataReceived)]
         self.flush()
 
     @property
     def lines(self) -> list[str]:
-        """Those that are here whole."""
+        """The complete lines so far."""
         found, body = [], self.held
         while len(body) >= 5 and len(body) >= (end := 5 + int.from_bytes(body[1:5])):
             found.append(Log.FromString(body[5:end]).detail)
@@ -111,7 +114,7 @@ class LineReader(Http2):
 
 
 class DoorCase(TestCase):
-    """A whole node but for its backend and TLS: by their first bytes clients without TLS are told apart, too."""
+    """A whole node except backend and TLS; protocols are detected by the first bytes, without TLS, too."""
 
     timeout = 60
 
@@ -147,10 +150,19 @@ class DoorCase(TestCase):
         return client
 
     async def ours(self) -> Connection:
-        """Our side of the one connection."""
+        """The node's side of the one connection."""
         await until(lambda: len(self.site.connections) == 1)
         (connection,) = self.site.connections
         return connection
+
+    async def gathered(self, condition: Callable[[], object]) -> None:
+        """Wait for the condition, with time for batches of small pieces to end."""
+
+        def passed() -> object:
+            self.clock.advance(relay.GATHER)
+            return condition()
+
+        await until(passed, 20)
 
     async def asked(self, client: Http2, stream: int = 1) -> None:
         client.events.clear()
@@ -159,10 +171,10 @@ class DoorCase(TestCase):
 
 
 class EntranceTests(DoorCase):
-    """Who is led where."""
+    """Which protocol a connection is handed to."""
 
     async def test_both_protocols(self) -> None:
-        """HTTP/1.1 is led to the site, HTTP/2 to gRPC's server, on one port."""
+        """HTTP/1.1 goes to the site, HTTP/2 to gRPC's server, on one port."""
         rest = await self.connect(Client())
         rest.send(head(b"GET /info", BEARER))
         await until(rest.holds(b"HTTP/1.1 200"))
@@ -174,7 +186,7 @@ class EntranceTests(DoorCase):
             return reply
 
     async def test_what_is_written_goes_out(self) -> None:
-        """It does not wait until the client has acknowledged what was before."""
+        """A write does not wait until the client has acknowledged the one before."""
         client = await self.connect(Client())
         await self.ours()
         here = client.transport.getPeer().port
@@ -182,7 +194,7 @@ class EntranceTests(DoorCase):
         self.assertTrue(ours.getTcpNoDelay())
 
     async def test_a_preface_in_pieces(self) -> None:
-        """One byte a time, and a request that begins like it."""
+        """One byte at a time, and a request that begins like the preface."""
         client = await self.connect(Client())
         for place in range(len(PREFACE)):
             client.send(PREFACE[place : place + 1])
@@ -194,7 +206,7 @@ class EntranceTests(DoorCase):
         await until(other.holds(b"HTTP/1.1 4"))
 
     async def test_silence(self) -> None:
-        """Nothing, and half a preface, are cut off in time, and nothing is left behind."""
+        """A silent client, and one with half a preface, are cut at the deadline; nothing is left behind."""
         for begun in (b"", PREFACE[:20]):
             client = await self.connect(Client())
             client.send(begun)
@@ -205,7 +217,7 @@ class EntranceTests(DoorCase):
             self.assertEqual(client.received, b"")
 
     async def test_the_socket(self) -> None:
-        """The server's socket is ours alone; what a killed node left is removed, and nothing else."""
+        """Only the node may use the server's socket; a killed node's is removed, and nothing else."""
         (socket,) = self.directory.iterdir()
         self.assertEqual(stat.S_IMODE(socket.stat().st_mode), 0o600)
         (self.directory / "grpc.file").touch()
@@ -214,7 +226,7 @@ class EntranceTests(DoorCase):
         self.assertEqual([left.name for left in self.directory.iterdir()], ["grpc.file"])
 
     async def test_another_server(self) -> None:
-        """Who comes while the server is replaced by another one waits for it."""
+        """A client that connects while the server is being replaced waits for the new one."""
         await self.aio.run(self.server.stop())
         client = await self.connect(Http2())
         client.ask(1)
@@ -226,16 +238,16 @@ class EntranceTests(DoorCase):
 
 
 class RoomTests(DoorCase):
-    """Large bodies, more of them at once than have room."""
+    """Large bodies, more of them at once than the budget has room for."""
 
     size = 80_000
 
     def begin(self, client: Http2, stream: int) -> None:
-        """A call whose message is announced, and half here."""
+        """Begin a call whose message is announced, and half sent."""
         client.ask(stream, message=b"\0" + self.size.to_bytes(4) + bytes(self.size // 2), end=False)
 
     async def shown(self) -> Http2:
-        """A client that has shown the key."""
+        """A client that has shown a key."""
         client = Http2()
         await self.connect(client)
         await self.asked(client)
@@ -243,7 +255,7 @@ class RoomTests(DoorCase):
         return client
 
     async def test_a_call_without_room(self) -> None:
-        """It is told so, and when to come again; others go on, on its own connection too; then there is room."""
+        """The call is refused, with a time to retry; others go on, also on its connection; later there is room."""
         self.site.connections.bodies = Bodies(100_000)
         first, second = await self.shown(), await self.shown()
         self.begin(first, 3)
@@ -263,8 +275,8 @@ class RoomTests(DoorCase):
         self.begin(second, 7)
         await until(lambda: self.site.connections.bodies.taken == self.size)
 
-    async def test_who_leaves_gives_it_back(self) -> None:
-        """A connection that is lost, and a call that is reset."""
+    async def test_a_client_that_leaves_releases_its_memory(self) -> None:
+        """By a lost connection, and by a reset call."""
         client = await self.shown()
         self.begin(client, 3)
         await until(lambda: self.site.connections.bodies.taken == self.size)
@@ -281,7 +293,7 @@ class RelayTests(DoorCase):
     """One connection over HTTP/2."""
 
     async def test_headers_in_time(self) -> None:
-        """A client that speaks HTTP/2 and asks nothing is cut off when the deadline is over."""
+        """A client that speaks HTTP/2 and makes no call is cut at the deadline."""
         client = await self.connect(Http2())
         await until(lambda: client.events)
         await self.ours()
@@ -289,7 +301,7 @@ class RelayTests(DoorCase):
         await until(lambda: client.ended)
 
     async def test_the_key_in_time(self) -> None:
-        """A client that was refused may ask again, but not for long."""
+        """A client that was refused may try again, but not for long."""
         client = await self.connect(Http2())
         client.ask(1, "wrong")
         await until(client.heard(StreamEnded))
@@ -299,8 +311,17 @@ class RelayTests(DoorCase):
         goodbye = await self.goodbye(client)
         self.assertEqual((goodbye.error_code, goodbye.last_stream_id), (0, 1))
 
+    async def test_many_calls_at_once(self) -> None:
+        """A controller may begin with more calls than allowed without a key: the door finds the key in the first."""
+        client = await self.connect(Http2())
+        many = manners.STRANGERS_REQUESTS[0] + 50
+        for number in range(many):
+            client.ask(2 * number + 1)
+        await self.gathered(lambda: sum(isinstance(event, StreamEnded) for event in client.events) == many)
+        self.assertIsNone(client.heard(ConnectionTerminated)())
+
     async def test_a_long_message_before_the_key_is_known(self) -> None:
-        """A call with the key whose message takes its time is waited for, though not for ever."""
+        """The door waits for a call with a key whose message takes long, but not for ever."""
         for patience, answered in ((50, True), (120, False)):
             client = await self.connect(Http2())
             names = {":method": "POST", ":scheme": "http", ":path": INFO, ":authority": "x", "te": "trailers"}
@@ -330,7 +351,7 @@ class RelayTests(DoorCase):
         return event
 
     async def test_idle(self) -> None:
-        """With the key, a connection ends when nothing was asked for as long as may be, and is told what was taken."""
+        """With a key, a connection ends after the idle limit, with a GOAWAY that names the last stream."""
         client = await self.connect(Http2())
         await self.asked(client)
         connection = await self.ours()
@@ -358,13 +379,14 @@ class RelayTests(DoorCase):
         client.http.send_data(5, bytes(5), end_stream=True)
         client.flush()
         connection = await self.ours()
-        await until(lambda: connection.known and not connection.idle)
+        # Until then the deadline for the first message runs.
+        await until(lambda: connection.session._served and not connection.idle)  # type: ignore[union-attr]
         for _ in range(10):
             self.clock.advance(100)
         self.assertFalse(client.ended)
 
     async def test_a_flood(self) -> None:
-        """A client that exceeds the limits is told so, and nothing more is taken from it."""
+        """A client that exceeds the limits gets a GOAWAY, and nothing more is read from it."""
         client = await self.connect(Http2())
         for _ in range(manners.PINGS[0] + 1):
             client.http.ping(bytes(8))
@@ -374,9 +396,34 @@ class RelayTests(DoorCase):
         self.clock.advance(relay.FAREWELL)
         await until(lambda: not self.site.connections)
 
-    async def reading_lines(self) -> LineReader:
+    async def test_pings(self) -> None:
+        """All allowed PINGs at once are answered: gRPC's own server would end the connection at the fourth."""
+        client = await self.connect(Http2())
+        await self.asked(client)
+        many = manners.PINGS[0] - 10
+        for number in range(many):
+            client.http.ping(number.to_bytes(8))
+        client.flush()
+        await self.gathered(lambda: sum(isinstance(event, PingAckReceived) for event in client.events) == many)
+        self.assertIsNone(client.heard(ConnectionTerminated)())
+        await self.asked(client, 3)
+
+    async def test_tiny_windows(self) -> None:
+        """A client that takes a few bytes at a time still gets log lines and replies.
+
+        If the prefixes of bundles could fill its window, it gets no bundles.
+        """
+        lines = ["one", "two", "", "four"]
+        self.ring.extend(lines)
+        for window in (1, 2, 3, 4, 5, 6, 7, 11, 12, LEAST - 1, LEAST):
+            client = await self.reading_lines(window)
+            await self.gathered(lambda client=client: client.lines == lines)  # type: ignore[misc]
+            client.ask(3)
+            await self.gathered(client.heard(StreamEnded))
+
+    async def reading_lines(self, window: int = 200) -> LineReader:
         """A client with a narrow window, whose log stream has begun."""
-        client: LineReader = await self.connect(LineReader())
+        client: LineReader = await self.connect(LineReader(window))
         names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "x"}
         client.http.send_headers(
             1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), ("x-api-key", KEY)]
@@ -387,12 +434,12 @@ class RelayTests(DoorCase):
         return client
 
     async def test_log_lines_through_a_narrow_window(self) -> None:
-        """They come in bundles, of which the client knows nothing: each is a message, in order, none is missing."""
+        """Lines come in bundles, which the client does not see: each is a message, in order, and none is missing."""
         client = await self.reading_lines()
         sent = [f"line {number}" for number in range(150)]
 
         def are_here(whole: int) -> Any:
-            # Small pieces in a row are gathered.
+            # Small pieces in a row are batched.
             self.clock.advance(relay.GATHER)
             return client.lines == sent[:whole]
 
@@ -401,7 +448,7 @@ class RelayTests(DoorCase):
             await until(partial(are_here, begin + 3))
 
     async def test_short_lines_through_a_narrow_window(self) -> None:
-        """A client that has seen less than half of its window says nothing; what is around lines must not fill it."""
+        """A client that has seen less than half of its window sends nothing; prefixes of bundles must not fill it."""
         client = await self.reading_lines()
 
         def are_here(whole: int) -> Any:
@@ -412,8 +459,8 @@ class RelayTests(DoorCase):
             self.ring.extend([""])
             await until(partial(are_here, number + 1))
 
-    async def test_names_are_forgotten(self) -> None:
-        """Of a client that is gone nothing is left."""
+    async def test_names_are_removed(self) -> None:
+        """Nothing is kept of a client that is gone."""
         client = await self.connect(Http2())
         await self.asked(client)
         self.assertEqual(len(self.upstream._clients), 1)
@@ -424,20 +471,22 @@ class RelayTests(DoorCase):
 
 
 class Slow(Protocol):
-    """Takes what comes, but only when it is told to."""
+    """Takes data only when it is told to."""
 
     def __init__(self) -> None:
         self.received = 0
+        self.first = b""
 
     def dataReceived(self, data: bytes) -> None:
         self.received += len(data)
+        self.first = (self.first + data)[:100]
 
 
 class PressureTests(TestCase):
-    """A relay between two ends of the test's own: who does not read is not written for."""
+    """A relay between two ends of the test's own, with backpressure."""
 
     timeout = 60
-    # The longest frame that there is.
+    # The longest possible frame.
     size = 2**24 - 1
 
     async def setUp(self) -> None:  # type: ignore[override]
@@ -450,7 +499,7 @@ class PressureTests(TestCase):
         self.addCleanup(listening.stopListening)
         upstream = Upstream(reactor, path.parent)
         upstream.listens(path)
-        self.connections = Connections(reactor, Limits())
+        self.connections = Connections(reactor, Limits(), nobody)
         self.port = Port(0, Entrance(self.connections, None, upstream), 5, "127.0.0.1", reactor)
         self.port.startListening()
         self.addCleanup(self.leave)
@@ -463,6 +512,8 @@ class PressureTests(TestCase):
         (connection,) = self.connections
         connection.known = True
         self.relay = connection.transport
+        assert connection.session is not None
+        self.session = connection.session
 
     def make(self) -> Slow:
         self.behind.append(Slow())
@@ -488,7 +539,7 @@ class PressureTests(TestCase):
         await until(lambda: receiver.received - before == self.size + 9, 20)
 
     def calm(self, sender: Slow) -> Callable[[], bool]:
-        """Nothing more is taken from the sender for some turns."""
+        """Whether nothing more is taken from the sender for some turns."""
         seen: list[int] = []
 
         def still() -> bool:
@@ -497,6 +548,23 @@ class PressureTests(TestCase):
 
         return still
 
+    async def test_a_goaway_before_the_server_sends_anything(self) -> None:
+        """A client accepts nothing but SETTINGS at the beginning of a connection."""
+        self.session.finish(True, False)
+        await until(lambda: self.client.received == 9 + 17)
+        self.assertEqual([self.client.first[3], self.client.first[9 + 3]], [Kind.SETTINGS, Kind.GOAWAY])
+
+    async def test_a_call_that_the_server_has_not_begun(self) -> None:
+        """Even if the node counts as idle, a complete call is waited for; an open stream is not."""
+        call = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, Encoder().encode([(":path", "/x/Y")]))
+        self.client.transport.write(call)  # type: ignore[union-attr]
+        await until(lambda: self.behind[0].received == len(PREFACE) + len(call))
+        self.assertFalse(self.session.finish(False, True))
+        self.behind[0].transport.write(frame(Kind.HEADERS, END_HEADERS, 1))  # type: ignore[union-attr]
+        await until(lambda: self.client.received == 9)
+        self.assertFalse(self.session.finish(False, False))
+        self.assertTrue(self.session.finish(False, True))
+
     async def test_a_slow_client(self) -> None:
         await self.check(self.behind[0], self.client, lambda: self.relay)
 
@@ -504,8 +572,8 @@ class PressureTests(TestCase):
         (server,) = (one for one in reactor.getReaders() if isinstance(one, Prompt) and one is not self.relay)
         await self.check(self.client, self.behind[0], lambda: server)
 
-    async def test_what_the_server_has_written_and_nobody_read(self) -> None:
-        """It is part of a reply that the server says it has written: not delivered before the client has it."""
+    async def test_bytes_that_the_relay_has_not_read(self) -> None:
+        """They belong to a reply that the server has written: not delivered before the client has them."""
         told: list[bool] = []
         delivered: Deferred[bool] = Deferred()
         delivered.addCallback(told.append)
@@ -521,14 +589,14 @@ class PressureTests(TestCase):
         await until(lambda: told == [True], 20)
 
     async def test_a_client_that_leaves(self) -> None:
-        """What it has sent before still reaches the server."""
+        """What the client has sent before still reaches the server."""
         self.client.transport.write(bytes((0, 0, 5, 0, 0, 0, 0, 0, 1)) + b"hello")  # type: ignore[union-attr]
         self.client.transport.loseConnection()  # type: ignore[union-attr]
         await until(lambda: self.behind[0].received == len(PREFACE) + 14)
         await until(lambda: not self.behind[0].transport.connected)  # type: ignore[union-attr]
 
     async def test_a_server_that_leaves(self) -> None:
-        """The client has what was written, and then the end."""
+        """The client gets what was written, and then the end."""
         self.behind[0].transport.write(bytes((0, 0, 5, 0, 0, 0, 0, 0, 1)) + b"hello")  # type: ignore[union-attr]
         self.behind[0].transport.loseConnection()  # type: ignore[union-attr]
         await until(lambda: not self.client.transport.connected)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""HTTP/2's frames by their headers: however the bytes are cut, and whatever they are."""
+"""Parsing HTTP/2 frames by their headers: however the bytes are cut, and whatever they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ cuts = st.lists(st.integers(0, 2000), max_size=30)
 
 
 def pieces(data: bytes, at: list[int]) -> list[bytes]:
-    """The data, cut at these places."""
+    """Cut the data at these places."""
     places = sorted({0, len(data), *(place for place in at if place < len(data))})
     return [data[begin:end] for begin, end in itertools.pairwise(places)]
 
@@ -56,7 +56,7 @@ def test_any_bytes_are_frames(data: bytes, at: list[int]) -> None:
 
 @given(frames)
 def test_as_others_read_them(sent: tuple[Frame, bytes]) -> None:
-    """The reserved bit of a stream is nobody's; a known kind is what the reference takes it for."""
+    """The reserved bit of a stream is ignored; a known kind is parsed as by the reference."""
     frame, payload = sent
     data = bytearray(packed(frame, payload))
     data[5] |= 0x80
@@ -68,7 +68,7 @@ def test_as_others_read_them(sent: tuple[Frame, bytes]) -> None:
 
 
 def test_between() -> None:
-    """In a header or a payload is not between two frames."""
+    """Inside a header or a payload is not between two frames."""
     reader, data = Frames(), packed(Frame(0, 0, 1, 3), b"abc")
     for byte in data[:-1]:
         reader.feed(bytes((byte,)))
@@ -78,7 +78,7 @@ def test_between() -> None:
 
 
 def test_goaway() -> None:
-    """Others understand our goodbye."""
+    """Another implementation parses our GOAWAY."""
     data = goaway(77, Code.ENHANCE_YOUR_CALM)
     frame, length = Reference.parse_frame_header(memoryview(data[:9]))
     assert isinstance(frame, GoAwayFrame)
@@ -89,7 +89,7 @@ def test_goaway() -> None:
 
 @given(st.lists(frames, max_size=20), cuts)
 def test_a_frame_may_be_put_into_a_gap(sent: list[tuple[Frame, bytes]], at: list[int]) -> None:
-    """Where one piece after the other has a gap, another frame in it is read; the others stay as they are."""
+    """A frame inserted into the gap of a piece is parsed; the others are unchanged."""
     reader, other = Frames(), Frames()
     put = packed(Frame(99, 0, 7, 3), b"put")
     puts, found = 0, []
@@ -108,7 +108,7 @@ def test_a_frame_may_be_put_into_a_gap(sent: list[tuple[Frame, bytes]], at: list
 
 
 def test_a_long_message_has_gaps() -> None:
-    """Frames of 16 KiB in pieces of 64: each piece has a place, though none ends with a frame."""
+    """Frames of 16 KiB in pieces of 64: each piece has a gap, though none ends with a frame."""
     reader, kept = Frames(), 0
     data = packed(Frame(0, 0, 1, 16_384), bytes(16_384)) * 64
     for begin in range(0, len(data), 65_536):

@@ -1,4 +1,4 @@
-"""Wrong keys by address: how many are answered at once, and what is remembered."""
+"""Wrong keys by address: how many are answered at once, and how many addresses are remembered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def guesses() -> tuple[Any, Guesses]:
 
 
 def test_some_at_once() -> None:
-    """So many are answered at once, then they wait, and time brings more."""
+    """A number of answers comes at once, further ones are delayed, and time brings more."""
     clock, made = guesses()
     assert {made.wrong(Client("a")) for _ in range(SIZE)} == {0.0}
     assert made.wrong(Client("a")) == LATE
@@ -33,7 +33,7 @@ def test_some_at_once() -> None:
 
 
 def test_each_address_for_itself() -> None:
-    """What one address does is nothing to another."""
+    """Wrong keys from one address do not affect another."""
     _, made = guesses()
     for _ in range(SIZE + 1):
         made.wrong(Client("a"))
@@ -41,7 +41,7 @@ def test_each_address_for_itself() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Only the addresses that guessed last are remembered; whoever goes on guessing is among them."""
+    """Only the last addresses with wrong keys are remembered, and one that goes on is among them."""
     _, made = guesses()
     for _ in range(SIZE):
         made.wrong(Client("a"))

@@ -1,8 +1,9 @@
-"""A stranger's headers: what gRPC's server could not bear is refused, however it is packed; the rest passes."""
+"""Headers of clients without a key: what would break gRPC's server is refused, however packed; the rest passes."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from hpack import Encoder
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from node.door.frames import Frame
 from node.door.headings import BadHeadings, Headings
 from node.http2 import END_HEADERS, PRIORITY, Kind
+from tests.harness.strangers import nobody
 
 Field = tuple[bytes, bytes]
 CALL: list[Field] = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/x/Y"), (b":authority", b"node")]
 
 
 def read(headings: Headings, block: bytes, flags: int = 0, at: int = 0, piece: int = 7) -> None:
-    """Has it read as HEADERS and, behind `at`, a CONTINUATION, in pieces of a few bytes."""
+    """Read a block as HEADERS and, from `at` on, a CONTINUATION, in pieces of a few bytes."""
     parts = [(Kind.HEADERS, flags, block[:at]), (Kind.CONTINUATION, 0, block[at:])] if at else []
     for kind, flag, part in parts or [(Kind.HEADERS, flags, block)]:
         last = END_HEADERS if kind == Kind.CONTINUATION or not at else 0
@@ -30,33 +32,65 @@ def read(headings: Headings, block: bytes, flags: int = 0, at: int = 0, piece: i
 @pytest.mark.parametrize("huffman", [False, True])
 @pytest.mark.parametrize("at", [0, 5])
 def test_usual_calls(huffman: bool, at: int) -> None:
-    """One after the other, the later ones by what the first one has said; also what is no text in other fields."""
-    encoder, headings = Encoder(), Headings()
+    """Several calls, the later ones with indexed fields; bytes that are not text are allowed in other fields."""
+    encoder, headings = Encoder(), Headings(nobody)
     for more in ([], [(b"x-api-key", b"\xff")], []):
         read(headings, encoder.encode(CALL + more, huffman=huffman), at=at)
 
 
 @pytest.mark.parametrize("huffman", [False, True])
 @pytest.mark.parametrize("place", [2, 3])
-def test_what_is_no_text(huffman: bool, place: int) -> None:
-    """A path, or a name of the node, that is none."""
+def test_fields_that_are_not_text(huffman: bool, place: int) -> None:
+    """A path, or an authority, that is not text."""
     fields = [(name, b"/\xff" if number == place else value) for number, (name, value) in enumerate(CALL)]
-    with pytest.raises(BadHeadings, match="no text"):
-        read(Headings(), Encoder().encode(fields, huffman=huffman))
+    with pytest.raises(BadHeadings, match="not ASCII"):
+        read(Headings(nobody), Encoder().encode(fields, huffman=huffman))
+
+
+RIGHT = b"the right key"
+
+
+def knows(authorization: Sequence[str], keys: Sequence[str]) -> bool:
+    presented = [*authorization, *keys]
+    return bool(presented) and all(key.encode("utf-8", "surrogateescape") == RIGHT for key in presented)
+
+
+@pytest.mark.parametrize("huffman", [False, True])
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key"])
+def test_the_key(name: bytes, at: int, huffman: bool) -> None:
+    """The key is found when its block is complete."""
+    encoder, headings = Encoder(), Headings(knows)
+    for more, shown in (([], False), ([(name, b"\xff")], False), ([(name, RIGHT)], True)):
+        read(headings, encoder.encode(CALL + more, huffman=huffman), at=at)
+        assert headings.shown is shown
+
+
+def test_many_keys() -> None:
+    """With more keys than a client sends, only gRPC's server checks them, whichever are valid."""
+    compared: list[str] = []
+
+    def compare(authorization: Sequence[str], keys: Sequence[str]) -> bool:
+        compared.extend((*authorization, *keys))
+        return True
+
+    headings = Headings(compare)
+    read(headings, Encoder().encode([*CALL, *[(b"x-api-key", RIGHT)] * 100]))
+    assert not headings.shown and not compared
 
 
 def test_priority() -> None:
-    """What stands before a block is no part of it, and has to be there."""
-    read(Headings(), bytes(5) + Encoder().encode(CALL), PRIORITY)
+    """Priority fields are not a part of the block, and must be complete."""
+    read(Headings(nobody), bytes(5) + Encoder().encode(CALL), PRIORITY)
     for payload in (b"", bytes(4)):
         with pytest.raises(BadHeadings, match="shorter"):
-            read(Headings(), payload, PRIORITY)
+            read(Headings(nobody), payload, PRIORITY)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8), st.sampled_from((0, PRIORITY)))
 def test_any_bytes(blocks: list[bytes], flags: int) -> None:
-    """They are read or refused."""
-    headings = Headings()
+    """Any bytes are decoded or refused."""
+    headings = Headings(nobody)
     try:
         for block in blocks:
             read(headings, block, flags)
@@ -65,10 +99,10 @@ def test_any_bytes(blocks: list[bytes], flags: int) -> None:
 
 
 def test_a_bomb() -> None:
-    """A field that is said once and meant a thousand times."""
+    """A field that is sent once and referenced a thousand times."""
     encoder = Encoder()
     first = encoder.encode([(b"a", bytes(4000))])
     again = encoder.encode([(b"a", bytes(4000))])
-    headings = Headings()
-    with pytest.raises(BadHeadings, match="cannot be read"):
+    headings = Headings(nobody)
+    with pytest.raises(BadHeadings, match="unreadable"):
         read(headings, b"".join(itertools.chain([first], itertools.repeat(again, 1000))), piece=10_000)

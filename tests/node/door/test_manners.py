@@ -1,28 +1,32 @@
-"""What a client may do on an HTTP/2 connection, and what ends it."""
+"""Limits for HTTP/2 clients: what they may do, and what ends the connection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
+from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from node.door import manners
 from node.door.frames import Frame
+from node.door.headings import Knows
 from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
 from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
+from tests.harness.strangers import nobody
 from tests.node.door.test_frames import cuts, packed, pieces
 
-# HPACK's `:method: GET`, which one byte stands for.
+# HPACK's index of `:method: GET`, one byte.
 FIELD = b"\x82"
 
 
 class Client:
-    """Sends frames at a time of the test's own."""
+    """Sends frames at a time of the test's choice."""
 
-    def __init__(self, known: bool = False) -> None:
-        self.manners = Manners(0.0)
+    def __init__(self, known: bool = False, knows: Knows = nobody) -> None:
+        self.manners = Manners(0.0, knows)
         self.manners.received(PREFACE, 0.0, known)
         self.known = known
         self.now = 0.0
@@ -43,7 +47,7 @@ def refused(code: Code = Code.ENHANCE_YOUR_CALM) -> Refused:
 
 
 class Refused:
-    """The block ends with this code."""
+    """Asserts that the code inside is refused with this error code."""
 
     def __init__(self, code: Code) -> None:
         self._code = code
@@ -56,7 +60,7 @@ class Refused:
         return True
 
 
-def test_an_usual_call() -> None:
+def test_a_usual_call() -> None:
     """Headers, a message, the answer's headers, message and end: one stream, open in between."""
     client = Client()
     client.send(Kind.SETTINGS, size=12)
@@ -90,8 +94,22 @@ def test_a_stream_ends(end: Callable[[Client], None]) -> None:
     assert client.manners.open == set()
 
 
+def test_what_is_unanswered() -> None:
+    """A complete call is unanswered until its answer begins; a stream of requests is not."""
+    client = Client(known=True)
+    client.send(Kind.HEADERS, END_HEADERS, 1, 50)
+    client.send(Kind.DATA, 0, 1, 5)
+    assert not client.manners.unanswered
+    client.send(Kind.DATA, END_STREAM, 1, 5)
+    client.ask(3)
+    client.sent(Kind.HEADERS, END_HEADERS, 1)
+    assert client.manners.unanswered
+    client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 3)
+    assert not client.manners.unanswered and client.manners.open == client.manners.whole == {1}
+
+
 def test_trailers_open_nothing() -> None:
-    """The second headers of a stream are its end, not a new one."""
+    """The second headers of a stream are its trailers, not a new stream."""
     client = Client(known=True)
     client.ask(3)
     client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 3)
@@ -100,7 +118,7 @@ def test_trailers_open_nothing() -> None:
 
 
 def test_headers_in_pieces() -> None:
-    """As many CONTINUATIONs as may be, with the last of which they are whole."""
+    """The block is complete with the last of the allowed CONTINUATIONs."""
     client = Client()
     client.send(Kind.HEADERS, END_STREAM, 1, 100)
     client.send(Kind.CONTINUATION, 0, 1, 100, times=CONTINUATIONS - 1)
@@ -110,8 +128,8 @@ def test_headers_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK // 4], ids=["empty", "small", "large"])
-def test_headers_without_an_end(size: int) -> None:
-    """Too many pieces, or too large ones, with the key or without."""
+def test_headers_that_are_too_long(size: int) -> None:
+    """Too many pieces, or too large ones, with a key or without."""
     for known in (False, True):
         client = Client(known)
         client.send(Kind.HEADERS, 0, 1, size)
@@ -120,14 +138,14 @@ def test_headers_without_an_end(size: int) -> None:
 
 
 def test_a_large_block_is_refused_by_its_first_bytes() -> None:
-    """What is announced counts, not what is here."""
+    """The announced length counts, not the received bytes."""
     client = Client()
     with refused():
         client.manners.received(packed(Frame(Kind.HEADERS, END_HEADERS, 1, 0), bytes(BLOCK + 1))[:9], 0.0, False)
 
 
 def test_something_in_between() -> None:
-    """Between two pieces of headers stands nothing else; a piece of nothing stands nowhere."""
+    """No other frame may come inside a block of headers, and no CONTINUATION without HEADERS."""
     for kind, stream in ((Kind.PING, 0), (Kind.DATA, 1), (Kind.HEADERS, 1), (Kind.CONTINUATION, 3)):
         client = Client()
         client.send(Kind.HEADERS, 0, 1, 10)
@@ -147,7 +165,7 @@ FLOODS = [
 
 @pytest.mark.parametrize(("kind", "stream", "size", "limit"), FLOODS, ids=["PING", "SETTINGS", "RST_STREAM"])
 def test_floods(kind: Kind, stream: int, size: int, limit: tuple[int, float]) -> None:
-    """So many at once and so many a second are allowed, and not one more, with the key as without."""
+    """Exactly the allowed number at once and per second passes, with a key or without."""
     most, rate = limit
     for known in (False, True):
         client = Client(known)
@@ -159,7 +177,7 @@ def test_floods(kind: Kind, stream: int, size: int, limit: tuple[int, float]) ->
 
 
 def test_pings_of_a_client_that_is_sent_something() -> None:
-    """Clients measure the line whenever something comes, and answer the server's own PINGs."""
+    """Clients send a PING whenever data comes, and answer the server's own PINGs."""
     client = Client(known=True)
     most = manners.PINGS[0]
     for kind, flags in ((Kind.DATA, 0), (Kind.HEADERS, END_HEADERS), (Kind.PING, 0)):
@@ -173,7 +191,7 @@ def test_pings_of_a_client_that_is_sent_something() -> None:
 
 
 def test_a_stranger_has_less() -> None:
-    """Requests and frames of any kind are counted until the key is shown, and not afterwards."""
+    """Requests and frames of any kind are limited until a key was shown, and not afterwards."""
     requests, frames = manners.STRANGERS_REQUESTS[0], manners.STRANGERS_FRAMES[0]
     for what in ("requests", "frames"):
         for known in (False, True):
@@ -188,8 +206,26 @@ def test_a_stranger_has_less() -> None:
                     client.ask(100_001)
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000, 1_000_000])
+@pytest.mark.parametrize("key", [b"right", b"wrong"])
+def test_many_calls_at_once(key: bytes, size: int) -> None:
+    """The first call has the key: further ones in the same bytes count as those of a client with a key."""
+    client = Client(knows=lambda _, keys: keys == ["right"])
+    many = 2 * manners.STRANGERS_REQUESTS[0]
+    block = Encoder().encode([(b":path", b"/x/Y"), (b"x-api-key", key)])
+    data = b"".join(
+        packed(Frame(Kind.HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, len(block)), block)
+        for number in range(many)
+    )
+    with nullcontext() if key == b"right" else refused():
+        for begin in range(0, len(data), size):
+            client.manners.received(data[begin : begin + size], 0.0, False)
+    assert client.manners.shown is (key == b"right")
+    assert not client.manners.shown or len(client.manners.open) == many
+
+
 def test_a_long_message_before_the_key_is_known() -> None:
-    """gRPC tells of the key when a message is whole: its frames do not count while its call is not refused."""
+    """gRPC's server reports the key when a message is complete: until then, frames of an open call do not count."""
     frames = manners.STRANGERS_FRAMES[0]
     client = Client()
     client.send(Kind.HEADERS, END_HEADERS, 1, 50)
@@ -202,7 +238,7 @@ def test_a_long_message_before_the_key_is_known() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.integers(0, 20))), cuts)
 def test_the_cuts_make_no_difference(sent: list[tuple[int, int, int, int]], at: list[int]) -> None:
-    """The verdict, and what is open, are the same however the frames arrive."""
+    """The verdict and the open streams are the same however the frames arrive."""
     data = b"".join(packed(Frame(kind, flags, stream, size), FIELD * size) for kind, flags, stream, size in sent)
     assert told([data]) == told(pieces(data, at))
 
@@ -219,7 +255,7 @@ def told(parts: list[bytes]) -> object:
 
 @given(st.lists(st.binary(max_size=200)), st.lists(st.binary(max_size=200)))
 def test_any_bytes(received: list[bytes], sent: list[bytes]) -> None:
-    """Nothing but `Unmannerly` is ever raised, and what is remembered of streams is bounded by what was asked."""
+    """Nothing but `Unmannerly` is raised, and the memory for streams is bounded by the number of calls."""
     client = Client()
     try:
         for theirs, ours in zip(received, sent, strict=False):
@@ -233,7 +269,7 @@ def test_any_bytes(received: list[bytes], sent: list[bytes]) -> None:
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("kind", [Kind.HEADERS, Kind.DATA])
 def test_padding(kind: Kind, known: bool) -> None:
-    """gRPC takes that of headers for headers, so that it would read a path which nobody has looked at."""
+    """gRPC's server takes padding for headers, and would read a path that was not checked."""
     client = Client(known)
     client.ask(1)
     with refused():
@@ -241,7 +277,7 @@ def test_padding(kind: Kind, known: bool) -> None:
 
 
 def test_no_frame_between_the_servers_headers() -> None:
-    """An answer's headers that go on in another frame: nothing of ours may stand in between."""
+    """If the server's headers continue in another frame, none of the door's own may come in between."""
     client = Client(known=True)
     client.ask(1)
     client.sent(Kind.HEADERS, END_STREAM, 1, 9)

@@ -43,7 +43,7 @@ TIMEOUT = 10
 
 
 class Files:
-    """The two files of a node, and other pairs to put there."""
+    """The two files of a node, and other pairs to replace them with."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -107,7 +107,8 @@ def client(pem: bytes, alpn: list[str] | None = None) -> ssl.SSLContext:
 
 
 def only(context: ssl.SSLContext, version: ssl.TLSVersion) -> ssl.SSLContext:
-    context.set_ciphers("ALL:@SECLEVEL=0")  # what a distribution forbids its clients is no merit of the server
+    # Allow old versions, which distributions forbid their clients: the server has to refuse them.
+    context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = version
     return context
 
@@ -161,7 +162,7 @@ class EagerSite(Site):
 
 
 class TwistedTests(TestCase):
-    """A listening endpoint with a Site that would pick h2, had it the choice."""
+    """A listening endpoint with a Site that would choose h2 if it could."""
 
     timeout = 60
 
@@ -184,7 +185,7 @@ class TwistedTests(TestCase):
         return await deferToThread(function, *args)
 
     async def test_versions(self) -> None:
-        """TLS 1.1 is refused by name of the version; 1.2 and 1.3 are served."""
+        """TLS 1.1 is refused, with the error for its version; 1.2 and 1.3 are served."""
         port = await self.listen(self.files.certificates())
         pem = self.files.cert.read_bytes()
         await self.off(refuse_1_1, port, pem, ["http/1.1"], "TLSV1_ALERT_PROTOCOL_VERSION")
@@ -192,7 +193,7 @@ class TwistedTests(TestCase):
         await self.off(accept, port, pem, ["http/1.1"], ssl.TLSVersion.TLSv1_3, "TLSv1.3")
 
     async def test_alpn(self) -> None:
-        """The first protocol of the port's that is offered is chosen; none is needed for a connection."""
+        """The first protocol of the port's that is offered is chosen; a connection needs none."""
         port = await self.listen(self.files.certificates())
         pem = self.files.cert.read_bytes()
 
@@ -213,7 +214,7 @@ class TwistedTests(TestCase):
             self.assertEqual(await self.off(talk, offered), (chosen, answer), offered)
 
     async def test_the_whole_chain(self) -> None:
-        """A client that knows the root alone verifies: the intermediate is served. Without it in the file, it fails."""
+        """A client that knows only the root verifies: the intermediate is sent. Without it in the file, that fails."""
         root, middle, own, key = chain_of_three()
         self.files.put(own + middle, key)
         certificates = self.files.certificates()
@@ -256,7 +257,7 @@ def files(tmp_path: Path) -> Files:
 
 
 def test_the_client_of_these_tests_speaks_1_1(files: Files) -> None:
-    """The refusals above are the servers': with one that allows TLS 1.1 the same client connects."""
+    """The refusals above are the servers': the same client connects to one that allows TLS 1.1."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files.cert, files.key)
     only(server, ssl.TLSVersion.TLSv1_1)
@@ -306,13 +307,13 @@ BAD: list[tuple[Callable[[Files], None], str]] = [
     (encrypted, r"key\.pem is encrypted: decrypt it"),
     (gone, r"SSL_KEY_FILE: cannot read .*key\.pem: No such file.*correct the path"),
     (upside_down, r"cert\.pem does not begin with the server's own certificate: put that first"),
-    (odd_curve, r"key\.pem is of a kind .*: use EC"),
+    (odd_curve, r"key\.pem has a type of key .*: use EC"),
 ]
 
 
 @pytest.mark.parametrize(("spoil", "text"), BAD, ids=[spoil.__name__ for spoil, _ in BAD])
 def test_a_bad_pair_is_explained_and_not_served(files: Files, spoil: Callable[[Files], None], text: str) -> None:
-    """The error names the file and says what to do; a reload logs it once, says False and keeps the old pair."""
+    """The error names the file and the remedy; a reload logs it once, returns False and keeps the old pair."""
     certificates = files.certificates()
     before = certificates.current
     spoil(files)
@@ -325,19 +326,19 @@ def test_a_bad_pair_is_explained_and_not_served(files: Files, spoil: Callable[[F
 
 
 def test_nothing_is_served_before_it_is_loaded(files: Files) -> None:
-    """There is nothing before the first load."""
+    """Before the first load, there is no certificate."""
     with pytest.raises(RuntimeError, match=r"call load\(\) first"):
         print(Certificates(files.cert, files.key).current)
 
 
 def test_a_key_is_not_shown(files: Files) -> None:
-    """Neither the key nor its file's text is in what a log or traceback would show of a pair."""
+    """Neither the key nor its file's text is in the representation of a pair, for logs and tracebacks."""
     pair = read_pair(files.cert, files.key)
     assert repr(pair) == "<Pair>"
 
 
 def test_an_expired_certificate_is_served_with_a_warning(files: Files) -> None:
-    """A certificate past its end is loaded, for a node must stay reachable for who ignores it, and the log warns."""
+    """An expired certificate is loaded, with a warning: a node must stay reachable for clients that ignore it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
     past = datetime.now(UTC) - timedelta(days=9)
@@ -349,7 +350,7 @@ def test_an_expired_certificate_is_served_with_a_warning(files: Files) -> None:
 
 
 def of_version(pem: bytes, version: int) -> bytes:
-    """The certificate with another version of X.509 in it (its signature does not fit then)."""
+    """Return the certificate with another version of X.509; its signature is not valid then."""
     der = ssl.PEM_cert_to_DER_cert(pem.decode())
     third = bytes((0xA0, 3, 2, 1, 2))
     assert der.count(third) == 1
@@ -357,7 +358,7 @@ def of_version(pem: bytes, version: int) -> bytes:
 
 
 class WatchTests(TestCase):
-    """The periodic look at the files."""
+    """Periodic checks of the files."""
 
     def setUp(self) -> None:
         directory = TemporaryDirectory()
@@ -370,13 +371,13 @@ class WatchTests(TestCase):
         self.addCleanup(self.watch.stopService)
 
     def test_files_that_stay(self) -> None:
-        """While the files stay as they are nothing is loaded."""
+        """Unchanged files are not loaded."""
         before = self.certificates.current
         self.clock.pump([10, 10])
         self.assertIs(self.certificates.current, before)
 
     def test_files_that_are_the_same(self) -> None:
-        """Files that were written anew with what they had are loaded, and change nothing for new connections."""
+        """Files that were rewritten with the same content are loaded, and change nothing for new connections."""
         before = self.certificates.current
         self.files.put(self.files.cert.read_bytes(), self.files.key.read_bytes())
         self.assertTrue(self.certificates.changed())
@@ -385,7 +386,7 @@ class WatchTests(TestCase):
         self.assertIs(self.certificates.current, before)
 
     def test_a_renewal(self) -> None:
-        """New files are served at the next look."""
+        """New files are served after the next check."""
         new = self.files.fresh("second")
         self.files.put(*new)
         self.assertTrue(self.certificates.changed())
@@ -394,7 +395,7 @@ class WatchTests(TestCase):
         self.assertFalse(self.certificates.changed())
 
     def test_a_certificate_of_an_unknown_version(self) -> None:
-        """It is refused as any other that cannot be served: once in the log, in `info`, until there is a good one."""
+        """It is refused like any other bad one: once in the log, and in `info` until there is a good one."""
         cert, key = self.files.fresh("second")
         self.files.put(of_version(cert, 8), key)
         with capturedLogs() as logged:
@@ -407,8 +408,8 @@ class WatchTests(TestCase):
         self.assertEqual(self.watch.warnings, [])
         self.assertEqual(self.certificates.current.pair.chain, cert)
 
-    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
-        """It is told by `info`, and the next look comes."""
+    def test_a_check_with_an_unforeseen_error(self) -> None:
+        """`info` reports it, and the next check takes place."""
         new = self.files.fresh("second")
         self.files.put(*new)
         read = tls.read_pair
@@ -426,7 +427,7 @@ class WatchTests(TestCase):
         self.assertEqual(self.certificates.current.pair.chain, new[0])
 
     def test_a_renewal_caught_half_way(self) -> None:
-        """A certificate that came before its key is one error, not one at every look, and is served with the key."""
+        """A certificate that came before its key is one error, not one at every check, and is served with its key."""
         cert, key = self.files.fresh("second")
         self.files.cert.write_bytes(cert)
         with capturedLogs() as logged:

@@ -1,4 +1,4 @@
-"""The journal: numbers that are never given out twice, bounds, and what readers are told of both."""
+"""The journal: numbers are never used twice, old events are dropped, and readers learn of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLER = Caller(Key("test", Scope.READ, b""))
 
 
 class Disk:
-    """What a state file would have. While `away`, nothing reaches it."""
+    """A fake state file. While `away`, nothing is written."""
 
     def __init__(self) -> None:
         self.margins: Margins | None = None
@@ -39,7 +39,7 @@ class Disk:
         self.waiting.append((margins, event))
 
     def commit(self, journal: Journal) -> None:
-        """What was handed over is written now."""
+        """Write what is queued."""
         waiting, self.waiting = self.waiting, []
         for margins, event in waiting if not self.away else []:
             self.margins = margins
@@ -49,7 +49,7 @@ class Disk:
             journal.kept(margins)
 
     def anew(self, journal: Journal) -> None:
-        """It takes something again: everything."""
+        """The disk works again: write everything."""
         self.away, self.waiting = False, []
         self.margins, events = journal.everything()
         self.events = {packed.sequence: packed.body for packed in events}
@@ -58,7 +58,7 @@ class Disk:
         self.commit(journal)
 
     def begun(self, clock: Clock) -> Journal:
-        """A node's journal on this disk."""
+        """Start a node's journal on this disk."""
         journal = Journal(clock, self.event, now=lambda: 1.5)
         journal.restore(self.margins, tuple(Packed(number, body) for number, body in sorted(self.events.items())))
         return journal
@@ -74,7 +74,7 @@ class JournalCase(SynchronousTestCase):
         self.journal = Journal(self.clock)
 
     def all(self, reader: EventReader) -> list[Event]:
-        """What it brings until there is nothing more."""
+        """Read until there is nothing more."""
         found: list[Event] = []
         while more := self.successResultOf(Deferred.fromCoroutine(reader.next())):
             found += more
@@ -88,16 +88,16 @@ class JournalCase(SynchronousTestCase):
 
 
 class JournalTests(JournalCase):
-    """What is told is read."""
+    """Readers get what is reported."""
 
     def test_a_reader_names_few_kinds(self) -> None:
-        """Each event is held against them in the node's own turn, and they last as long as the reader."""
+        """Each event is compared with them on the reactor, and they last as long as the reader."""
         for kinds in (["core"] * (KINDS + 1), ["x" * (LONGEST_KIND + 1)]):
             self.assertRaises(InvalidRequest, self.asked, kinds=kinds)
         self.journal.tell(Kind.CORE_EXITED, "it went")
         self.assertEqual(self.numbers(kinds=["x" * LONGEST_KIND] * (KINDS - 1) + ["core"]), [1])
 
-    def test_an_event_has_all_that_was_told(self) -> None:
+    def test_an_event_has_all_that_was_reported(self) -> None:
         """Number, epoch, time, kind with its severity, text and fields."""
         journal = Journal(self.clock, now=lambda: 12.3456)
         journal.tell(Kind.CORE_EXITED, "it ended", reason="it ended", pid=7)
@@ -113,8 +113,8 @@ class JournalTests(JournalCase):
         )
         self.assertEqual(event, expected)
 
-    def test_texts_of_others(self) -> None:
-        """They are cut, keep their lines, and do nothing to those who look at them."""
+    def test_texts_from_outside(self) -> None:
+        """They are shortened, keep their line breaks, and their control characters are escaped."""
         self.journal.tell(Kind.CORE_EXITED, "a\nb\x1b[2J" + "x" * 10_000, reason="\r" + "y" * 10_000)
         [event] = self.asked()
         self.assertTrue(event.text.startswith("a\nb\\x1b[2Jxx"))
@@ -122,8 +122,8 @@ class JournalTests(JournalCase):
         self.assertTrue(event.fields["reason"].startswith("\\ry"))
         self.assertLess(len(event.fields["reason"]), MAX_FIELD + 10)
 
-    def test_a_reader_goes_on_where_it_was(self) -> None:
-        """It is given what is behind its number; without a number all."""
+    def test_a_reader_resumes(self) -> None:
+        """It gets the events after its number; without a number all."""
         for _ in range(READ + 5):
             self.journal.tell(Kind.RUNNING, "it runs")
         self.assertEqual(self.numbers(), list(range(1, READ + 6)))
@@ -131,7 +131,7 @@ class JournalTests(JournalCase):
         self.assertEqual(self.numbers(since=READ + 5, epoch=self.journal.epoch), [])
 
     def test_a_reader_of_some_kinds(self) -> None:
-        """Whole ones, or how they begin, to a dot."""
+        """Whole kinds, or their dotted prefixes."""
         for kind in (Kind.RUNNING, Kind.CORE_EXITED, Kind.CORE_STARTED, Kind.KEYS_LOADED):
             self.journal.tell(kind, "it happened")
         self.assertEqual(self.numbers(kinds=["core"]), [2, 3])
@@ -140,7 +140,7 @@ class JournalTests(JournalCase):
         self.assertFalse(fits("core.exited", ("core.exit",)))
 
     def test_a_reader_that_follows(self) -> None:
-        """It waits, is woken once for all that came, and giving up is fine."""
+        """It waits, is woken once for all new events, and may be cancelled."""
         reader = EventReader(self.journal, request(follow=True, kinds=["core"]), CALLER)
         waiting = Deferred.fromCoroutine(reader.next())
         self.journal.tell(Kind.RUNNING, "not this one")
@@ -155,16 +155,16 @@ class JournalTests(JournalCase):
         self.failureResultOf(waiting)
         self.assertEqual((len(self.journal._waiters), self.clock.getDelayedCalls()), (0, []))
 
-    def test_a_reader_whose_key_is_gone(self) -> None:
-        """It ends at once, and with its next question."""
+    def test_a_reader_whose_key_was_revoked(self) -> None:
+        """It ends at once, and again at its next read."""
         reader = EventReader(self.journal, request(follow=True), CALLER)
         waiting = Deferred.fromCoroutine(reader.next())
         reader.dismiss(Unauthenticated())
         self.failureResultOf(waiting, Unauthenticated)
         self.failureResultOf(Deferred.fromCoroutine(reader.next()), Unauthenticated)
 
-    def test_only_so_many(self) -> None:
-        """The oldest go, by number or by bytes, and who comes for them is told which ones they missed."""
+    def test_old_events_are_dropped(self) -> None:
+        """The oldest go, by number or by bytes; a reader who wants them learns which ones it missed."""
         for number in range(EVENTS + 10):
             self.journal.tell(Kind.RUNNING, str(number))
         self.assertEqual(self.journal.first, 11)
@@ -180,7 +180,7 @@ class JournalTests(JournalCase):
         self.assertGreater(self.journal.first, EVENTS)
 
     def test_a_slow_reader(self) -> None:
-        """It is told what it missed, and goes on behind that."""
+        """It learns what it missed, and goes on after that."""
         self.journal.tell(Kind.RUNNING, "first")
         reader = EventReader(self.journal, request(follow=True), CALLER)
         self.successResultOf(Deferred.fromCoroutine(reader.next()))
@@ -193,10 +193,10 @@ class JournalTests(JournalCase):
 
 
 class DiskTests(JournalCase):
-    """Over the node's end."""
+    """The journal across restarts of the node."""
 
     def test_an_orderly_end(self) -> None:
-        """The next node goes on with the next number, and has what was told."""
+        """The next node continues with the next number, and has all events."""
         disk = Disk()
         first = disk.begun(self.clock)
         first.tell(Kind.NODE_STARTED, "it is up")
@@ -208,7 +208,7 @@ class DiskTests(JournalCase):
         disk.commit(second)
         self.assertEqual(self.numbers(second, since=1, epoch=first.epoch), [2])
 
-    def test_nothing_is_shown_whose_number_is_not_reserved(self) -> None:
+    def test_events_are_visible_when_their_number_is_reserved(self) -> None:
         """A new node's first event waits for the disk; then the others come at once."""
         disk = Disk()
         journal = disk.begun(self.clock)
@@ -219,7 +219,7 @@ class DiskTests(JournalCase):
         self.assertEqual(self.numbers(journal), [1, 2])
 
     def test_a_killed_node(self) -> None:
-        """Numbers that were shown and did not reach the disk are not used again."""
+        """Numbers that readers saw but that are not on disk are not used again."""
         disk = Disk()
         first = disk.begun(self.clock)
         first.tell(Kind.NODE_STARTED, "it is up")
@@ -234,7 +234,7 @@ class DiskTests(JournalCase):
         self.assertGreater(told.sequence, RESERVED)
 
     def test_a_lost_state(self) -> None:
-        """Whoever has a number of an epoch that is gone is told, and given all that there is."""
+        """A reader with a number of an old epoch learns of it, and gets all events."""
         self.journal.tell(Kind.NODE_STARTED, "it is up")
         for since, epoch in ((57, ""), (1, "another")):
             lost, first = self.asked(since=since, epoch=epoch)
@@ -243,7 +243,7 @@ class DiskTests(JournalCase):
         self.assertEqual(self.numbers(epoch="another"), [1])
 
     def test_a_disk_in_trouble(self) -> None:
-        """Events are read from memory, and written when it takes them again; nobody who listens notices."""
+        """Events are read from memory, and written when the disk works again; readers do not notice."""
         disk = Disk()
         journal = disk.begun(self.clock)
         journal.tell(Kind.NODE_STARTED, "it is up")
@@ -258,7 +258,7 @@ class DiskTests(JournalCase):
         self.assertEqual(self.numbers(disk.begun(self.clock)), list(range(1, 14)))
 
     def test_more_than_was_reserved(self) -> None:
-        """A disk that stays away costs the epoch: the next node would use the numbers again."""
+        """If the disk does not come back a new epoch begins: the next node would use the numbers again."""
         disk = Disk()
         journal = disk.begun(self.clock)
         journal.tell(Kind.NODE_STARTED, "it is up")
@@ -275,7 +275,7 @@ class DiskTests(JournalCase):
 
     @given(st.lists(st.sampled_from(["tell", "commit", "away", "back", "kill", "end"]), max_size=60))
     def test_no_number_twice(self, steps: list[str]) -> None:
-        """Whatever the disk does and whenever the node is killed: a number and an epoch are one event, for ever."""
+        """Whatever the disk does and whenever the node is killed: a number in an epoch is one event, for ever."""
         disk, seen = Disk(), dict[tuple[str, int], Event]()
         reserved, journal_module.RESERVED = journal_module.RESERVED, 4
         try:
@@ -305,13 +305,13 @@ class DiskTests(JournalCase):
 
 
 class UserTests(JournalCase):
-    """Users come by the thousand."""
+    """Events about many users."""
 
     def setUp(self) -> None:
         super().setUp()
         self.users = UserEvents(self.journal, self.clock)
 
-    def test_the_first_at_once_the_others_together(self) -> None:
+    def test_the_first_user_at_once_the_others_together(self) -> None:
         """One event for the first, one for those of the next seconds, with the first names and a number."""
         self.users.cut(["ann"])
         for number in range(1000):
@@ -327,8 +327,8 @@ class UserTests(JournalCase):
         self.assertEqual(len(self.asked()), 3)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_names_and_reasons_without_end(self) -> None:
-        """What waits for the next event is bounded, whatever users are called, and all that an event names has room."""
+    def test_names_and_reasons_are_bounded(self) -> None:
+        """What waits for the next event is bounded, whatever the names, and all that an event names fits in."""
         tracemalloc.start()
         self.addCleanup(tracemalloc.stop)
         for number in range(100):
@@ -339,7 +339,7 @@ class UserTests(JournalCase):
         self.assertIn("and 94 others", others.text)
         self.assertIn("5 xxx", others.fields["names"])
 
-    def test_who_is_refused_again_is_no_news(self) -> None:
+    def test_a_repeated_refusal_is_not_reported(self) -> None:
         """For the same reason, and for a while."""
         for _ in range(100):
             self.users.refused([("ann", "the password is missing")])

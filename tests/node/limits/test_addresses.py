@@ -1,4 +1,4 @@
-"""Who gives way where a user is connected from more addresses than they may, whatever comes in whatever order."""
+"""Which addresses are disconnected above the limit, in whatever order they come."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_address_is_as_silent_as_its_least_silent_connection() -> None:
     assert silences(connections, Grouping(ipv6=128)) == {one: 40, other: 2}
 
 
-def test_the_most_silent_gives_way_and_else_the_newcomer() -> None:
+def test_the_most_silent_address_goes_first_and_otherwise_the_newcomer() -> None:
     order = {b"old": 1, b"older": 0, b"new": 2}
     assert giving_way(2, GRACE, {b"old": 40, b"older": 31, b"new": 0}, order) == {b"old"}
     assert giving_way(2, GRACE, {b"old": 30, b"older": 29, b"new": 0}, order) == {b"new"}
@@ -68,7 +68,9 @@ def test_the_most_silent_gives_way_and_else_the_newcomer() -> None:
 
 
 @given(LIMITS, CONNECTIONS, ORDERS)
-def test_never_more_stay_than_may(limit: int, connections: list[Live], order: dict[Address, int]) -> None:
+def test_never_more_addresses_stay_than_the_limit(
+    limit: int, connections: list[Live], order: dict[Address, int]
+) -> None:
     silent = silences(connections, PLAIN)
     leaving = giving_way(limit, GRACE, silent, order)
     assert leaving <= silent.keys()
@@ -76,7 +78,7 @@ def test_never_more_stay_than_may(limit: int, connections: list[Live], order: di
 
 
 @given(LIMITS, CONNECTIONS, ORDERS)
-def test_who_is_active_is_never_cut_for_who_came_later(
+def test_an_active_address_is_never_cut_for_a_later_one(
     limit: int, connections: list[Live], order: dict[Address, int]
 ) -> None:
     silent = silences(connections, PLAIN)
@@ -98,7 +100,7 @@ def test_the_order_in_which_connections_are_seen_does_not_matter(
 
 
 @given(st.integers(1, 6), CONNECTIONS, ORDERS)
-def test_who_stays_stays_when_it_is_looked_at_again(
+def test_addresses_that_stay_also_stay_in_the_next_check(
     limit: int, connections: list[Live], order: dict[Address, int]
 ) -> None:
     leaving = giving_way(limit, GRACE, silences(connections, PLAIN), order)

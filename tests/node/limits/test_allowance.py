@@ -1,4 +1,4 @@
-"""The node's own quota: what is seen is used, once, whatever restarts; and what is told of it."""
+"""NODE_QUOTA: bytes are counted once, over all kinds of restarts; and what is reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.limits.meter import Meter
 from node.machine.interfaces import Carried
 
 BYTES = st.builds(Carried, st.integers(0, 2**40), st.integers(0, 2**40))
-# What a machine can do between two readings: carry bytes by an interface, lose or get one, start anew, start the node.
+# Steps between two readings: an interface carries bytes, goes or comes; the machine or the node restarts.
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["eth0", "eth1", "tun0"]), BYTES),
     st.sampled_from(["read", "machine", "node", "eth1 goes"]),
@@ -29,7 +29,7 @@ NOW = moment("2026-05-10T12:00:00")
 
 
 class Machine:
-    """The kernel's counters, and what ought to have been counted of them."""
+    """The kernel's counters, and the bytes that the node should have counted."""
 
     def __init__(self) -> None:
         self.boots = 1
@@ -43,12 +43,12 @@ class Machine:
                 mine[way] += count
 
     def lose(self, name: str) -> None:
-        """The interface goes, and what was not read of it is lost; it may come again."""
+        """The interface goes; its bytes since the last reading are lost. It may come again."""
         self.counters.pop(name, None)
         self.unread.pop(name, None)
 
     def restart(self) -> None:
-        """What was not read before is lost: the kernel forgets it."""
+        """The machine restarts: bytes since the last reading are lost."""
         self.boots += 1
         self.counters = {"eth0": [0, 0], "lo": [0, 0]}
         self.unread = {}
@@ -60,8 +60,8 @@ class Machine:
 
 
 @given(st.lists(STEPS))
-def test_used_is_what_was_seen(steps: Sequence[str | tuple[str, Carried]]) -> None:
-    """No byte is forgotten and none counted twice; what was before the first reading is nobody's."""
+def test_all_bytes_seen_are_counted_once(steps: Sequence[str | tuple[str, Carried]]) -> None:
+    """No byte is lost or counted twice; bytes before the first reading do not count."""
     machine, spent = Machine(), Spent()
     machine.read(spent)
     expected = [0, 0]
@@ -69,7 +69,7 @@ def test_used_is_what_was_seen(steps: Sequence[str | tuple[str, Carried]]) -> No
         if isinstance(step, tuple):
             machine.carry(*step)
         elif step in ("read", "eth1 goes"):
-            # An interface that comes again is told from one that stayed by a reading without it.
+            # A reading without the interface shows that it was gone.
             if step == "eth1 goes":
                 machine.lose("eth1")
             expected = [sum(each) for each in zip(expected, *machine.unread.values(), strict=True)]
@@ -83,14 +83,14 @@ def test_used_is_what_was_seen(steps: Sequence[str | tuple[str, Carried]]) -> No
 
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_counter_that_went_down(before: int, now: int) -> None:
-    """It began anew, and only that way of that interface."""
+    """It was reset, and only that direction of that interface."""
     meter = Meter("boot", {"eth0": Carried(before, 5)})
     moved = meter.read("boot", {"eth0": Carried(now, 6)}, {"eth0"})
     assert moved == Carried(now - before if now >= before else now, 1)
 
 
 def test_an_interface_that_counts_from_now_on() -> None:
-    """What it carried before is not counted afterwards."""
+    """The bytes that it carried before do not count."""
     meter = Meter("boot", {"eth0": Carried(0, 0)})
     meter.read("boot", {"eth0": Carried(1, 1), "wan": Carried(0, 0)}, {"eth0"})
     meter.read("boot", {"eth0": Carried(1, 1), "wan": Carried(50, 50)}, {"eth0"})
@@ -98,7 +98,7 @@ def test_an_interface_that_counts_from_now_on() -> None:
 
 
 def test_the_reset_day() -> None:
-    """It begins anew; of what moved while the node was away the new period has its part."""
+    """A new period begins; it gets its part of the bytes that moved while the node was stopped."""
     spent = Spent()
     assert not spent.book(Carried(0, 0), moment("2026-05-31T00:00:00") - 1, 31)
     spent.book(Carried(10, 20), moment("2026-05-31T00:00:00") - 1, 31)
@@ -110,8 +110,8 @@ def test_the_reset_day() -> None:
     assert spent.carried == (100, 200)
 
 
-def test_a_clock_that_is_wrong() -> None:
-    """Set back it begins nothing anew; nor is the right time, when it is back, another period twice."""
+def test_a_wrong_clock() -> None:
+    """Setting it back starts no new period, and its correction starts none twice."""
     spent = Spent()
     spent.book(Carried(5, 5), moment("2026-05-10T00:00:00"), 1)
     assert not spent.book(Carried(1, 1), moment("2026-04-10T00:00:00"), 1)
@@ -120,7 +120,7 @@ def test_a_clock_that_is_wrong() -> None:
     assert not spent.book(Carried(2, 2), moment("2026-05-11T00:00:00"), 1)
     assert spent.carried == (2, 2)
     assert spent.book(Carried(0, 0), moment("2026-06-01T00:00:00"), 1)
-    # As on a machine that does not know the time when it starts.
+    # As on a machine without a battery, whose clock starts at zero.
     spent.book(Carried(5, 5), moment("2026-06-02T00:00:00"), 1)
     assert not spent.book(Carried(1, 1), 0.0, 1)
     spent = unpack(pack(spent))
@@ -136,14 +136,14 @@ def test_which_bytes_count(flow: Flow, used: int) -> None:
     assert spent.used(flow) == used
 
 
-def test_what_is_told() -> None:
-    """Once each, and again in the next period; what is over at once is not near, too; a new quota lifts it."""
+def test_reports() -> None:
+    """Each report once in a period; OVER without NEAR if both happen at once; a larger quota lifts it."""
     spent, allowance = Spent(), Allowance(100, closes=True)
-    told = []
+    reports = []
     for moved in (79, 1, 5, 14, 1, 50):
         spent.book(Carried(moved, 0), NOW, 1)
-        told.append(spent.judge(allowance))
-    assert told == [None, News.NEAR, None, None, News.OVER, None]
+        reports.append(spent.judge(allowance))
+    assert reports == [None, News.NEAR, None, None, News.OVER, None]
     assert spent.summary(allowance).closed
     assert spent.summary(allowance).resets_at == moment("2026-06-01")
     assert spent.judge(Allowance(1000)) is None

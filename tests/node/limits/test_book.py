@@ -1,4 +1,4 @@
-"""What users have used is what was booked, whatever happens in whatever order; and it decides who is off."""
+"""Usage is what was booked, whatever happens in whatever order, and decides who is barred."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import MANY, REMEMBERED, Book, News, Told
-from node.limits.count import EXPIRY, QUOTA, Count, begins, next_look, roll
+from node.limits.book import MANY, REMEMBERED, Book, News, Report
+from node.limits.count import EXPIRY, QUOTA, Count, is_due, next_change, restart_if_due
 from node.limits.defaults import Defaults
 from node.limits.limits import Limit, Period, Way
 from node.traffic.ledger import Ledger
@@ -47,109 +47,109 @@ def carried(name: str, up: int = 0, down: int = 0) -> Sums:
     return Sums({name: up}, {name: down})
 
 
-def book_of(said: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
+def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
     clock = Clock()
     book = Book(clock, defaults)
-    book.install(said, {*said, *users})
+    book.install(own, {*own, *users})
     return book, clock
 
 
-def test_who_has_used_it_up_is_off_and_back_with_more() -> None:
+def test_a_used_up_quota_bars_until_there_is_more() -> None:
     book, _ = book_of({"ann": quota(100), "bob": quota(100)})
     book.book(carried("ann", 30, 60))
-    assert book.news == [Told(News.NEAR, "ann", QUOTA)] and not book.off
+    assert book.news == [Report(News.NEAR, "ann", QUOTA)] and not book.off
     book.book(carried("ann", 10))
-    assert book.off == {"ann"} and book.news[1:] == [Told(News.CUT, "ann", QUOTA)]
-    book.say("ann", quota(200))
-    assert not book.off and book.news[2:] == [Told(News.BACK, "ann", "")]
+    assert book.off == {"ann"} and book.news[1:] == [Report(News.CUT, "ann", QUOTA)]
+    book.override("ann", quota(200))
+    assert not book.off and book.news[2:] == [Report(News.BACK, "ann", "")]
     assert book.left("ann") == 100 and book.left("bob") == 100
 
 
-def test_only_the_way_that_counts() -> None:
+def test_only_the_counted_direction() -> None:
     book, _ = book_of({"ann": quota(100, way=Quota.DOWN), "bob": quota(100, way=Quota.UP)})
     for name in NAMES:
         assert book.book(carried(name, 99, 100)) == [(name, 100 if name == "ann" else 99)]
     assert book.off == {"ann"}
 
 
-def test_a_period_begins_anew() -> None:
+def test_a_new_period() -> None:
     book, clock = book_of({"ann": quota(100, period=Quota.DAY)})
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     assert book.next_turn == clock.now + DAY / 2
     clock.now += DAY / 2
-    assert book.beginning(9) == ["ann"]
-    book.turn()
+    assert book.about_to_reset(9) == ["ann"]
+    book.judge_due()
     assert not book.off and book.left("ann") == 100
     assert book.next_turn == clock.now + DAY
 
 
-def test_many_have_their_turn_in_parts() -> None:
-    said = {f"user{number}": until(NOON + number) for number in range(100)}
-    book, clock = book_of(said)
+def test_many_due_users_are_judged_in_parts() -> None:
+    own = {f"user{number}": until(NOON + number) for number in range(100)}
+    book, clock = book_of(own)
     clock.now += 49
-    # Nobody's count begins, but who is asked for is not gone through where there are many.
-    assert not book.beginning(50) and len(book.beginning(20)) == 20
+    # No count restarts, but with many due users they are returned unchecked.
+    assert not book.about_to_reset(50) and len(book.about_to_reset(20)) == 20
     for count in (11, 21, 31, 41):
-        assert book.turn(10)
+        assert book.judge_due(10)
         assert len(book.off) == count
-    assert not book.turn(10) and len(book.off) == 50
+    assert not book.judge_due(10) and len(book.off) == 50
 
 
-def test_time_is_over() -> None:
+def test_expiry() -> None:
     book, clock = book_of({"ann": until(NOON + 5), "bob": until(NOON + 5, service_pb2.TELL)})
     clock.now += 4.9
-    book.turn()
+    book.judge_due()
     assert not book.off
     clock.now += 0.1
-    book.turn()
+    book.judge_due()
     assert book.off == {"ann"}
-    assert set(book.news) == {Told(News.CUT, "ann", EXPIRY), Told(News.REACHED, "bob", EXPIRY)}
+    assert set(book.news) == {Report(News.CUT, "ann", EXPIRY), Report(News.REACHED, "bob", EXPIRY)}
 
 
 def test_a_count_has_a_name() -> None:
-    """The same `since` goes on with it; another one begins at what was used elsewhere, one to come when it comes."""
+    """The same `since` continues the count; another one starts at `used`; one in the future starts then."""
     book, clock = book_of({"ann": quota(100, since=5, used=40)})
     book.book(carried("ann", 10))
     assert book.left("ann") == 50
-    book.say("ann", quota(200, since=5, used=40))
+    book.override("ann", quota(200, since=5, used=40))
     assert book.left("ann") == 150
-    book.say("ann", quota(200, since=6, used=7))
+    book.override("ann", quota(200, since=6, used=7))
     assert book.left("ann") == 193
     book.book(carried("ann", 10))
-    book.say("ann", quota(200, since=int(clock.now) + 60))
+    book.override("ann", quota(200, since=int(clock.now) + 60))
     assert book.left("ann") == 183
     clock.now += 60
-    book.turn()
+    book.judge_due()
     assert book.left("ann") == 200
 
 
-def test_the_last_word_holds() -> None:
-    """SetLimits until the user's own message says something else than it did then."""
-    said = {"ann": quota(100)}
-    book, _ = book_of(said)
-    book.say("ann", quota(50))
+def test_the_last_change_holds() -> None:
+    """SetLimits, until the user's own message has other limits than it had then."""
+    own = {"ann": quota(100)}
+    book, _ = book_of(own)
+    book.override("ann", quota(50))
     assert book.limit_of("ann").quota == 50
-    book.install(dict(said), {"ann"})
+    book.install(dict(own), {"ann"})
     assert book.limit_of("ann").quota == 50
     book.install({"ann": quota(70)}, {"ann"})
     assert book.limit_of("ann").quota == 70
-    book.install(dict(said), {"ann"})
+    book.install(dict(own), {"ann"})
     assert book.limit_of("ann").quota == 100
-    book.say("ann", quota(50))
+    book.override("ann", quota(50))
     book.install({}, {"ann"})
     assert not book.limit_of("ann").any
 
 
-def test_who_was_removed_has_used_it_all_the_same() -> None:
-    """A panel that disables a user and enables them again, or says Stop and Start, gives nobody another quota."""
-    said = {"ann": quota(100)}
-    book, clock = book_of(said)
+def test_a_removed_user_keeps_their_usage() -> None:
+    """Disabling and enabling a user, or a Stop and a Start, gives no user a new quota."""
+    own = {"ann": quota(100)}
+    book, clock = book_of(own)
     book.book(carried("ann", 100))
     book.install({}, set())
     book.book(carried("ann", 7))
     clock.now += 100
-    book.install(said, {"ann"})
+    book.install(own, {"ann"})
     assert book.off == {"ann"} and book.left("ann") == -7
     book.install({}, set())
     book.forget_gone(book.counted)
@@ -158,7 +158,7 @@ def test_who_was_removed_has_used_it_all_the_same() -> None:
     assert book.everything() == {}
 
 
-def test_defaults_are_for_who_says_nothing() -> None:
+def test_defaults_are_for_users_without_limits() -> None:
     defaults = Defaults(Limits(bytes=Quota(bytes=100)))
     book, _ = book_of({"ann": quota(0)}, "bob", defaults=defaults)
     book.book(carried("ann", 100))
@@ -166,27 +166,27 @@ def test_defaults_are_for_who_says_nothing() -> None:
     assert book.off == {"bob"} and [*book.limited()] == ["bob"]
 
 
-def test_a_period_of_a_default_begins_anew() -> None:
-    """Also for who was never looked at before they carried something."""
+def test_a_new_period_of_a_default_quota() -> None:
+    """Also for a user who was not judged before they carried something."""
     book, clock = book_of({}, "ann", defaults=Defaults(Limits(bytes=Quota(bytes=100, period=Quota.DAY))))
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     clock.now += DAY
-    book.turn()
+    book.judge_due()
     assert not book.off
 
 
 def test_a_clock_that_is_set_back() -> None:
     book, clock = book_of({"ann": until(NOON + 5)})
     clock.now += 10
-    book.turn()
+    book.judge_due()
     assert book.off == {"ann"}
     clock.now -= 10
-    book.look_again()
-    book.turn()
+    book.judge_all_again()
+    book.judge_due()
     assert not book.off
     clock.now += 10
-    book.turn()
+    book.judge_due()
     assert book.off == {"ann"}
 
 
@@ -197,7 +197,7 @@ def test_changes_of_users_leave_no_heap_behind() -> None:
     assert len(book._moments) <= 10_003
 
 
-def test_who_has_no_limits_costs_nothing() -> None:
+def test_users_without_limits_cost_nothing() -> None:
     book, _ = book_of({}, *NAMES)
     assert book.book(carried("ann", 10**12)) == []
     assert book.everything() == {} and not book.dirty and book.next_turn == math.inf
@@ -218,23 +218,23 @@ limits = st.builds(
 
 
 @given(counts, limits, st.floats(NOON, NOON + 90 * DAY))
-def test_a_count_rolls_once(count: Count, limit: Limit, now: float) -> None:
-    """What is due is done by one `roll`, and nothing is due again before the next look."""
-    assert roll(count, limit, now) is not begins(count, limit, now) or not begins(count, limit, now)
-    assert not roll(count, limit, now)
-    moment = next_look(count, limit, now)
+def test_a_count_restarts_once(count: Count, limit: Limit, now: float) -> None:
+    """One `restart_if_due` does it, and nothing is due again before `next_change`."""
+    assert restart_if_due(count, limit, now) is not is_due(count, limit, now) or not is_due(count, limit, now)
+    assert not restart_if_due(count, limit, now)
+    moment = next_change(count, limit, now)
     assert moment > now
     if moment < math.inf:
-        assert not begins(count, limit, (now + moment) / 2)
+        assert not is_due(count, limit, (now + moment) / 2)
 
 
 class UsedIsWhatWasSeen(RuleBasedStateMachine):
-    """A ledger and a book over one core, whose node is killed now and then: what is on disk of both goes together."""
+    """A ledger and a book over one core; the node is killed now and then. On disk both always match."""
 
     @initialize()
     def begin(self) -> None:
         self.clock = Clock()
-        self.said: dict[str, bytes] = {}
+        self.own: dict[str, bytes] = {}
         self.messages = 0
         self.core = dict.fromkeys(NAMES, (0, 0))
         self.run = object()
@@ -248,7 +248,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
         self.book, self.ledger = Book(self.clock), Ledger()
         self.ledger.booked = self._booked
         self.book.restore([(key, packed) for key, packed in self.disk.items() if packed is not None])
-        self.book.install(self.said, {*NAMES})
+        self.book.install(self.own, {*NAMES})
 
     def _booked(self, moved: Sums) -> None:
         self.book.book(moved)
@@ -295,13 +295,13 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
     def limit(self, name: str, size: int, since: int, live: bool) -> None:
         self._begin(name, size, since, 7)
         if live:
-            self.book.say(name, quota(size, since=since, used=7))
+            self.book.override(name, quota(size, since=since, used=7))
         else:
-            # Another message than any before it: it is the last word.
+            # This message differs from all before, so it takes precedence.
             self.messages += 1
             packed = quota(size, since=since, used=7) + Limits(expires_at=10**10 + self.messages).SerializeToString()
-            self.said = {**self.said, name: packed}
-            self.book.install(self.said, {*NAMES})
+            self.own = {**self.own, name: packed}
+            self.book.install(self.own, {*NAMES})
         self.save()
 
     @rule()
@@ -329,7 +329,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
 TestUsed = UsedIsWhatWasSeen.TestCase
 
 
-def test_who_was_forgotten_while_they_were_off_is_in_when_they_come_again() -> None:
+def test_a_barred_user_who_was_forgotten_is_in_when_they_come_again() -> None:
     book, clock = book_of({"ann": until(NOON - 5)})
     book.install({}, ())
     book.forget_gone(book.counted)
@@ -338,23 +338,23 @@ def test_who_was_forgotten_while_they_were_off_is_in_when_they_come_again() -> N
     assert not book.install({}, {"ann"}) and book.count_of("ann") is None
 
 
-def test_time_that_is_over_for_everybody_is_over_for_a_whole_set() -> None:
+def test_a_default_expiry_holds_for_a_whole_set() -> None:
     everybody = Limits(expires_at=int(NOON) + 5)
     book, clock = book_of({}, "ann", defaults=Defaults(everybody))
     clock.now += 5
-    book.turn()
+    book.judge_due()
     assert book.off == {"ann"}
     assert book.install({}, {"ann", "bob"}) == {"ann", "bob"}
 
 
 def test_a_whole_set_moves_users_to_other_inbounds() -> None:
-    """What holds there holds at once: who was off is in, and who has a quota now is counted."""
+    """The limits there hold at once: a barred user is in, a user with a quota now is counted."""
     inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
     defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
     book = Book(clock, defaults, inbounds.__getitem__)
     book.install({}, {*NAMES})
-    book.say("bob", until(NOON + 5))
-    book.say("bob", None)
+    book.override("bob", until(NOON + 5))
+    book.override("bob", None)
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     inbounds.update(ann=("paid",), bob=("free",))
@@ -363,9 +363,9 @@ def test_a_whole_set_moves_users_to_other_inbounds() -> None:
     assert book.off == {"bob"}
 
 
-def test_a_summary_is_of_those_who_are_users_and_for_what_they_are_off() -> None:
-    told = Limits(bytes=Quota(bytes=100), expires_at=int(NOON) - 1, expires_action=service_pb2.TELL)
-    book, _ = book_of({"ann": told.SerializeToString(deterministic=True), "bob": quota(100)})
+def test_a_summary_counts_present_users_and_their_reasons() -> None:
+    both = Limits(bytes=Quota(bytes=100), expires_at=int(NOON) - 1, expires_action=service_pb2.TELL)
+    book, _ = book_of({"ann": both.SerializeToString(deterministic=True), "bob": quota(100)})
     for name, size in (("ann", 100), ("bob", 90)):
         book.book(carried(name, size))
     summary = book.summary()
@@ -374,79 +374,79 @@ def test_a_summary_is_of_those_who_are_users_and_for_what_they_are_off() -> None
     assert book.summary() == service_pb2.LimitsSummary()
 
 
-def test_a_clock_that_is_wrong() -> None:
+def test_a_clock_that_was_fast() -> None:
     """Fast for a while: periods begin as they did before."""
     book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
     clock.now += 3650 * DAY
-    book.turn()
+    book.judge_due()
     clock.now = NOON
-    book.look_again()
-    book.turn()
+    book.judge_all_again()
+    book.judge_due()
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     clock.now += 31 * DAY
-    book.turn()
+    book.judge_due()
     assert not book.off
 
 
-def test_a_clock_that_knew_nothing() -> None:
+def test_a_clock_that_was_slow() -> None:
     """Slow for a while, as on a machine without a battery: no period begins twice, whatever restarts meanwhile."""
     book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
     book.book(carried("ann", 100))
     clock.now = 60.0
-    book.look_again()
-    book.turn()
+    book.judge_all_again()
+    book.judge_due()
     restarted = Book(clock)
     restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
     restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
     clock.now = NOON + 10
-    restarted.turn()
+    restarted.judge_due()
     assert restarted.off == {"ann"}
     clock.now += 31 * DAY
-    restarted.turn()
+    restarted.judge_due()
     assert not restarted.off
 
 
-def test_what_was_left_may_be_read_late() -> None:
-    """Of a disk that could not be read when the node began: what was counted by then and before adds up."""
-    said = {"ann": quota(100, period=Quota.DAY), "bob": until(NOON - 5)}
-    before, _ = book_of(said)
+def test_saved_records_may_be_loaded_late() -> None:
+    """If the disk could not be read at the start: the counts before and since then add up."""
+    own = {"ann": quota(100, period=Quota.DAY), "bob": until(NOON - 5)}
+    before, _ = book_of(own)
     before.book(carried("ann", 60))
     left = {key: packed for key, packed in before.everything().items() if packed}
-    book, _ = book_of({**said, "bob": b""})
+    book, _ = book_of({**own, "bob": b""})
     book.book(carried("ann", 50))
     assert not book.off
     book.restore(left.items())
     assert book.off == {"ann"} and book.left("ann") == -10 and "ann" in book.dirty
-    assert book.news == [Told(News.CUT, "ann", QUOTA)]
+    assert book.news == [Report(News.CUT, "ann", QUOTA)]
 
 
-def test_who_is_off_by_what_is_read_late_is_put_out() -> None:
+def test_a_late_record_bars_its_user() -> None:
     before, _ = book_of({}, "ann")
-    before.say("ann", until(NOON - 5))
+    before.override("ann", until(NOON - 5))
     left = {key: packed for key, packed in before.everything().items() if packed}
     book, _ = book_of({}, "ann")
     book.restore(left.items())
-    assert book.off == {"ann"} and book.news == [Told(News.CUT, "ann", EXPIRY)]
+    assert book.off == {"ann"} and book.news == [Report(News.CUT, "ann", EXPIRY)]
 
 
-def test_nothing_of_another_period_is_read_late() -> None:
-    said = {"ann": quota(100, period=Quota.DAY)}
-    before, _ = book_of(said)
+def test_a_late_record_of_another_period_is_dropped() -> None:
+    own = {"ann": quota(100, period=Quota.DAY)}
+    before, _ = book_of(own)
     before.book(carried("ann", 60))
     left = {key: packed for key, packed in before.everything().items() if packed}
-    book, clock = book_of(said)
+    book, clock = book_of(own)
     clock.now += DAY
-    book.turn()
+    book.judge_due()
     book.book(carried("ann", 50))
     book.restore(left.items())
     assert book.left("ann") == 50
 
 
-def test_a_whole_set_is_seen_to_in_parts() -> None:
-    """Who was off is so at once, the others soon; their summary is right at any time."""
+def test_a_whole_set_is_judged_in_parts() -> None:
+    """Barred users at once, the others soon; the summary is right at any time."""
     names = [f"user{number}" for number in range(MANY + 1)]
-    said = dict.fromkeys(names, until(NOON + 5))
+    own = dict.fromkeys(names, until(NOON + 5))
     before, _ = book_of({"user1": until(NOON - 5)})
     clock = Clock()
     book = Book(clock)
@@ -454,41 +454,41 @@ def test_a_whole_set_is_seen_to_in_parts() -> None:
     asked = list[str]()
     book.changed = asked.extend
     clock.now += 5
-    assert book.install(said, said.keys()) == {"user1"}
+    assert book.install(own, own.keys()) == {"user1"}
     assert book.next_turn <= clock.now
-    # Bytes of somebody who is still to be seen to.
+    # Bytes of a user who is not judged yet.
     book.book(carried("user2", 1))
-    while book.turn(100):
+    while book.judge_due(100):
         assert book.summary().limited == MANY + 1
         assert book.summary().off_expired == len(book.off)
     assert book.off == {*names} == {*asked} and book.next_turn == math.inf
 
 
-def test_near_is_who_is_near_now() -> None:
+def test_near_is_current() -> None:
     book, clock = book_of({"ann": quota(100, period=Quota.DAY), "bob": quota(100)})
     for name in NAMES:
         book.book(carried(name, 90))
     assert book.summary().near == 2
     clock.now += DAY
-    book.turn()
+    book.judge_due()
     assert book.summary().near == 1
     book.book(carried("bob", 10))
     assert (book.summary().near, book.summary().off_quota) == (0, 1)
     assert book.summary().limited == 2
-    book.say("bob", quota(0))
+    book.override("bob", quota(0))
     assert book.summary() == service_pb2.LimitsSummary(limited=1)
 
 
 def test_names_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who are gone for longest first, and nobody who is a user."""
+    """Those removed for longest first, and no present user."""
     monkeypatch.setattr("node.limits.book.MOST_GONE", 20)
     book, _ = book_of({name: quota(100) for name in NAMES})
     for number in range(20):
-        book.say(f"user{number}", quota(100))
+        book.override(f"user{number}", quota(100))
     book.forget_gone(["user7"])
     book.make_room()
     assert len(book.counted) == 22
-    book.say("user20", quota(100))
+    book.override("user20", quota(100))
     book.make_room()
     assert len(book.counted) == 12 and {*NAMES} <= {*book.counted} and not book.knows("user7")
     assert book.records(["user7"]) == {"user7": None} and "user7" in book.dirty

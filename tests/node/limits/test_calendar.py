@@ -1,4 +1,4 @@
-"""Periods: they follow one another without a gap, and begin on the day that was asked for."""
+"""Periods follow one another without a gap, and begin on the reset day."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_moment_is_in_one_period(now: float, kind: Period, day: int) -> Non
 
 
 @given(moments)
-def test_without_a_period_nothing_begins_anew(now: float) -> None:
+def test_without_a_period_nothing_starts_again(now: float) -> None:
     assert period(now, Period.NEVER) == (-math.inf, math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Limits are enforced, also where the first try goes wrong."""
+"""Quotas and expiry dates are enforced, also if the first try fails."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from protos.service_pb2 import Limits, Quota
 
 
 class World:
-    """What an enforcement has around it."""
+    """An `Enforcement` with fake neighbours."""
 
     def __init__(self, defaults: Defaults | None = None) -> None:
         self.clock = Clock()
         self.off: list[set[str]] = []
         self.fault: Exception | None = None
         self.kept: dict[str, bytes | None] = {}
-        self.told: list[tuple[Kind, object]] = []
+        self.reports: list[tuple[Kind, object]] = []
         self.read: list[Wanted] = []
         self.slow = 0.0
         self.book = Book(lambda: 1e9 + self.clock.seconds(), defaults)
@@ -57,10 +57,10 @@ class World:
         self.kept.update(records)
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
-        self.told.append((kind, fields.get("user")))
+        self.reports.append((kind, fields.get("user")))
 
-    def say(self, **said: Limits) -> None:
-        packed = {key: limits.SerializeToString(deterministic=True) for key, limits in said.items()}
+    def say(self, **given: Limits) -> None:
+        packed = {key: limits.SerializeToString(deterministic=True) for key, limits in given.items()}
         self.book.install(packed, packed.keys())
 
 
@@ -74,19 +74,19 @@ class EnforcementTests(SynchronousTestCase):
         self.world.clock.pump([TICK / 2] * int(seconds / (TICK / 2)))
 
     def test_out_and_in_again(self) -> None:
-        """By the clock, without a byte; what was told and kept says so."""
+        """By the clock, without any traffic; events and records match."""
         self.world.say(ann=Limits(expires_at=10**9 + 3), bob=Limits(expires_at=10**9 + 600))
         self.pass_by(2)
         self.assertEqual(self.world.off, [])
         self.pass_by(2)
         self.assertEqual(self.world.off, [{"ann"}])
-        self.assertEqual(self.world.told, [(Kind.LIMIT_CUT, "ann")])
+        self.assertEqual(self.world.reports, [(Kind.LIMIT_CUT, "ann")])
         self.assertEqual(self.world.kept.keys(), {"ann", "bob"})
         self.world.say(ann=Limits(expires_at=10**9 + 600))
         self.pass_by(1)
-        self.assertEqual((self.world.off[-1], self.world.told[-1]), (set(), (Kind.LIMIT_BACK, "ann")))
+        self.assertEqual((self.world.off[-1], self.world.reports[-1]), (set(), (Kind.LIMIT_BACK, "ann")))
 
-    def test_what_went_wrong_is_tried_again(self) -> None:
+    def test_failures_are_retried(self) -> None:
         self.world.fault = CoreFailed("it does not answer")
         self.world.say(ann=Limits(expires_at=10**9))
         self.pass_by(1)
@@ -97,10 +97,10 @@ class EnforcementTests(SynchronousTestCase):
         self.pass_by(3)
         self.assertEqual(self.world.off, [{"ann"}])
         self.pass_by(2 * AGAIN)
-        self.assertEqual((self.world.off, self.world.told), ([{"ann"}], [(Kind.LIMIT_CUT, "ann")]))
+        self.assertEqual((self.world.off, self.world.reports), ([{"ann"}], [(Kind.LIMIT_CUT, "ann")]))
 
-    def test_who_is_near_their_quota_is_read_soon(self) -> None:
-        """Sooner than everybody, and not when they are off."""
+    def test_users_near_their_quota_are_read_soon(self) -> None:
+        """Sooner than the regular reading, and not when they are barred."""
         self.world.say(ann=Limits(bytes=Quota(bytes=2**26)))
         self.pass_by(4)
         self.assertTrue(self.world.read)
@@ -111,8 +111,8 @@ class EnforcementTests(SynchronousTestCase):
         self.pass_by(20)
         self.assertEqual(len(self.world.read), count)
 
-    def test_of_many_at_once_others_have_their_turns(self) -> None:
-        """All are judged, kept and told, and not in one go."""
+    def test_the_reactor_gets_turns_between_many_users(self) -> None:
+        """All are judged, saved and reported, but not in one turn."""
         names = [f"user{number}" for number in range(5 * TURN)]
         self.world.say(**{name: Limits(expires_at=10**9 + 3) for name in names})
         self.pass_by(1)
@@ -132,8 +132,8 @@ class EnforcementTests(SynchronousTestCase):
             self.assertEqual(len(found), len(names))
         self.assertEqual(self.world.book.news, [])
 
-    def test_who_has_a_quota_by_the_settings_is_looked_out_for_from_the_first_connection(self) -> None:
-        """Not from when everybody is read, as they have carried much by then."""
+    def test_a_user_with_a_default_quota_is_read_from_their_first_connection(self) -> None:
+        """The next regular reading would be too late."""
         world = World(Defaults(Limits(bytes=Quota(bytes=10**7))))
         world.enforcement.start()
         self.addCleanup(world.enforcement.stop)
@@ -146,13 +146,13 @@ class EnforcementTests(SynchronousTestCase):
 
     def set(self, *names: str, addresses: int) -> None:
         word = Limits(addresses=addresses).SerializeToString(deterministic=True)
-        ensureDeferred(self.world.enforcement.say(dict.fromkeys(names, word))).addErrback(self.fail)
+        ensureDeferred(self.world.enforcement.override(dict.fromkeys(names, word))).addErrback(self.fail)
 
     def addresses(self, name: str) -> int:
         return self.world.book.limit_of(name).addresses
 
-    def test_of_words_that_overlap_the_last_holds(self) -> None:
-        """However long it takes until they are in force."""
+    def test_of_overlapping_overrides_the_last_holds(self) -> None:
+        """However long they take to come into force."""
         many = [f"user{number}" for number in range(2 * TURN)]
         self.set(*many, "ann", addresses=1)
         self.pass_by(1)
@@ -164,7 +164,7 @@ class EnforcementTests(SynchronousTestCase):
         self.pass_by(2)
         self.assertEqual((self.addresses("ann"), self.addresses("new")), (3, 2))
 
-    def test_a_message_that_comes_while_a_word_is_not_in_force_yet_is_the_last(self) -> None:
+    def test_a_message_that_comes_before_an_override_is_in_force_holds(self) -> None:
         self.world.say(ann=Limits(addresses=1))
         self.world.slow = 0.3
         self.set("bob", "ann", addresses=2)

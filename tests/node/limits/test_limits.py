@@ -1,4 +1,4 @@
-"""What holds for a user of what they and the node's settings say."""
+"""Merging a user's own limits with the defaults."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from protos import service_pb2
 from protos.service_pb2 import Limits, Quota, Speed
 
 
-def test_who_says_nothing_has_no_limits() -> None:
+def test_without_layers_there_are_no_limits() -> None:
     assert Limit.of(()) == Limit.of([Limits(), Limits()]) == NONE
     assert not NONE.any
 
 
-def test_each_limit_is_what_the_first_says_who_says_anything_of_it() -> None:
+def test_each_limit_comes_from_the_first_layer_that_has_it() -> None:
     own = Limits(addresses=2, speed=Speed(down=1_000_000))
     inbound = Limits(addresses=9, addresses_action=service_pb2.TELL, expires_at=7, expires_action=service_pb2.TELL)
     everybody = Limits(bytes=Quota(bytes=5, way=Quota.DOWN, period=Quota.MONTH, reset_day=3), speed=Speed(up=4))
@@ -22,13 +22,13 @@ def test_each_limit_is_what_the_first_says_who_says_anything_of_it() -> None:
         period=Period.MONTH,
         reset_day=3,
         expires_at=7,
-        expires_told=True,
+        expires_tells=True,
         addresses=2,
         down=1_000_000,
     )
 
 
-def test_zero_is_a_word_that_takes_a_default_away() -> None:
+def test_zero_overrides_a_default() -> None:
     own = Limits(addresses=0, expires_at=0, bytes=Quota(), speed=Speed())
     default = Limits(addresses=3, expires_at=9, bytes=Quota(bytes=1), speed=Speed(down=1))
     assert not Limit.of([own, default]).any

@@ -1,4 +1,4 @@
-"""What is listed of users' limits, a page at a time."""
+"""GetLimits: pages of users with limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ListingTests(SynchronousTestCase):
         return self.successResultOf(page)
 
     def test_pages(self) -> None:
-        """All by name, each once; those who have no limit are not among them."""
+        """All users with limits, by name, each once."""
         names = [f"user{number}" for number in range(10)]
         book = Book(lambda: NOON)
         book.install({name: until(NOON - (name < "user5")) for name in names}, [*names, "somebody"])
@@ -49,7 +49,7 @@ class ListingTests(SynchronousTestCase):
         some = self.page(book, "", 0, ("USER7", "user3", "nobody"), False)
         self.assertEqual([row.name for row in some.users], ["user3", "user7"])
 
-    def test_who_has_not_come_yet_has_all_that_the_settings_give(self) -> None:
+    def test_a_user_who_never_connected_has_the_whole_default_quota(self) -> None:
         book = Book(lambda: NOON, Defaults(DAY))
         book.install({}, {"ann"})
         (row,) = self.page(book, "", 0, (), False).users
@@ -58,9 +58,9 @@ class ListingTests(SynchronousTestCase):
         (row,) = self.page(book, "", 0, (), False).users
         self.assertEqual((row.left, row.counted_since), (70, NOON))
 
-    def test_a_user_who_is_none_now(self) -> None:
+    def test_a_removed_user(self) -> None:
         book = Book(lambda: NOON)
-        book.say("ann", quota(100))
+        book.override("ann", quota(100))
         self.assertEqual(self.page(book, "", 0, (), False).total, 0)
         (row,) = self.page(book, "", 0, ("ann",), False).users
         self.assertEqual(row.limits.bytes.bytes, 100)

@@ -1,4 +1,4 @@
-"""Whose connections are looked at when, and what they are held to, over all runs of the core."""
+"""Speed limits: whose connections are checked when, and what is set, over all cores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.generations import Generations
 from node.limits.limits import NONE, Limit
-from node.limits.newcomers import KNOWN, TURN
+from node.limits.new_connections import KNOWN, TURN
 from node.limits.pacer import EVERYBODY, GATHER, TICK, Pacer
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 from tests.harness.paced import HERE, PacedGeneration
@@ -33,14 +33,14 @@ class PacerTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def runs(self, *keys: str, **named: Any) -> PacedGeneration:
-        """The next run serves."""
+        """Let the next core serve."""
         run = PacedGeneration(self.clock, *keys, **named)
         run.arrived = self.pacer.arrived
         self.generations.adopt(run)
         return run
 
     def tick(self, times: int = 1) -> None:
-        """Everybody is looked at."""
+        """Let the next round for all users pass."""
         self.clock.pump([TICK] * times * int(EVERYBODY / TICK))
 
     def say(self, key: str, limit: Limit) -> None:
@@ -48,13 +48,13 @@ class PacerTests(SynchronousTestCase):
         self.pacer.changed([key])
         self.clock.advance(0)
 
-    def test_it_costs_nothing_where_nobody_has_a_speed(self) -> None:
+    def test_it_costs_nothing_without_speed_limits(self) -> None:
         self.run_.connect("anna", b"1")
         self.tick(5)
         self.assertEqual(self.run_.looks, [])
         self.assertEqual((self.run_.rates, self.run_.doors), ({b"1": None}, {}))
 
-    def test_new_connections_are_gathered_and_share_at_once(self) -> None:
+    def test_new_connections_are_collected_and_share_at_once(self) -> None:
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         self.clock.advance(GATHER / 2)
@@ -65,7 +65,7 @@ class PacerTests(SynchronousTestCase):
         self.assertEqual(self.run_.looks, [{"anna"}])
         self.assertEqual(self.run_.rates, {b"1": 5 * MBIT, b"2": 5 * MBIT, b"3": None})
 
-    def test_who_is_at_work_gets_what_others_leave(self) -> None:
+    def test_busy_connections_get_what_others_leave(self) -> None:
         self.limits["anna"] = TEN
         for number in range(4):
             self.run_.connect("anna", bytes([number]))
@@ -77,13 +77,13 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual((self.run_.rates[b"\0"], self.run_.rates[b"\1"]), (2.5 * MBIT, 10 * MBIT))
 
-    def test_only_what_is_another_rate_is_set(self) -> None:
+    def test_only_changed_rates_are_set(self) -> None:
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         self.tick(4)
         self.assertEqual(self.run_.told, [{b"1": 10 * MBIT}])
 
-    def test_a_limit_is_shared_over_all_runs(self) -> None:
+    def test_a_limit_is_shared_over_all_cores(self) -> None:
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         run = self.runs("anna")
@@ -94,7 +94,7 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(run.rates, {b"1": 10 * MBIT})
 
-    def test_a_limit_that_is_another_one_is_in_force_at_once(self) -> None:
+    def test_a_changed_limit_is_in_force_at_once(self) -> None:
         self.run_.connect("anna", b"1")
         self.say("anna", TEN)
         self.assertEqual(self.run_.rates, {b"1": 10 * MBIT})
@@ -106,7 +106,7 @@ class PacerTests(SynchronousTestCase):
         self.tick(3)
         self.assertEqual(len(self.run_.looks), looks)
 
-    def test_who_has_gone_is_looked_at_no_more(self) -> None:
+    def test_disconnected_users_are_not_checked(self) -> None:
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         self.run_.disconnect(b"1")
@@ -115,7 +115,7 @@ class PacerTests(SynchronousTestCase):
         self.tick(3)
         self.assertEqual(len(self.run_.looks), looks)
 
-    def test_who_comes_while_others_are_looked_at_is_looked_at_next(self) -> None:
+    def test_an_arrival_during_a_round_is_in_the_next_one(self) -> None:
         self.limits |= {"anna": TEN, "bert": FIVE}
         self.run_.connect("anna", b"1")
         see = self.run_.look
@@ -131,7 +131,7 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(self.run_.rates[b"2"], 5 * MBIT)
 
-    def test_a_run_that_does_not_tell_keeps_no_other_from_it_and_is_warned_of(self) -> None:
+    def test_a_core_that_does_not_answer_causes_a_warning_and_does_not_block_others(self) -> None:
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         run = self.runs("anna")
@@ -139,15 +139,15 @@ class PacerTests(SynchronousTestCase):
         self.run_.blind = True
         self.tick()
         self.assertEqual(run.rates, {b"2": 10 * MBIT})
-        self.assertIn("the kernel does not tell", self.pacer.warnings[0])
+        self.assertIn("the kernel does not list connections", self.pacer.warnings[0])
         self.run_.blind = False
         self.tick()
         self.assertEqual((self.run_.rates, run.rates), ({b"1": 5 * MBIT}, {b"2": 5 * MBIT}))
         self.assertEqual(self.pacer.warnings, [])
         self.assertTrue(self.flushLoggedErrors())
 
-    def test_a_connection_that_is_nobodys_any_more_is_let_go(self) -> None:
-        """A reverse proxy's, by which another user has come meanwhile."""
+    def test_a_connection_without_a_user_is_released(self) -> None:
+        """A reverse proxy's connection, which another user has now."""
         self.limits["anna"] = TEN
         self.run_.connect("anna", b"1")
         self.tick()
@@ -155,9 +155,9 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(self.run_.rates, {b"1": None})
 
-    # What new connections get
+    # New connections
 
-    def test_where_all_have_a_speed_new_connections_get_the_greatest(self) -> None:
+    def test_if_all_users_have_a_speed_new_connections_get_the_greatest(self) -> None:
         self.limits |= {"anna": TEN, "bert": FIVE}
         self.tick()
         self.assertEqual(self.run_.doors, {})
@@ -171,7 +171,7 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(self.run_.doors, {"a": None})
 
-    def test_listeners_that_could_not_be_told_are_told_again(self) -> None:
+    def test_listeners_that_could_not_be_set_are_tried_again(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
         self.clock.advance(0)
@@ -184,13 +184,13 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(run.doors, {"a": None})
 
-    def test_a_new_run_is_told_before_anybody_comes(self) -> None:
+    def test_a_new_core_is_set_before_users_connect(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
         self.clock.advance(0)
         self.assertEqual(run.doors, {"a": 10 * MBIT})
 
-    def test_who_has_no_speed_keeps_none_that_their_inbound_had(self) -> None:
+    def test_a_user_without_a_limit_loses_the_pace_of_their_inbound(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
         self.clock.advance(0)
@@ -200,7 +200,7 @@ class PacerTests(SynchronousTestCase):
         self.clock.advance(GATHER)
         self.assertIsNone(run.rates[b"1"])
         self.assertEqual(run.doors, {"a": None})
-        # A connection that the core accepted before may be said to be theirs a while later.
+        # The core may report a connection that it accepted before a while later.
         run.connect("dora", b"2")
         run.rates[b"2"] = 10 * MBIT
         self.tick()
@@ -211,7 +211,7 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(len(run.looks), looks)
 
-    def test_many_users_are_looked_at_in_turns(self) -> None:
+    def test_the_reactor_gets_turns_between_many_users(self) -> None:
         keys = [str(number) for number in range(3 * TURN)]
         self.limits |= dict.fromkeys(keys, TEN)
         run = self.runs(*keys)
@@ -226,23 +226,23 @@ class PacerTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual((run.doors, turns), ({"a": 10 * MBIT}, [0, 0, 0]))
 
-    def test_an_inbound_whose_connections_may_be_many_users_is_left_alone(self) -> None:
+    def test_an_inbound_with_shared_connections_is_left_alone(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna", paced={"a": "users come by UDP"})
         self.tick()
         self.assertEqual(run.doors, {})
-        self.assertEqual(self.pacer.notes("anna"), ["the speed does not hold by the inbound 'a': users come by UDP"])
+        self.assertEqual(self.pacer.notes("anna"), ["speed is not enforced in inbound 'a': users come by UDP"])
         self.assertEqual(self.pacer.notes("bert"), [])
 
-    def test_a_core_that_cannot_is_told_of(self) -> None:
+    def test_a_core_that_cannot_pace_is_in_the_notes(self) -> None:
         self.limits["anna"] = TEN
         self.assertEqual(self.pacer.notes("anna"), [])
         self.generations.adopt(MemoryGeneration(self.clock, MemoryPlan("", ("a",)), {"a": {"anna": b""}}, Gate()))
-        self.assertEqual(self.pacer.notes("anna"), ["the speed does not hold: this core's connections cannot be paced"])
+        self.assertEqual(self.pacer.notes("anna"), ["speed is not enforced: this core's connections cannot be paced"])
         self.pacer.arrived("anna", HERE)
         self.tick()
 
-    # What users send
+    # Upload
 
     def test_windows_follow_what_is_measured_twice_a_second(self) -> None:
         self.limits["anna"] = Limit(up=10_000_000)
@@ -257,10 +257,10 @@ class PacerTests(SynchronousTestCase):
         self.say("anna", NONE)
         self.assertEqual(self.run_.windows, {b"1": None})
 
-    def test_a_window_is_taken_away_though_the_run_did_not_tell_when_the_limit_was(self) -> None:
+    def test_a_window_is_removed_later_if_the_core_did_not_answer(self) -> None:
         self.limits["anna"] = Limit(up=10_000_000)
         self.run_.connect("anna", b"1")
-        # The next tick is one of those at which not everybody is looked at.
+        # The next tick is one without a round for all users.
         self.clock.pump([TICK] * 3)
         self.run_.blind = True
         self.say("anna", NONE)
@@ -270,7 +270,7 @@ class PacerTests(SynchronousTestCase):
         self.assertEqual(self.run_.windows, {b"1": None})
         self.assertTrue(self.flushLoggedErrors())
 
-    def test_a_window_of_a_connection_that_is_nobodys_any_more_is_taken_away(self) -> None:
+    def test_the_window_of_a_connection_without_a_user_is_removed(self) -> None:
         self.limits["anna"] = Limit(up=10_000_000)
         self.run_.connect("anna", b"1")
         self.tick()
@@ -278,7 +278,7 @@ class PacerTests(SynchronousTestCase):
         self.tick(2)
         self.assertEqual(self.run_.windows, {b"1": None})
 
-    def test_who_has_no_speed_is_let_go_though_the_run_did_not_tell_at_first(self) -> None:
+    def test_a_user_without_a_limit_is_released_later_if_the_core_did_not_answer(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
         self.clock.advance(0)

@@ -1,4 +1,4 @@
-"""How users' connections share their speed, whatever they do."""
+"""How a user's connections share their speed, whatever they do."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ def live(**seen: Any) -> Live:
 
 
 @given(SPEEDS, st.sets(st.integers(0, 63), min_size=1), st.sets(st.integers(0, 63)))
-def test_all_who_are_at_work_keep_to_the_limit_and_nobody_gets_nothing(
-    limit: int, some: set[int], work: set[int]
-) -> None:
+def test_busy_connections_keep_to_the_limit_and_all_get_something(limit: int, some: set[int], work: set[int]) -> None:
     rates = shares(limit, some, work & some)
     assert rates.keys() == some
     assert sum(rates[one] for one in work & some) <= limit
@@ -32,13 +30,13 @@ def test_all_who_are_at_work_keep_to_the_limit_and_nobody_gets_nothing(
         assert rates[one] >= limit // len(some)
 
 
-def test_one_of_eight_gets_all_of_it() -> None:
+def test_one_busy_connection_of_eight_gets_all() -> None:
     rates = shares(10 * MBIT, range(8), {3})
     assert rates[3] == 10 * MBIT
     assert rates[0] == 10 * MBIT // 8
 
 
-def test_who_keeps_a_connection_alive_is_not_at_work_nor_who_has_gone() -> None:
+def test_keep_alives_and_gone_clients_are_not_busy() -> None:
     down = Down[str]()
     down.look({name: live(sent=10) for name in ("moves", "waits", "alive", "gone")})
     for look in range(STILL + 1):
@@ -59,7 +57,7 @@ def test_without_a_limit_every_connection_is_as_fast_as_it_can() -> None:
 
 
 class Connections(RuleBasedStateMachine):
-    """A user's connections come, go, work and rest, and their limit changes; each plan is carried out."""
+    """A user's connections come, go, get busy and idle, and their limit changes; each plan is applied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,14 +129,14 @@ def test_a_window_has_bounds(rate: int, round_trip: float, factor: float) -> Non
 
 
 @pytest.mark.parametrize("stretch", [0.5, 1.3, 4.0])
-def test_windows_find_the_speed_whatever_a_round_takes(stretch: float) -> None:
+def test_windows_find_the_speed_for_any_round_trip(stretch: float) -> None:
     limit, factor = 10 * MBIT, 1.0
     for _ in range(20):
         factor = corrected(factor, limit, limit * factor / stretch)
     assert limit * factor / stretch == pytest.approx(limit, rel=0.05)
 
 
-def test_who_sends_little_gets_no_wide_window_for_it() -> None:
+def test_little_traffic_does_not_widen_the_window() -> None:
     factor = 1.0
     for _ in range(100):
         factor = corrected(factor, 10 * MBIT, MBIT)
@@ -146,19 +144,19 @@ def test_who_sends_little_gets_no_wide_window_for_it() -> None:
     assert corrected(8.0, 10 * MBIT, 0.0) == 1.0
 
 
-def test_a_window_is_for_a_round_and_shared_by_those_at_work() -> None:
+def test_a_window_is_for_a_round_trip_and_shared_by_busy_connections() -> None:
     up = Up[str]()
     flows = {"a": live(round_trip=0.04), "b": live(round_trip=0.04)}
     first = up.plan("anna", 10 * MBIT, flows, 0.5)
     assert first == {"a": 25_000, "b": 25_000}
     up.held.update({flow: size for flow, size in first.items() if size})
     up.look(flows, {"anna"})
-    # One sends exactly what it may have: all of the speed.
+    # One connection sends as much as the limit allows.
     flows["a"] = live(round_trip=0.04, received=5 * MBIT)
     assert up.plan("anna", 10 * MBIT, flows, 0.5) == {"a": 50_000}
 
 
-def test_windows_are_given_back_where_they_were_taken() -> None:
+def test_windows_are_removed_where_they_were_set() -> None:
     up = Up[str]()
     up.held["a"] = 9
     assert up.plan("anna", 0, {"a": live(), "b": live()}, 0.5) == {"a": None}

@@ -1,4 +1,4 @@
-"""Memory goes back to the system once a large set is done with, and once for all that came meanwhile."""
+"""Memory is returned to the system after a large set of users, once for all requests in that time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GivingBack(SynchronousTestCase):
         return memory
 
     def test_once_for_all(self) -> None:
-        """However often it is asked for: once, a while after the first."""
+        """Several requests cause one call, some time after the first."""
         memory = self.memory()
         for _ in range(3):
             memory.give_back_soon()
@@ -58,7 +58,7 @@ class GivingBack(SynchronousTestCase):
         self.assertEqual(self.asked, [0])
 
     def test_again(self) -> None:
-        """What is asked for after that is another time."""
+        """A later request causes another call."""
         memory = self.memory()
         for _ in range(2):
             memory.give_back_soon()
@@ -66,7 +66,7 @@ class GivingBack(SynchronousTestCase):
         self.assertEqual(self.asked, [0, 0])
 
     def test_a_library_that_cannot(self) -> None:
-        """Where the C library has no such function nothing is done."""
+        """If the C library has no such function nothing is done."""
         self.memory(able=False).give_back_soon()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -78,7 +78,7 @@ class GivingBack(SynchronousTestCase):
         self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_large_sets_alone(self) -> None:
-        """A large set asks for it when it comes and when it goes, a small one does not."""
+        """A large set of users requests it when it comes and when it goes, a small one does not."""
         self.patch(members, "BUILD_INLINE", 2)
         everybody = Desired(self.clock, MemoryRecord())
         self.patch(everybody._memory, "_trim", self.asked.append)

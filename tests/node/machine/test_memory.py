@@ -1,4 +1,4 @@
-"""How much memory is left."""
+"""Available memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1024**2
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where control groups are; this process is in the outermost one."""
+    """The directory of control groups; this process is in the root group."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     enter(tmp_path, monkeypatch, "/")
     return tmp_path
@@ -26,7 +26,7 @@ def enter(groups: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
 
 
 def limited(group: Path, most: int | str = "max", high: int | str = "max") -> None:
-    """It has 40 MiB, and 50 MiB of files that nobody reads any more, which are free."""
+    """The group uses 40 MiB, and 50 MiB for inactive files, which count as free."""
     group.mkdir(parents=True, exist_ok=True)
     (group / "memory.max").write_text(f"{most}\n")
     (group / "memory.high").write_text(f"{high}\n")
@@ -35,7 +35,7 @@ def limited(group: Path, most: int | str = "max", high: int | str = "max") -> No
 
 
 def test_a_container(groups: Path) -> None:
-    """Its control group is the outermost one that it sees."""
+    """A container sees its own control group as the root."""
     limited(groups, 100 * MIB)
     assert memory.available() == 60 * MIB
 
@@ -59,7 +59,7 @@ def test_a_service(groups: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[s
 
 @pytest.mark.parametrize("path", ["/", "/a/b", "/../../elsewhere"])
 def test_no_limit(groups: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """What the machine has is free; a control group that is not to be seen is none."""
+    """All of the machine's memory counts; a control group that cannot be seen is ignored."""
     limited(groups)
     enter(groups, monkeypatch, path)
     assert memory.available() > 300 * MIB

@@ -56,13 +56,13 @@ def test_rates_are_over_the_time_that_passed() -> None:
 
 
 def test_a_reset_counter_costs_only_its_own_interface() -> None:
-    """An interface that starts anew adds nothing for one reading and takes nothing from the others."""
+    """An interface whose counter was reset adds nothing for one reading, and takes nothing from the others."""
     reset = replace(NEXT, interfaces={**NEXT.interfaces, "eth1": Counters(0, 0)})
     assert reading(SAMPLE, reset).incoming_bandwidth_speed == 1000
 
 
 def test_an_interface_that_came_or_went_makes_no_jump() -> None:
-    """What an interface counted before it was seen is no traffic of this second."""
+    """What an interface counted before it was seen is not traffic of this second."""
     other = replace(NEXT, interfaces={"eth0": NEXT.interfaces["eth0"], "wg0": Counters(10**9, 10**9)})
     assert reading(SAMPLE, other).incoming_bandwidth_speed == 1000
 
@@ -125,7 +125,7 @@ class SystemStatsTests(SynchronousTestCase):
         self.assertEqual(self.stats.current().incoming_bandwidth_speed, 0)
 
     def test_a_failing_reading(self) -> None:
-        """While the kernel cannot be asked, the last values stand and the log says so once; then it goes on."""
+        """While the counters cannot be read the last values stay, and the log says so once; then it goes on."""
         self.start()
         self.sample = OSError("too many open files")
         with capturedLogs() as logged:

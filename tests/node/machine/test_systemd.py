@@ -17,7 +17,7 @@ from node.machine.systemd import Notifier, Systemd
 
 
 class Listener:
-    """Stands where systemd listens."""
+    """Listens in place of systemd."""
 
     def __init__(self, name: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -54,7 +54,7 @@ def test_an_abstract_address() -> None:
 
 
 def test_an_address_of_another_kind() -> None:
-    """An address that is no unix socket is reported once and then taken as none."""
+    """An address that is not a unix socket is reported once and then ignored."""
     with capturedLogs() as logged:
         notifier = Notifier.from_environment({"NOTIFY_SOCKET": "vsock:2:1234"})
         notifier.ready()
@@ -62,7 +62,7 @@ def test_an_address_of_another_kind() -> None:
 
 
 def test_a_failing_send_is_logged(tmp_path: Path) -> None:
-    """Nobody at the address is one error in the log, never an exception."""
+    """If no program listens at the address, that is one error in the log and never an exception."""
     with capturedLogs() as logged:
         Notifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
     assert len(logged) == 1
@@ -81,7 +81,7 @@ def test_a_failing_send_is_logged(tmp_path: Path) -> None:
     ],
 )
 def test_the_watchdog_is_ours_or_not(environ: dict[str, str], interval: float | None) -> None:
-    """A watchdog counts when its time is a number above 0 and it does not mean another process."""
+    """A watchdog counts if its time is a number above 0 and it is not for another process."""
     assert Notifier.from_environment({"NOTIFY_SOCKET": "/x", **environ}).watchdog_interval == interval
 
 
@@ -101,7 +101,7 @@ class SystemdTests(SynchronousTestCase):
         return Systemd(Notifier.from_environment(self.environ), self.clock)
 
     def test_a_life(self) -> None:
-        """READY=1 only when told, WATCHDOG=1 with it and at each half of the interval, STOPPING=1 and then silence."""
+        """READY=1 only on `ready`, WATCHDOG=1 with it and at each half of the interval, STOPPING=1 and then silence."""
         service = self.service()
         service.startService()
         self.assertEqual(self.listener.heard(), [])

@@ -1,4 +1,4 @@
-"""The parts of metrics and health by themselves: names, sharing, verdicts, lateness."""
+"""The parts of metrics and health checks: names, sharing, verdicts, delay of the event loop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from node.backend.generations import Generations
 from node.backend.state import State, Status
 from node.errors import CoreFailed
 from node.logs import LogRing
-from node.machine.neighbour import user_of
+from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
 from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
-from node.metrics.neighbours import is_loopback, is_open_to_others
+from node.metrics.keyless import is_loopback, is_open_to_others
 from node.metrics.pages import FRESH, Shared, _verdict
 from node.metrics.readiness import Readiness, checks
 from tests.harness.figures import series
@@ -43,7 +43,7 @@ class _Told:
 
 
 @pytest.mark.parametrize("write", [generate_latest, openmetrics])
-def test_every_name_is_written_as_it_is_in_the_table(write: Callable[[Any], bytes]) -> None:
+def test_every_metric_is_written_as_in_the_table(write: Callable[[Any], bytes]) -> None:
     """With its labels, whatever characters are in them, in both forms."""
     found = series(write(_Told()).decode())
     expected = {family.name for family in READ} | {f"core_{family.name}" for family in ALIASES}
@@ -53,8 +53,8 @@ def test_every_name_is_written_as_it_is_in_the_table(write: Callable[[Any], byte
         assert all(text == ODD for _, text in labels)
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
-    """Of one prefix, counters with _total and nothing else with it; each with a sentence."""
+def test_names_follow_the_rules_of_prometheus() -> None:
+    """One prefix, `_total` for counters only, and a text for each."""
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
     for family in FAMILIES:
         assert family.name.startswith("txnode_")
@@ -63,7 +63,7 @@ def test_names_are_as_prometheus_wants_them() -> None:
 
 
 class SharedTests(SynchronousTestCase):
-    """Work is done once for all who ask meanwhile."""
+    """Work is done once for all callers that wait."""
 
     def setUp(self) -> None:
         self.clock: Any = Clock()
@@ -79,7 +79,7 @@ class SharedTests(SynchronousTestCase):
         return ensureDeferred(self.shared.get())
 
     def test_two_at_once(self) -> None:
-        """Also where one of them gives up; who comes soon after has the same, who comes later another."""
+        """Also if one of them gives up; a caller soon after gets the same result, a later one a new one."""
         one, other = self.ask(), self.ask()
         one.cancel()
         self.failureResultOf(one)
@@ -91,7 +91,7 @@ class SharedTests(SynchronousTestCase):
         self.works[1].callback(2)
         self.assertEqual(self.successResultOf(later), 2)
 
-    def test_an_error_is_everybodys_and_not_kept(self) -> None:
+    def test_all_callers_get_an_error_and_it_is_not_cached(self) -> None:
         one, other = self.ask(), self.ask()
         self.works[0].errback(ZeroDivisionError())
         self.failureResultOf(one, ZeroDivisionError)
@@ -102,7 +102,7 @@ class SharedTests(SynchronousTestCase):
 
 
 class ReadinessTests(SynchronousTestCase):
-    """Looked at every second; whoever is told of changes is told once."""
+    """Checks are made every second; each change is reported once."""
 
     def setUp(self) -> None:
         self.clock: Any = Clock()
@@ -126,7 +126,7 @@ class ReadinessTests(SynchronousTestCase):
         return self.readiness.faults.get("state", "")
 
     def test_a_verdict(self) -> None:
-        """The first one is there at once."""
+        """The first verdict is there at once."""
         self.assertTrue(self.readiness.ready)
         self.assertEqual(self.after(""), "")
         self.assertEqual(self.after("the disk is full"), "the disk is full")
@@ -134,7 +134,7 @@ class ReadinessTests(SynchronousTestCase):
         self.assertEqual(self.after(""), "")
         self.assertEqual(self.told, [True, False, True])
 
-    def test_what_cannot_be_looked_at_is_not_well(self) -> None:
+    def test_a_check_that_raises_has_failed(self) -> None:
         self.after("")
         self.assertIn("ZeroDivisionError", self.after("raise"))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -149,7 +149,7 @@ class _Run:
 
 
 class CheckTests(SynchronousTestCase):
-    """What the three checks look at."""
+    """The three checks."""
 
     def setUp(self) -> None:
         clock: Any = Clock()
@@ -164,13 +164,13 @@ class CheckTests(SynchronousTestCase):
         told = {name: self.successResultOf(ensureDeferred(check())) for name, check in found.items()}
         return {name: text for name, text in told.items() if text}
 
-    def test_nothing_is_wanted(self) -> None:
+    def test_without_a_backend(self) -> None:
         self.assertEqual(self.verdict(), {})
         self.store.fault = "no room"
         self.assertEqual(self.verdict(), {"state": "no room"})
 
-    def test_a_core_is_wanted(self) -> None:
-        """It is to run, and may be the one before while another comes up."""
+    def test_with_a_backend(self) -> None:
+        """It has to run; while another core comes up it may be the old one."""
         self.status.enter(State.STARTING, "soon")
         self.assertEqual(self.verdict(), {"core": "the core is starting: soon"})
         self.generations.adopt(self.core)
@@ -188,7 +188,7 @@ class CheckTests(SynchronousTestCase):
 
 
 class LagTests(SynchronousTestCase):
-    def test_the_worst_of_a_minute(self) -> None:
+    def test_the_longest_delay_of_a_minute(self) -> None:
         clock: Any = Clock()
         looked = lag.Lag(clock)
         looked.startService()
@@ -203,8 +203,8 @@ class LagTests(SynchronousTestCase):
 
 
 @pytest.mark.parametrize("faults", [{}, {"core": "the core of ann is down"}])
-def test_a_stranger_is_told_a_word(faults: dict[str, str]) -> None:
-    """Nothing but the verdict, in either form; whoever has shown a key reads why."""
+def test_a_stranger_gets_only_the_verdict(faults: dict[str, str]) -> None:
+    """In either form; with a key the reply has the reasons."""
     status, word = (503, "not ok") if faults else (200, "ok")
     text = _verdict(faults, ("state", "core"), "", known=False)
     assert (text.status, text.body) == (status, f"{word}\n".encode())
@@ -215,7 +215,7 @@ def test_a_stranger_is_told_a_word(faults: dict[str, str]) -> None:
 
 
 def test_the_password_is_the_key() -> None:
-    """What is no basic authentication stays as it is."""
+    """A header that is not basic authentication stays as it is."""
     for key in ("key", "a:b", ""):
         assert bearer_of("bAsic " + base64.b64encode(f"who:{key}".encode()).decode()) == f"Bearer {key}"
     for other in ("Bearer x", "Basic %%%", "Basic é", "Basic \udce9", "Basic", ""):
@@ -224,7 +224,7 @@ def test_the_password_is_the_key() -> None:
 
 
 def test_without_a_descriptor() -> None:
-    """Where none is left nothing can be looked up, and the other figures are told nevertheless."""
+    """Without a free descriptor nothing can be looked up; the other metrics are reported all the same."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -234,8 +234,8 @@ def test_without_a_descriptor() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_whose_a_connection_is() -> None:
-    """The kernel says: ours; of one that is not there it says nothing."""
+def test_the_user_of_a_connection() -> None:
+    """The kernel knows that it is ours, and nothing of a connection that does not exist."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         taken, peer = server.accept()
         with taken:
@@ -245,7 +245,7 @@ def test_whose_a_connection_is() -> None:
             transport.getPeer = lambda: type("Address", (), {"host": peer[0], "port": peer[1]})
             transport.getHost = lambda: type("Address", (), {"host": "127.0.0.1", "port": server.getsockname()[1]})
             assert not is_open_to_others("/metrics", transport)
-            # Nobody has the socket any more, and older kernels say that root had: it may have been a core's.
+            # No process has the socket any more, and older kernels report root: it may have been a core's.
             client.close()
             assert user_of(peer, taken.getsockname()) is None
             assert not is_open_to_others("/metrics", transport)
@@ -258,5 +258,5 @@ def test_whose_a_connection_is() -> None:
         *(("::ffff:10.0.0.1", False), ("10.0.0.1", False), ("fe80::1%eth0", False), ("192.0.2.1", False)),
     ],
 )
-def test_what_this_machine_is(host: str, is_here: bool) -> None:
+def test_loopback(host: str, is_here: bool) -> None:
     assert is_loopback(host) == is_here

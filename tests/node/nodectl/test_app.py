@@ -1,4 +1,4 @@
-"""The command line itself: options, faults of whoever types them, completion."""
+"""The command line itself: options, wrong arguments, completion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from node.nodectl.session import Session
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with two nodes, which the environment names."""
+    """A nodes file with two nodes, named in the environment."""
     file = tmp_path / "nodes.toml"
     file.write_text("[nodes.alpha]\n[nodes.beta]\n")
     monkeypatch.setenv("NODECTL_NODES", str(file))
@@ -25,7 +25,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_is_there() -> None:
-    """Each has its module, and the help says what it is for."""
+    """Each command has its module, and the help lists it."""
     context = click.Context(main)
     assert all(main.get_command(context, name) is not None for name in COMMANDS)
     shown = CliRunner().invoke(main, ["--help"]).output
@@ -35,19 +35,19 @@ def test_every_command_is_there() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str) -> None:
-    """Without a node, or a file of nodes."""
+    """`--help` works without a node or a nodes file."""
     done = CliRunner().invoke(main, [name, "--help"])
     assert done.exit_code == 0
     assert "Usage:" in done.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["info", "--node", "gamma"], "it has alpha, beta"),
         (["info", "--all", "--node", "alpha"], "not both"),
         (["nothing"], "No such command"),
-        (["stats", "system", "--reset"], "not for system"),
+        (["stats", "system", "--reset"], "do not work with system"),
         (["stats", "--reset", "--watch", "1"], "not both"),
         (["logs", "--grep", "("], "--grep"),
         (["start", "/no/such/file"], "/no/such/file"),
@@ -55,15 +55,15 @@ def test_every_command_has_help(name: str) -> None:
         (["--nodes", "/no/such/file", "info"], "/no/such/file"),
     ],
 )
-def test_faults_of_the_command_line(arguments: list[str], said: str, nodes: Path) -> None:
-    """They end with 2 before anything is asked, and say what is wrong."""
+def test_faults_of_the_command_line(arguments: list[str], message: str, nodes: Path) -> None:
+    """Each ends with 2 before any call, with a message that says what is wrong."""
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
-    assert said in done.output
+    assert message in done.output
 
 
-def test_options_before_and_behind(nodes: Path) -> None:
-    """What stands behind a command's name goes before what stands in front of it."""
+def test_options_before_and_after_the_command(nodes: Path) -> None:
+    """Options after a command's name override those before it."""
     seen: list[Session] = []
     info = main.get_command(click.Context(main), "info")
     assert info is not None
@@ -77,7 +77,7 @@ def test_options_before_and_behind(nodes: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str) -> None:
-    """Each shell gets what it takes to complete nodectl."""
+    """Each supported shell gets a completion script."""
     done = CliRunner().invoke(main, ["completion", shell])
     assert done.exit_code == 0
     assert "_NODECTL_COMPLETE" in done.output
@@ -93,6 +93,6 @@ def test_completion_scripts(shell: str) -> None:
     ],
 )
 def test_what_is_completed(begun: tuple[list[str], str], offered: list[str], nodes: Path) -> None:
-    """Commands, names of nodes (behind a comma, too) and kinds."""
+    """Commands, names of nodes (also after a comma) and kinds."""
     completing = ShellComplete(main, {}, "nodectl", "_NODECTL_COMPLETE")
     assert [item.value for item in completing.get_completions(*begun)] == offered

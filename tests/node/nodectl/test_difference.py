@@ -1,4 +1,4 @@
-"""What a file and a node differ in; and that nothing does when it was applied."""
+"""The difference between a file and a node; it is empty once it was applied."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.credentials import shadowsocks_2022_key
-from node.backend.listing import _Sight
+from node.backend.listing import _View
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable
 from node.nodectl.users import making
-from node.nodectl.users.difference import difference, said
+from node.nodectl.users.difference import difference, proxies_of
 from node.nodectl.users.rows import cells, missing, not_in, settled, state_of
 from protos import service_pb2 as pb
 
@@ -28,12 +28,12 @@ def account_of(tag: str, user: pb.User) -> Account | None:
 
 
 def rows(roster: Roster) -> list[pb.ListedUser]:
-    """The users of a node as it lists them, with credentials."""
-    sight = _Sight(roster, {tag: (want, want) for tag, want in roster.target.items()}, settled=True, coming=False)
+    """The rows in which a node lists these users, with credentials."""
+    view = _View(roster, {tag: (want, want) for tag, want in roster.target.items()}, settled=True, coming=False)
     found = []
     for key, packed in roster.users.items():
         user = pb.User.FromString(packed)
-        found.append(sight.row(key, user))
+        found.append(view.row(key, user))
         found[-1].proxies.CopyFrom(user.proxies)
     return found
 
@@ -49,7 +49,7 @@ def node_with(*users: pb.User) -> Roster:
 
 
 def test_what_differs() -> None:
-    """Who comes, goes and is another one, and in which word; secrets are in no word."""
+    """Users to add, remove and change, with the names of differing fields, never with secrets."""
     there = rows(node_with(person("ann"), person("bob", "q", "a", "b", "far"), person("cid", "r")))
     wanted = [person("Ann"), person("bob", "other", "far", "b"), person("dan", "s")]
     found = difference(wanted, there)
@@ -63,24 +63,24 @@ def test_what_differs() -> None:
     assert not found.updates[0].inbounds and found.there == 3 and not found.empty
 
 
-def test_what_says_nothing_is_no_difference() -> None:
-    """Deployed controllers send every proxy, mostly empty; and inbounds in any order."""
+def test_empty_proxies_and_order_are_no_difference() -> None:
+    """Deployed controllers send every proxy, most of them empty, and inbounds in any order."""
     full = person("ann", "p", "a", "b")
     full.proxies.vless.SetInParent()
     found = difference([person("ann", "p", "b", "a", "a")], rows(node_with(full)))
     assert found.empty and found.same == 1
-    assert said(full.proxies).keys() == {"trojan"}
+    assert proxies_of(full.proxies).keys() == {"trojan"}
 
 
-def test_who_is_on_their_way_out_is_not_there() -> None:
-    """They are removed already; if they are wanted they are added."""
+def test_removed_users_who_are_still_leaving_do_not_count() -> None:
+    """They are not removed again; if the file has them, they are added."""
     leaving = pb.ListedUser(name="ann", leaving=["a"], pending=True)
     assert difference([], [leaving]).empty
     assert [user.email for user in difference([person("ann")], [leaving]).added] == ["ann"]
 
 
 def test_a_shortened_row() -> None:
-    """Nobody can say whether it is the same, so it is told again."""
+    """It cannot be compared, so the user is sent again."""
     found = difference([person("ann")], [pb.ListedUser(name="ann", shortened=True)])
     assert [user.email for user, _ in found.changed] == ["ann"]
 
@@ -99,8 +99,8 @@ USERS = st.lists(
 
 
 @given(USERS, USERS, st.integers(1, 3))
-def test_nothing_differs_when_it_was_applied(before: list[pb.User], wanted: list[pb.User], size: int) -> None:
-    """Whatever was there, whoever is refused, and in however many parts it is sent."""
+def test_an_applied_difference_leaves_none(before: list[pb.User], wanted: list[pb.User], size: int) -> None:
+    """For any earlier users, refusals and batch sizes."""
     roster = node_with(*before)
     found = difference(wanted, rows(roster))
     updates = found.updates
@@ -131,7 +131,7 @@ def row(**words: object) -> pb.ListedUser:
 
 
 def test_states() -> None:
-    """One word each, the most pressing one."""
+    """Each row has one word, for its most pressing state."""
     assert settled(row()) and state_of(row()) == "confirmed"
     assert [
         state_of(row(confirmed=["a"], refused=["b: taken"])),
@@ -146,19 +146,19 @@ def test_states() -> None:
 
 
 def test_cells() -> None:
-    """A wide row names proxies, and never what is in them."""
+    """A wide row has the names of proxies, never their values."""
     full = row(refused=["a: x", "b: y"], unknown=["far"])
     full.proxies.trojan.password = "secret"
     assert list(cells(full)) == ["ann", "a, b", "confirmed", "a: x; b: y"]
     assert list(cells(full, wide=True))[4:] == ["a, b", "", "far", "trojan"]
 
 
-def test_who_is_not_in() -> None:
-    """Who has a row that says so, and who has none."""
-    told = not_in(
+def test_users_who_are_not_confirmed() -> None:
+    """Users with an unsettled row, and users without a row."""
+    found = not_in(
         [person("Ann"), person("bob"), person("cid")], [ROW, row(name="bob", confirmed=[], refused=["a: no"])]
     )
-    assert dict(told).keys() == {"bob", "cid"} and dict(told)["bob"] == "a: no"
+    assert dict(found).keys() == {"bob", "cid"} and dict(found)["bob"] == "a: no"
     assert missing(["ANN", "x"], [ROW]) == ["x"]
 
 
@@ -166,7 +166,7 @@ def test_who_is_not_in() -> None:
 
 
 def test_new_credentials() -> None:
-    """One id for both; a key of the right length is used by the node as it is, and none is the same twice."""
+    """VLESS and VMess share an id; the node uses a key of the right length as it is; no two are the same."""
     for method, size in making.KEY_BYTES.items():
         made = making.proxies("f", method)
         key = made.shadowsocks.password
@@ -183,6 +183,6 @@ def test_new_credentials() -> None:
 
 
 def test_documents_have_no_secrets() -> None:
-    """What `diff` says is for logs, too."""
+    """The output of `diff` may be logged."""
     found = replace(difference([person("ann", "secret")], rows(node_with(person("ann", "hidden")))))
     assert "secret" not in str(found.document) and "hidden" not in str(found.document)

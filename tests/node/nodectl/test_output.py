@@ -1,4 +1,4 @@
-"""What stands in answers, and which code a command ends with."""
+"""Output of commands, and their exit codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
 from node.errors import KINDS, NodeError
 from node.nodectl.exits import Exit, advice_for, code_of, together
 from node.nodectl.loglines import LEVELS, Wanted, level, source
-from node.nodectl.output import as_json, plain, say_json
+from node.nodectl.output import as_json, plain, print_json
+from node.nodectl.polling import Watched, busiest
 from node.nodectl.running import Outcome
 from node.nodectl.traffic import Bytes, Rate, by_name, rates
 from node.nodectl.units import size, span
-from node.nodectl.watching import Watched, busiest
 from protos import service_pb2 as pb
 
 
 def test_messages_in_json() -> None:
-    """All fields by the proto's names, large integers as integers; a message that is not there is null."""
+    """All fields by the proto's names, large integers as integers; an absent message is null."""
     stat = pb.Stat(name="anna", type="uplink", value=2**53 + 1)
     empty = {"name": "", "type": "", "link": "", "value": 0}
     assert as_json(pb.StatResponse(stats=[stat])) == {
@@ -33,17 +33,17 @@ def test_messages_in_json() -> None:
 
 
 def test_json_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """It says the same; only what cannot be seen is written by its number."""
-    said = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "Аня ünd 安娜 🙂", "\x7f"]
-    say_json(said)
+    """Unprintable characters are escaped; the parsed JSON is the same."""
+    texts = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "Аня ünd 安娜 🙂", "\x7f"]
+    print_json(texts)
     written = capsys.readouterr().out
-    assert json.loads(written) == said
+    assert json.loads(written) == texts
     assert written.replace("\n", "").isprintable()
     assert "Аня ünd 安娜 🙂" in written
 
 
 def test_plain_columns() -> None:
-    """They are as wide as they have to be, and nothing is cut."""
+    """They are as wide as their cells, and nothing is truncated."""
     assert plain(("name", "up"), [("a" * 90, "1"), ("b", "22")]) == [
         "name" + " " * 88 + "up",
         "a" * 90 + "  1",
@@ -52,26 +52,26 @@ def test_plain_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 * 1024**4, "5.0 TiB"), (2**63, "8192.0 PiB")],
 )
-def test_sizes(count: int, said: str) -> None:
-    """Bytes have the unit that fits."""
-    assert size(count) == said
+def test_sizes(count: int, text: str) -> None:
+    """Bytes in the unit that fits."""
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(0, "0 s"), (59, "59 s"), (60, "1 min"), (3700, "1 h 1 min"), (86_400, "1 d"), (200_000, "2 d 7 h")],
 )
-def test_spans(seconds: int, said: str) -> None:
-    """Times have their two largest units."""
-    assert span(seconds) == said
+def test_spans(seconds: int, text: str) -> None:
+    """Durations in their two largest units."""
+    assert span(seconds) == text
 
 
 def test_every_error_has_its_code() -> None:
-    """What a script has to tell apart has a code of its own; who is refused or unreachable is told what to do."""
-    codes = {kind: code_of(kind.told("text")) for kind in KINDS}
+    """Errors that scripts must distinguish have codes of their own; refused and unreachable nodes have advice."""
+    codes = {kind: code_of(kind.of_text("text")) for kind in KINDS}
     assert codes[errors.Unauthenticated] is codes[errors.Forbidden] is Exit.KEY_REFUSED
     assert codes[errors.NotInitialized] is codes[errors.NotStarted] is codes[errors.CoreFailed] is Exit.NOT_RUNNING
     assert codes[errors.UsersRefused] is Exit.USERS_REFUSED
@@ -82,7 +82,7 @@ def test_every_error_has_its_code() -> None:
 
 
 def test_the_code_of_several_nodes() -> None:
-    """It is the code of all where they agree."""
+    """The code of all nodes, if they agree."""
     assert together([Exit.OK, Exit.OK]) is together([]) is Exit.OK
     assert together([Exit.UNREACHABLE, Exit.UNREACHABLE]) is Exit.UNREACHABLE
     assert together([Exit.OK, Exit.UNREACHABLE]) is together([Exit.KEY_REFUSED, Exit.UNREACHABLE]) is Exit.FAILED
@@ -99,7 +99,7 @@ def stats(**users: tuple[int, int]) -> pb.StatResponse:
 
 
 def test_rates() -> None:
-    """They are what grew, over the time. One that was reset has grown by what it has, a new name by nothing."""
+    """The growth divided by the time. A reset counter has grown by its value, a new name by nothing."""
     before, now = (
         by_name(stats(anna=(100, 1000), bert=(50, 50)).stats),
         by_name(stats(anna=(300, 10), cora=(7, 7)).stats),
@@ -109,7 +109,7 @@ def test_rates() -> None:
 
 
 def test_the_busiest_is_first() -> None:
-    """Whoever has traffic now goes before whoever had most; an error leaves what was known, without rates."""
+    """Names are sorted by current rate, then by total; an error keeps the last bytes, without rates."""
     watched = Watched("node")
     watched.take(Outcome("node", stats(anna=(0, 0), bert=(0, 10_000))), 0.0)
     assert [line.name for line in busiest([watched])] == ["bert", "anna"]
@@ -131,13 +131,13 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_a_line_says_of_itself(line: str) -> None:
-    """Its source, and its level where it has one."""
+def test_source_and_level_of_a_line(line: str) -> None:
+    """The core or the node; the level, if the line has one."""
     assert (source(line), level(line)) == LINES[line]
 
 
 def test_which_lines_are_wanted() -> None:
-    """All conditions hold; a line without a level has none that is grave enough."""
+    """All conditions must hold; a line without a level never has the required one."""
     assert [line for line in LINES if Wanted().fits(line)] == list(LINES)
     assert [level(line) for line in LINES if Wanted(least="warning").fits(line)] == ["warning", "error"]
     assert [level(line) for line in LINES if Wanted(least=LEVELS[0], source="node").fits(line)] == []

@@ -1,4 +1,4 @@
-"""The file of nodes, the node of a directory, and which key goes to whom."""
+"""The nodes file, the node of a directory, and the key that is sent to each node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from node.certificate import ensure, ensure_api_key
 from node.nodectl.exits import Unusable
-from node.nodectl.local import local, name_of
+from node.nodectl.local_profile import local, name_of
 from node.nodectl.profiles import LOCAL, Profile, parse, read
 from node.nodectl.targets import target_of
 
@@ -39,8 +39,8 @@ FAULTS = {
 }
 
 
-def test_a_file_of_nodes() -> None:
-    """Ports follow the transport, addresses the name, and paths are relative to the file."""
+def test_a_nodes_file() -> None:
+    """Ports default by transport, addresses to the name; paths are relative to the file."""
     nodes = parse(FILE, Path("/etc/txnode"))
     assert nodes.default == ("one",)
     assert list(nodes.profiles.values()) == [
@@ -51,7 +51,7 @@ def test_a_file_of_nodes() -> None:
 
 @pytest.mark.parametrize("text", FAULTS)
 def test_faults_of_the_file(text: str, tmp_path: Path) -> None:
-    """What cannot be meant is told by its name, and nothing is asked."""
+    """The error names the fault and the file."""
     file = tmp_path / "nodes.toml"
     file.write_text(text)
     with pytest.raises(Unusable) as unusable:
@@ -61,14 +61,14 @@ def test_faults_of_the_file(text: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """Without the usual file there are no nodes; one that somebody named has to be there."""
+    """A missing default file means no nodes; a file given by name must exist."""
     assert read(tmp_path / "nodes.toml", needed=False).profiles == {}
     with pytest.raises(Unusable):
         read(tmp_path / "nodes.toml", needed=True)
 
 
 def test_the_node_of_a_directory(tmp_path: Path) -> None:
-    """As `scripts/run` leaves a clone: its certificate and key are in var, whatever SSL_CERT_FILE is for others."""
+    """As in a clone after `scripts/run`: certificate and key are in var, whatever SSL_CERT_FILE is in the shell."""
     ensure(tmp_path / "var")
     key = ensure_api_key(tmp_path / "var" / "api_key")
     found = local(tmp_path, {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "REST_PORT": "1234"})
@@ -79,20 +79,20 @@ def test_the_node_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_a_node(tmp_path: Path) -> None:
-    """It is told what to do."""
+    """The error says what to do."""
     with pytest.raises(Unusable) as unusable:
         local(tmp_path, {})
     assert "--node" in unusable.value.message
 
 
 def test_a_certificate_of_another_name(tmp_path: Path) -> None:
-    """The node of this machine is asked under the name that its certificate has."""
+    """nodectl calls the node on this machine by a name in its certificate."""
     made = ensure(tmp_path, ["node.example.com"], own=list)
     assert name_of(made.certificate.read_bytes()) == "node.example.com"
 
 
-def test_whose_key_is_sent(tmp_path: Path) -> None:
-    """A node's own file goes before the environment, which goes before the settings; without any nothing is asked."""
+def test_which_key_is_sent(tmp_path: Path) -> None:
+    """From key_file, else from the environment, else from the local settings; without a key, no call."""
     file = tmp_path / "key"
     file.touch(0o600)
     file.write_text("from the file\n")
@@ -105,8 +105,8 @@ def test_whose_key_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_key_that_others_can_read(mode: int, tmp_path: Path) -> None:
-    """It is not sent."""
+def test_a_key_file_that_others_can_read(mode: int, tmp_path: Path) -> None:
+    """It is refused, and the key is not sent."""
     file = tmp_path / "key"
     file.write_text("0123456789abcdef")
     file.chmod(mode)
@@ -115,8 +115,8 @@ def test_a_key_that_others_can_read(mode: int, tmp_path: Path) -> None:
     assert f"chmod 600 {file}" in unusable.value.message
 
 
-def test_what_is_no_certificate(tmp_path: Path) -> None:
-    """It is found before anything is asked."""
+def test_a_file_that_is_not_a_certificate(tmp_path: Path) -> None:
+    """It is refused before any call."""
     file = tmp_path / "certificate.pem"
     file.write_text("no certificate")
     with pytest.raises(Unusable):

@@ -1,4 +1,4 @@
-"""Files of users: what each shape says, who is left out, and what is told of one that cannot be used."""
+"""Users files: each format, users who are left out, and errors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def users(text: str, *inbounds: str) -> list[pb.User]:
 
 
 def faults(text: str, *inbounds: str) -> list[str]:
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as raised:
         users(text, *inbounds)
-    return str(told.value).splitlines()
+    return str(raised.value).splitlines()
 
 
 ANN = pb.User(email="ann", inbounds=["in"], proxies=pb.Proxy(vless=pb.Vless(id="1", flow="f")))
@@ -42,7 +42,7 @@ ANN = pb.User(email="ann", inbounds=["in"], proxies=pb.Proxy(vless=pb.Vless(id="
 
 
 def test_table() -> None:
-    """Each column goes to its place; what is for several protocols gives way to what is for one."""
+    """Each column sets its field; a protocol's own column wins over one for several."""
     text = (
         "Name, inbounds ,id,vless_id,password,hysteria_auth,method,flow,wireguard_public_key,wireguard_addresses\n"
         'ann,"in|another, one",u,v,p,h,m,f,k,10.0.0.2|fd00::2/128\n'
@@ -60,62 +60,60 @@ def test_table() -> None:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_delimiters(delimiter: str) -> None:
-    """Spreadsheets write what they please."""
+    """Spreadsheets export with different delimiters."""
     lines = ["name,inbounds,vless_id,flow", "ann,in,1,f"]
     assert users("\n".join(line.replace(",", delimiter) for line in lines)) == [ANN]
 
 
-def test_who_is_left_out_of_a_table() -> None:
-    """They are counted, and may have no inbounds."""
+def test_users_left_out_of_a_table() -> None:
+    """They are counted, and need no inbounds."""
     supply = userfile.parse("Email,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n", (), NOW)
     assert (list(supply.users), supply.left_out) == (["ann"], {"disabled": 2})
 
 
 def test_faults_of_a_table() -> None:
-    """All are told at once, each with its line, also where a cell has several lines."""
+    """All are reported together, each with its line, also if a cell has several lines."""
     text = 'name,inbounds,enabled\n"a\nb",in,yes\nann,in\nANN,in,maybe\nann,in,\nAnn,,\n,in,\n'
     assert faults(text) == [
-        "line 4: it has 2 cells, and there are 3 columns",
-        "line 5: enabled is 'maybe': say yes or no",
-        "line 7: Ann is in line 6 already",
+        "line 4: 2 cells, but 3 columns",
+        "line 5: enabled is 'maybe': write yes or no",
+        "line 7: Ann is already in line 6",
         "line 8: the user has no name",
     ]
-    assert faults("name,in\nann,x\n")[0].startswith("line 1: there is no column 'in'; there are name, inbounds")
+    assert faults("name,in\nann,x\n")[0].startswith("line 1: unknown column 'in'; known are name, inbounds")
     assert faults("inbounds\nx\n") == ["line 1: the column name is missing"]
-    assert faults("name,name\nx,y\n") == ["line 1: a column is there twice: name"]
-    assert faults("") == [f"it is empty; the first line has the headings, of {', '.join(COLUMNS)}"]
+    assert faults("name,name\nx,y\n") == ["line 1: duplicate column: name"]
+    assert faults("") == [f"the file is empty; the first line must have headings, of {', '.join(COLUMNS)}"]
     assert faults('name,inbounds\n"ann,in\n')[0].startswith("line 2: ")
     assert len(faults("name,inbounds\n" + "ann,in\n" * 40)) == 21
 
 
-def test_inbounds_for_those_without() -> None:
-    """The command line says them; who has some keeps them."""
+def test_inbounds_for_users_without() -> None:
+    """They come from the command line; users with inbounds keep theirs."""
     assert [list(user.inbounds) for user in users("name,inbounds\nann,\nbob,b\n", "x", "y")] == [["x", "y"], ["b"]]
-    assert faults("name\nann\n") == [
-        "line 2: ann has no inbounds: write them there, or say --inbound for those without"
-    ]
+    assert faults("name\nann\n") == ["line 2: ann has no inbounds: add them to the file, or give --inbound"]
 
 
-# JSON of ours
+# JSON of this interface
 
 
-def test_ours() -> None:
-    """An array of users, an object with them, and what nodectl lists."""
-    said = {"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": "1", "flow": "f"}, "vmess": None}}
+def test_json_of_this_interface() -> None:
+    """An array of users, an object with them, and the output of `nodectl users list`."""
+    user = {"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": "1", "flow": "f"}, "vmess": None}}
     row = pb.ListedUser(name="ann", inbounds=["in"], unknown=["far"], proxies=ANN.proxies, confirmed=["in"])
-    for document in ([said], {"users": [said]}):
+    for document in ([user], {"users": [user]}):
         assert users(json.dumps(document)) == [ANN]
     [listed] = users(json.dumps([{"node": "one", "result": {"users": as_json([row]), "total": 1}}]))
     assert listed == pb.User(email="ann", inbounds=["in", "far"], proxies=ANN.proxies)
 
 
 def test_faults_of_documents() -> None:
-    """They name the line where it is known, and the user."""
+    """Errors name the user, and the line if it is known."""
     assert faults('[\n{"email": "ann",}\n]')[0].startswith("line 2: ")
     text = '{"users": [\n{"email": "ann", "inbounds": ["in"]},\n{"email": "bob", "inbounds": "in"},\n{"inbounds": []}]}'
-    assert faults(text) == ["line 3, user 2: inbounds is no array", "user 3: the user has no name"]
-    assert faults("[1]") == ["user 1 is no object"]
-    assert "in a shape that is known" in faults('{"a": 1}')[0]
+    assert faults(text) == ["line 3, user 2: inbounds is not an array", "user 3: the user has no name"]
+    assert faults("[1]") == ["user 1 is not an object"]
+    assert "in a known shape" in faults('{"a": 1}')[0]
     assert "shortened" in faults('[{"name": "ann", "shortened": true}]')[0]
     assert faults('[{"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": 5}}}]')[0].startswith("line 1")
     assert faults("[" * 100_000)
@@ -130,7 +128,7 @@ def marzban(**more: Any) -> dict[str, Any]:
 
 
 def test_users_of_marzban() -> None:
-    """By their names, with what a node has a use for."""
+    """Users by their names, with the fields that a node knows."""
     assert users(json.dumps({"users": [marzban(status="active", expire=NOW + 1)], "total": 1})) == [ANN]
     [bob] = users(
         json.dumps([marzban(username="bob", status="on_hold", expire=None, inbounds={"a": ["y", "x"], "b": ["x"]})])
@@ -142,8 +140,8 @@ def test_users_of_marzban() -> None:
     assert dan.proxies == pb.Proxy(vless=pb.Vless(id="1"), trojan=pb.Trojan())
 
 
-def test_who_is_left_out_of_a_panel() -> None:
-    """The panel's own word, or the time that is over; in seconds or as a date."""
+def test_users_left_out_of_a_panel() -> None:
+    """By the panel's status, or because they expired; times in seconds or as dates."""
     people = [
         marzban(username=name, status=status, expire=expire)
         for name, status, expire in (
@@ -157,8 +155,8 @@ def test_who_is_left_out_of_a_panel() -> None:
     ]
     supply = userfile.parse(json.dumps(people), (), NOW)
     assert (list(supply.users), supply.left_out) == (["f"], {"disabled": 1, "limited": 1, "expired": 3})
-    assert "no time" in faults(json.dumps([marzban(expire=10**400)]))[0]
-    assert faults(json.dumps([marzban(expire="soon")])) == ["line 1, user 1: expire is 'soon', which is no time"]
+    assert "not a time" in faults(json.dumps([marzban(expire=10**400)]))[0]
+    assert faults(json.dumps([marzban(expire="soon")])) == ["line 1, user 1: expire is 'soon', which is not a time"]
 
 
 def xui(**more: Any) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def xui(**more: Any) -> dict[str, Any]:
 
 
 def test_inbounds_of_3x_ui() -> None:
-    """One, several, a reply, and a configuration; who is in several is one user."""
+    """One inbound, several, a reply, and a configuration; a client of several is one user."""
     for document in (xui(), [xui()], {"success": True, "obj": [xui()]}, {"inbounds": [xui()]}):
         assert users(json.dumps(document)) == [ANN]
     trojan = {"protocol": "trojan", "tag": "b", "settings": {"clients": [{"password": "p", "email": "ann"}]}}
@@ -176,12 +174,12 @@ def test_inbounds_of_3x_ui() -> None:
     assert (list(ann.inbounds), ann.proxies.vless.id, ann.proxies.trojan.password) == (["b", "in"], "1", "p")
     another = xui(tag="d", settings={"clients": [{"id": "2", "email": "ann"}]})
     assert faults(json.dumps([xui(), another])) == [
-        "line 1, ann: ann has two vless ids, one an inbound: on a node a user has one"
+        "line 1, ann: ann has two different vless ids: a user of a node has one"
     ]
 
 
-def test_who_is_left_out_of_3x_ui() -> None:
-    """Who is in one inbound is in; times are milliseconds, and those below 0 have not begun."""
+def test_users_left_out_of_3x_ui() -> None:
+    """Users are left out only if all their inbounds are off. Times are milliseconds; negative ones have not begun."""
 
     def one(tag: str, **client: Any) -> dict[str, Any]:
         return xui(tag=tag, settings={"clients": [{"id": "1", "email": "ann", **client}]})
@@ -195,24 +193,24 @@ def test_who_is_left_out_of_3x_ui() -> None:
     assert read(one("a", expiryTime=NOW * 1000 - 1)) == ([], {"expired": 1})
     assert read(one("a", expiryTime=-1000)) == ([["a"]], {})
     assert read(one("a", enable=False), one("b")) == ([["b"]], {})
-    assert faults(json.dumps([xui(settings="{")]))[0].startswith("inbound 1: its settings are no JSON")
+    assert faults(json.dumps([xui(settings="{")]))[0].startswith("inbound 1: its settings are not JSON")
     assert faults(json.dumps([xui(settings={"clients": [{"id": "1"}]})])) == ["inbound 1: a client has no email"]
 
 
 # The file
 
 
-def test_what_operators_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is left out is said aloud, a file that cannot be used is named."""
+def test_messages_to_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Left out users are counted on standard error; an error names the file."""
     file = tmp_path / "users.csv"
     file.write_text("name,inbounds,enabled\nann,in,\nbob,in,no\n", "utf-8-sig")
     assert [user.email for user in userfile.read(file)] == ["ann"]
-    assert capsys.readouterr().err == f"{file}: 1 left out: disabled\n"
+    assert capsys.readouterr().err == f"{file}: 1 user left out: disabled\n"
     for text in (b"name,inbounds\nann,\nbob,\n", b"\xff"):
         file.write_bytes(text)
-        with pytest.raises(Unusable) as told:
+        with pytest.raises(Unusable) as raised:
             userfile.read(file)
-        assert str(file) in told.value.message
+        assert str(file) in raised.value.message
     with pytest.raises(Unusable, match="no/such"):
         userfile.read(Path("/no/such/file"))
     assert issubclass(Unusable, click.ClickException)
@@ -227,8 +225,8 @@ CELL = WORDS.filter(lambda word: "|" not in word)
         st.tuples(CELL, st.lists(CELL, min_size=1, max_size=3, unique=True), CELL), unique_by=lambda row: key_of(row[0])
     )
 )
-def test_tables_say_what_was_written(rows: list[tuple[str, list[str], str]]) -> None:
-    """Whatever stands in cells, as long as the csv module wrote it."""
+def test_tables_are_read_as_written(rows: list[tuple[str, list[str], str]]) -> None:
+    """For any cells written by the csv module."""
     file = StringIO()
     lines = csv.writer(file)
     lines.writerow(["name", "inbounds", "trojan_password"])
@@ -275,13 +273,13 @@ JSONS = st.recursive(
 
 @given(JSONS)
 def test_any_document(document: Any) -> None:
-    """It has users, or it is said why not."""
+    """It has users, or an error that says why not."""
     _read(json.dumps(document))
 
 
 @given(st.text())
 def test_any_text(text: str) -> None:
-    """So with a table, or whatever it is."""
+    """The same for any text, and any table."""
     _read(text)
     _read(f"name,inbounds,enabled\n{text}")
 
@@ -296,7 +294,7 @@ def _read(text: str) -> None:
 
 
 class Searched(str):
-    """A text that counts how often somebody looks for something in it."""
+    """A string that counts its searches."""
 
     looks = 0
 
@@ -306,7 +304,7 @@ class Searched(str):
 
 
 def test_large_documents_are_not_searched_for_each_user() -> None:
-    """Where somebody stands is looked up for the faults that are told: else 100,000 users took an hour."""
+    """Lines are searched only for reported faults: for all of 100,000 users it took an hour."""
     good = Searched(json.dumps([{"email": f"user{number}", "inbounds": ["in"]} for number in range(1000)]))
     read(good, supply := Supply(), NOW)
     assert (len(supply.users), good.looks) == (1000, 0)
@@ -318,18 +316,18 @@ def test_large_documents_are_not_searched_for_each_user() -> None:
         assert text.looks <= 2 * LISTED
 
 
-def test_unknown_inbounds_that_are_no_array() -> None:
+def test_unknown_inbounds_that_are_not_an_array() -> None:
     (fault,) = faults('[{"email": "ann", "inbounds": ["in"], "unknown": 5}]')
-    assert fault.endswith("inbounds is no array")
+    assert fault.endswith("inbounds is not an array")
 
 
 def test_faults_do_nothing_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files of users come from others: so do the names in what is told of them."""
+    """Users files, and so the names in errors, may come from others."""
     file = tmp_path / "users.json"
     file.write_text(json.dumps([{"email": "ann\x1b[2J\x9b2J", "inbounds": ["in"]}] * 2))
-    with pytest.raises(Unusable) as told:
+    with pytest.raises(Unusable) as raised:
         userfile.read(file)
-    told.value.show()
-    said = capsys.readouterr().err
-    assert "ann\\x1b[2J\\x9b2J" in said
-    assert said.replace("\n", "").isprintable()
+    raised.value.show()
+    shown = capsys.readouterr().err
+    assert "ann\\x1b[2J\\x9b2J" in shown
+    assert shown.replace("\n", "").isprintable()

@@ -1,4 +1,4 @@
-"""The node's own directory: private, held by one node at a time, with room for a socket's name."""
+"""STATE_DIR: private, locked by one node at a time, with room for a socket's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def mode(path: Path) -> int:
 
 
 def test_it_is_made_private(tmp_path: Path) -> None:
-    """The directories and the lock are nobody else's, whatever the umask."""
+    """Other users cannot access the directories and the lock, whatever the umask."""
     old = os.umask(0)
     try:
         state = StateDirectory(tmp_path / "deep" / "state")
@@ -31,7 +31,7 @@ def test_it_is_made_private(tmp_path: Path) -> None:
 
 
 def test_one_that_is_there_becomes_private(tmp_path: Path) -> None:
-    """A directory that others could read is closed to them; what is in it stays."""
+    """A directory that others could read is closed to them; its content stays."""
     path = tmp_path / "state"
     path.mkdir(mode=0o755)
     (path / "kept").write_text("x")
@@ -43,10 +43,10 @@ def test_one_that_is_there_becomes_private(tmp_path: Path) -> None:
 
 
 def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
-    """A second node is told so, and may have it when the first has let go."""
+    """A second node gets an error, and the directory when the first has released it."""
     first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     first.claim()
-    with pytest.raises(OSError, match="another node has STATE_DIR"):
+    with pytest.raises(OSError, match="another node uses STATE_DIR"):
         second.claim()
     first.release()
     second.claim()
@@ -55,7 +55,7 @@ def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
 
 
 def test_another_process_cannot_have_it(tmp_path: Path) -> None:
-    """The lock holds between processes, and ends with a process, however it ends."""
+    """The lock holds between processes, and ends with a process, however that ends."""
     code = (
         "import os, pathlib, sys; from node.state.directory import StateDirectory; "
         "state = StateDirectory(pathlib.Path(sys.argv[1])); state.claim(); print('mine', flush=True); os.read(0, 1)"
@@ -75,7 +75,7 @@ def test_another_process_cannot_have_it(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node has its directory all the same, once; its sockets go elsewhere."""
+    """The node can still lock its directory, once; its sockets go elsewhere."""
     opened = os.open
 
     def read_only(path: Path, flags: int, *mode: int) -> int:
@@ -88,7 +88,7 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
     first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     for _ in ("without the lock of an earlier node", "with it"):
         first.claim()
-        with pytest.raises(OSError, match="another node has STATE_DIR"):
+        with pytest.raises(OSError, match="another node uses STATE_DIR"):
             second.claim()
         first.release()
         os.close(opened(tmp_path / "lock", os.O_CREAT, 0o600))
@@ -98,7 +98,7 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
-    """Where a socket's name would be too long, the sockets go to a private directory of a short name."""
+    """If a socket's path would be too long, the sockets go to a private directory with a short name."""
     state = StateDirectory(tmp_path / ("x" * 100))
     state.claim()
     try:
@@ -115,14 +115,14 @@ def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_short_path_has_its_sockets_inside(tmp_path: Path) -> None:
-    """Else they are in the directory itself."""
+    """Else they are in STATE_DIR itself."""
     path = Path("/srv/txnode")
     assert StateDirectory(path).run_dir == path / "run"
     assert StateDirectory(path).door_dir == path / "door"
 
 
 def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
-    """A link that somebody else left where the sockets would go is not followed."""
+    """A link planted where the sockets would go is not followed."""
     state = StateDirectory(tmp_path / ("x" * 100))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o755)
@@ -146,7 +146,7 @@ def test_a_linked_directory_is_fine(tmp_path: Path) -> None:
 
 
 def test_a_file_in_its_place(tmp_path: Path) -> None:
-    """A file where the directory should be is an error, not something to write over."""
+    """A file where the directory should be is an error, and is not overwritten."""
     (tmp_path / "state").write_text("x")
     with pytest.raises(OSError, match="state"):
         StateDirectory(tmp_path / "state").claim()
@@ -154,7 +154,7 @@ def test_a_file_in_its_place(tmp_path: Path) -> None:
 
 
 def test_names_of_paths() -> None:
-    """A path's short name is its own."""
+    """Each path has its own short name."""
     assert hash_name(Path("/a")) == hash_name(Path("/a"))
     assert hash_name(Path("/a")) != hash_name(Path("/b"))
     assert len(hash_name(Path("/a"))) == 12

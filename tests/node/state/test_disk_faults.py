@@ -1,4 +1,4 @@
-"""A disk that fails for a while loses nothing: when it is back it has what one that never failed would have."""
+"""A disk that fails for a while loses nothing: afterwards it has what a disk that never failed would have."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from tests.harness.memory import MemoryDriver, person
 [START] = [method for method in METHODS if method.call == "start"]
 [STATS] = [method for method in METHODS if method.call == "stats"]
 AGAIN = store_module.AGAIN
-# Seconds, more than a step takes, and a core to come up again, and less than a disk is left alone.
+# Seconds: more than a step, or a core's restart, takes, and less than the retry interval of a failed disk.
 BEAT = 9.0
 
 
 class OneThread(Clock):
-    """A reactor whose threads are itself."""
+    """A reactor that runs work of threads inline."""
 
     def callFromThread(self, function: Callable[..., object], *arguments: object) -> None:
         self.callLater(0, function, *arguments)
 
 
 class Inline:
-    """A pool that does everything at once."""
+    """A pool that runs everything at once."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -61,10 +61,10 @@ class Inline:
 
 
 class Disk:
-    """What a file's disk does.
+    """How the disk of a file behaves.
 
-    `fault` is raised by every write, and that it is `unreadable` by every read as well. One that is `damaged` is found
-    to be so by the next write, and is then gone.
+    `fault` is raised by every write, and if `unreadable` by every read. `damaged`: the next write finds the file
+    damaged and moves it aside.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class FaultyDatabase(Database):
 
 
 class Machine:
-    """One node after another over one state file, with cores of memory."""
+    """One node after another over one state file, with in-memory cores."""
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "state.db"
@@ -108,7 +108,7 @@ class Machine:
         self.begin()
 
     def begin(self, resume: bool = True) -> None:
-        """Another node begins, with a machine of its own but for the file."""
+        """Start another node, new except for the file."""
         self.clock = cast(Any, OneThread())
         self.store = Store(self.clock, self.file)
         any_store: Any = self.store
@@ -151,7 +151,7 @@ class Machine:
         self.wait(feed.finish())
 
     def count(self, name: str) -> None:
-        """A user carries bytes, which are read."""
+        """A user transfers bytes, which are read."""
         for core in self.driver.running:
             counter = counter_name(Scope.USER, name, "uplink")
             core.counts[counter] = core.counts.get(counter, 0) + 5
@@ -167,7 +167,7 @@ class Machine:
             core.die()
 
     def pass_time(self) -> None:
-        """A disk that is back is noticed."""
+        """A disk that works again is noticed."""
         self.clock.advance(AGAIN)
         self.wait(self.store.flush())
 
@@ -195,7 +195,7 @@ FULL = Unwritable("database or disk is full")
 
 
 def test_a_disk_that_failed_and_then_a_shutdown() -> None:
-    """What ran until the end is there for the next node: backend, users, what is left of its keep-alive, traffic."""
+    """What ran until the end is there for the next node: backend, users, the rest of its keep-alive, traffic."""
     with machine() as node:
         node.start("a", "ann", "bob", keep_alive=100)
         node.count("ann")
@@ -213,7 +213,7 @@ def test_a_disk_that_failed_and_then_a_shutdown() -> None:
 
 
 def test_a_disk_that_is_back_while_a_resume_is_pending() -> None:
-    """What was loaded and does not run yet stays in the file."""
+    """A loaded backend that does not run yet stays in the file."""
     with machine() as node:
         node.start("a", "ann")
         node.close()
@@ -230,7 +230,7 @@ def test_a_disk_that_is_back_while_a_resume_is_pending() -> None:
 
 
 def test_a_disk_that_is_back_where_nothing_is_resumed() -> None:
-    """What an operator does not want to be resumed stays in the file until a controller says something else."""
+    """A backend that is not resumed, by the operator's wish, stays in the file until a controller changes that."""
     with machine() as node:
         node.start("a", "ann")
         node.close()
@@ -265,7 +265,7 @@ def test_what_could_not_be_read() -> None:
 
 
 def test_what_could_not_be_read_and_was_replaced() -> None:
-    """A controller that came meanwhile has the last word on the backend; traffic is added."""
+    """A controller that came meanwhile decides the backend; traffic is added."""
     with machine() as node:
         node.start("a", "ann")
         node.count("ann")
@@ -300,7 +300,7 @@ steps = st.one_of(
 @example([("start", "a", "ann"), ("fail",), ("count", "ann"), ("end",)])
 @example([("start", "a", "ann"), ("hard",), ("fail",), ("end",), ("pass_time",), ("back",), ("pass_time",)])
 def test_what_a_disk_has_that_was_away(plan: list[tuple[Any, ...]]) -> None:
-    """Whatever is said, counted and delivered, whatever crashes and whenever the disk fails."""
+    """Whatever is called, counted and delivered, whatever crashes and whenever the disk fails."""
     with machine() as steady, machine() as faulty:
         for name, *arguments in plan:
             for node in (steady, faulty):
@@ -312,12 +312,12 @@ def test_what_a_disk_has_that_was_away(plan: list[tuple[Any, ...]]) -> None:
 
 
 def in_any_order(saved: Saved) -> Saved:
-    """The order of users counts only where several claim one credential, which nobody does here."""
+    """The order of users counts only if several claim one credential, which none does here."""
     return replace(saved, users=tuple(sorted(saved.users)), rows=tuple(sorted(saved.rows, key=lambda row: row.key)))
 
 
 def perform(node: Machine, faulty: bool, name: str, *arguments: Any) -> None:
-    """One step; a disk fails only where it is `faulty`. Afterwards it is as late with either."""
+    """Perform a step; a disk fails only if it is `faulty`. The same time passes with either."""
     step(node, faulty, name, *arguments)
     beat = (node.clock.seconds() // BEAT + 1) * BEAT
     while (left := beat - node.clock.seconds()) > 1e-6:
@@ -332,10 +332,10 @@ def step(node: Machine, faulty: bool, name: str, *arguments: Any) -> None:
     elif name == "back":
         node.disk.fault = None
     elif name == "hard":
-        # Cores do not come up for a while, so that a resume or a restart is pending.
+        # Cores do not start for a while, so that a resume or a restart is pending.
         node.faults[:] = [CoreFailed("no")] * 3
     elif name == "end":
-        # A node can end well only with a disk that takes its last words, if late.
+        # A node can end well only with a disk that takes its last changes, if late.
         node.disk.fault = None
         node.close()
         node.disk.fault = FULL if faulty else None

@@ -1,4 +1,4 @@
-"""What outlives the node: written a transaction at a time, by changes; a disk that fails harms nobody."""
+"""The state file: written in transactions, by changes; a failing disk disturbs no caller."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reopened(file: Path) -> Saved:
 
 
 def reopened_copy(file: Path) -> Saved:
-    """What a node would find now, while another one has the file."""
+    """What a node would find now, while another one has the file open."""
     saved = Database(file).peek()
     assert saved is not None
     return saved
@@ -63,7 +63,7 @@ def has_staged(file: Path) -> bool:
 
 
 def written(file: Path, *changes: Changes) -> Saved:
-    """What a later node finds after these."""
+    """What a later node finds after these changes."""
     database = Database(file)
     for change in changes:
         database.write(change)
@@ -72,7 +72,7 @@ def written(file: Path, *changes: Changes) -> Saved:
 
 
 def test_a_new_file_has_nothing(file: Path) -> None:
-    """The first start of a node finds no backend, nobody and no bytes."""
+    """The first start of a node finds no backend, no users and no bytes."""
     assert reopened(file) == Saved()
 
 
@@ -83,7 +83,7 @@ def test_a_backend_with_users_and_traffic(file: Path) -> None:
 
 
 def test_changes_are_changes(file: Path) -> None:
-    """One user, one row, the time that is left: the rest stays. Who is written again goes to the end."""
+    """One user, one row, the keep-alive's rest: all else stays. A user who is written again goes to the end."""
     saved = written(
         file,
         Changes(request=b"r", left=9.0, users={"a": b"A", "b": b"B", "c": b"C"}, rows=rows(ROW)),
@@ -95,7 +95,7 @@ def test_changes_are_changes(file: Path) -> None:
 
 
 def test_a_row_without_bytes_is_none(file: Path) -> None:
-    """What was delivered is gone; a new spelling of a name takes the place of the old."""
+    """Delivered bytes are gone; a new spelling of a name replaces the old."""
     other = Row(Scope.USER, "bob", 4, 4)
     respelled, empty = Row(Scope.USER, "ANN", 6, 6), Row(Scope.USER, "bob", 0, 0)
     saved = written(file, Changes(rows=rows(ROW, other)), Changes(rows=rows(respelled, empty)))
@@ -103,18 +103,18 @@ def test_a_row_without_bytes_is_none(file: Path) -> None:
 
 
 def test_forgetting_leaves_the_traffic(file: Path) -> None:
-    """No backend and nobody; the bytes that nobody has had stay."""
+    """Backend and users are gone; undelivered bytes stay."""
     first = Changes(request=b"r", left=1.0, users={"a": b"A"}, rows=rows(ROW))
     assert written(file, first, Changes(request=b"", clean_users=True)) == Saved(rows=(ROW,))
 
 
 def test_a_new_backend_has_all_of_its_keep_alive(file: Path) -> None:
-    """What was left of the one before does not matter."""
+    """The rest of the previous one's keep-alive does not matter."""
     assert written(file, Changes(request=b"r", left=1.0), Changes(request=b"s")).left is None
 
 
 def test_changes_of_its_routing(file: Path) -> None:
-    """They go with the backend, and come alone; another backend has none."""
+    """They are written with the backend, or alone; another backend has none."""
     first = Changes(request=b"r", left=1.0, routing=b"x")
     assert written(file, first).routing == b"x"
     saved = written(file, Changes(routing=b"y"))
@@ -123,14 +123,14 @@ def test_changes_of_its_routing(file: Path) -> None:
     assert written(file, Changes(request=b""), Changes(routing=b"z")) == Saved()
 
 
-def test_everything_anew(file: Path) -> None:
-    """A file that missed changes gets all there is, and nothing else."""
+def test_everything_is_written_again(file: Path) -> None:
+    """A file that missed changes gets everything, and nothing else."""
     first = Changes(request=b"r", users={"a": b"A"}, rows=rows(ROW))
     assert written(file, first, Changes(clean=True, users={"b": b"B"})) == Saved(users=(b"B",))
 
 
 def test_staged_users(file: Path) -> None:
-    """They are nobody's until they take the place of all others, in their order, and can be changed from then on."""
+    """They are not in force until they replace all others, in their order; then they can be changed."""
     database = Database(file)
     database.write(Changes(request=b"r", users={"a": b"A"}))
     database.stage({"x": b"X"})
@@ -144,7 +144,7 @@ def test_staged_users(file: Path) -> None:
 
 
 def test_staged_users_of_a_node_that_was_killed(file: Path) -> None:
-    """Nothing is left of them, as of those of a Start that failed."""
+    """Nothing is left of them, nor of those of a failed Start."""
     database = Database(file)
     for staged in ({"a": b"A"}, {}):
         database.stage(staged)
@@ -159,7 +159,7 @@ people = st.dictionaries(st.sampled_from("abcdef"), st.binary(min_size=1, max_si
 
 @given(people, people)
 def test_a_set_by_its_changes(before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """The changes from one set to another make the other of the one, and name nobody who stays as he is."""
+    """Applying the changes between two sets to the first gives the second, and unchanged users are not written."""
     changed = changed_users(before, after)
     made = {key: packed for key, packed in (before | changed).items() if packed is not None}
     assert made == after
@@ -167,7 +167,7 @@ def test_a_set_by_its_changes(before: dict[str, bytes], after: dict[str, bytes])
 
 
 def test_secrets_are_private(file: Path) -> None:
-    """Nobody else can read the file, nor those that SQLite puts beside it, whatever the umask."""
+    """Other users cannot read the file, nor SQLite's files beside it, whatever the umask."""
     before = os.umask(0)
     try:
         database = Database(file)
@@ -181,17 +181,17 @@ def test_secrets_are_private(file: Path) -> None:
 
 
 def test_a_killed_writer_loses_nothing(file: Path) -> None:
-    """What was committed is there though the file was never closed."""
+    """Committed changes are there though the file was never closed."""
     Database(file).write(Changes(users={"a": b"A"}))
     assert reopened(file).users == (b"A",)
 
 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to be looked at as one" * 99, b"\0" * 5000])
 def test_a_file_that_is_no_database(file: Path, content: bytes) -> None:
-    """It is moved aside, which is said, and the next try finds a new one."""
+    """It is moved aside and reported, and the next try finds a new one."""
     file.write_bytes(content)
     database = Database(file)
-    with pytest.raises(Damaged, match=r"is now .*state\.db\.damaged-"):
+    with pytest.raises(Damaged, match=r"moved to .*state\.db\.damaged-"):
         database.load()
     [aside] = file.parent.glob("state.db.damaged-*")
     assert aside.read_bytes() == content
@@ -199,7 +199,7 @@ def test_a_file_that_is_no_database(file: Path, content: bytes) -> None:
 
 
 def test_a_file_with_a_broken_page(file: Path) -> None:
-    """Damage in the middle of a file is found at the start, not when somebody needs the page."""
+    """Damage in the middle of a file is found at the start, not when the page is needed."""
     written(file, Changes(users={f"{number}": bytes(1000) for number in range(100)}))
     content = bytearray(file.read_bytes())
     content[20_000:40_000] = os.urandom(20_000)
@@ -209,7 +209,7 @@ def test_a_file_with_a_broken_page(file: Path) -> None:
 
 
 def test_a_file_of_a_newer_node(file: Path) -> None:
-    """It is refused in words and left as it is, by a node that reads it and by one that would write."""
+    """It is refused with an explanation and not modified, by a node that reads it and by one that would write."""
     with closing(Database(file)) as database:
         database.load()
     with closing(sqlite3.connect(file)) as connection:
@@ -223,7 +223,7 @@ def test_a_file_of_a_newer_node(file: Path) -> None:
 
 
 def test_a_file_of_an_older_node(file: Path) -> None:
-    """Its tables are brought up to date step by step, and what is in them stays; a step that fails leaves them."""
+    """Its tables are upgraded step by step, with their content; a step that fails leaves them as they were."""
     with closing(Database(file)) as database:
         database.write(Changes(request=b"backend", users={"ann": b"ann"}))
     more = ("ALTER TABLE users ADD COLUMN since REAL;", "CREATE TABLE others (key TEXT PRIMARY KEY);")
@@ -239,7 +239,7 @@ def test_a_file_of_an_older_node(file: Path) -> None:
 
 @pytest.mark.parametrize("version", range(1, len(STEPS)))
 def test_the_file_of_each_version(file: Path, version: int) -> None:
-    """It opens in this one, with what is in it, and is kept as it was for the version that wrote it."""
+    """It opens in this version, with its content, and a copy is kept for the version that wrote it."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         upgrade(connection, STEPS[:version])
         connection.execute("INSERT INTO backend (one, request) VALUES (1, ?)", (b"r",))
@@ -254,7 +254,7 @@ def test_the_file_of_each_version(file: Path, version: int) -> None:
 
 
 def test_back_from_a_newer_version(file: Path) -> None:
-    """A file that a newer version has upgraded is as it was before, and one that it has not is left alone."""
+    """A file that a newer version has upgraded is restored; one that it has not upgraded is left alone."""
     written(file, Changes(request=b"r"))
     assert not Database(file).go_back()
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
@@ -269,7 +269,7 @@ def test_back_from_a_newer_version(file: Path) -> None:
 
 
 def test_a_file_from_before_routing(file: Path) -> None:
-    """It is read, also where it cannot be written, and has no changes of it."""
+    """It is read, even if it cannot be written, and has no routing changes."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         upgrade(connection, STEPS[:1])
         connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (b"r", 2.0))
@@ -278,7 +278,7 @@ def test_a_file_from_before_routing(file: Path) -> None:
 
 
 def test_sums_are_apart_from_the_rows(file: Path) -> None:
-    """Rows that a controller took are gone; the sums of the same names stay, and grow."""
+    """Rows that a controller took are gone; the totals of the same names stay, and grow."""
     grown, empty = Row(Scope.USER, "ann", 9, 9), Row(Scope.USER, "ann", 0, 0)
     saved = written(file, Changes(rows=rows(ROW), totals=rows(ROW)), Changes(rows=rows(empty), totals=rows(grown)))
     assert (saved.rows, saved.totals) == ((), (grown,))
@@ -286,7 +286,7 @@ def test_sums_are_apart_from_the_rows(file: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """The disk is to blame, and nothing is moved."""
+    """The disk is to blame, and nothing is moved aside."""
     with pytest.raises(Unwritable):
         reopened(tmp_path / "nowhere" / "state.db")
 
@@ -304,13 +304,13 @@ def test_a_disk_that_cannot_be_written_can_be_read(file: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """That is something else than a file in which there is nothing."""
+    """That is not the same as an empty file."""
     (tmp_path / "state.db").mkdir()
     assert Database(tmp_path / "state.db").peek() is None
 
 
 class FailingDatabase(Database):
-    """Fails as often as it is told to."""
+    """Fails as often as the test wants."""
 
     faults: list[Exception]
     unstageable: Sequence[Exception] = ()
@@ -350,13 +350,13 @@ class StoreTests(TestCase):
         return ensureDeferred(self.store.flush())
 
     async def test_what_is_flushed_is_on_disk(self) -> None:
-        """Whoever waited may promise."""
+        """A caller that waited may promise it to a controller."""
         self.store.accept(b"r")
         self.store.users({"a": b"A"})
         await self.flush()
         self.assertEqual(reopened(self.file), Saved(b"r", None, (b"A",)))
 
-    async def test_what_is_said_together_is_written_together(self) -> None:
+    async def test_changes_of_one_turn_are_written_together(self) -> None:
         """A backend is never on disk with the users of another."""
         self.store.accept(b"r")
         self.store.users({"a": b"A"}, clean=True)
@@ -366,7 +366,7 @@ class StoreTests(TestCase):
         self.assertEqual(len(self.database.written), 2)
 
     async def test_waiting_ends_though_others_go_on(self) -> None:
-        """Who flushes waits for what was said before, not for what others say meanwhile."""
+        """A flush waits for the changes before it, not for later ones of others."""
         over = False
 
         def go_on() -> None:
@@ -382,7 +382,7 @@ class StoreTests(TestCase):
         self.assertEqual(len(reopened(self.file).users), 2)
 
     async def test_staged_users_are_all_there_are(self) -> None:
-        """They are written once; the transaction that needs them has nobody in it."""
+        """They are written once; the transaction that needs them writes no users."""
         self.store.users({"a": b"A"})
         self.store.stage({"c": b"C", "b": b"B"})
         await self.flush()
@@ -395,7 +395,7 @@ class StoreTests(TestCase):
         self.assertEqual([[*changes.users] for changes in self.database.written], [["a"], ["d"]])
 
     async def test_users_who_changed_since_they_were_staged(self) -> None:
-        """Others, or the same in another order, are written anew; nothing is left of those who were staged."""
+        """Others, or the same in another order, are written again; nothing is left of the staged ones."""
         for users in ({"b": b"B", "c": b"C"}, {"c": b"C"}, {"b": b"B", "c": b"other"}):
             self.store.stage({"c": b"C", "b": b"B"})
             self.store.users(users, clean=True)
@@ -404,7 +404,7 @@ class StoreTests(TestCase):
             self.assertFalse(has_staged(self.file))
 
     async def test_staged_users_who_are_not_wanted(self) -> None:
-        """A Start that failed leaves those who were there, and nothing of its own."""
+        """A failed Start leaves the users before it, and none of its own."""
         self.store.users({"a": b"A"})
         self.store.stage({"b": b"B"})
         self.store.stage({})
@@ -413,7 +413,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file).users, (b"C",))
 
     async def test_staging_before_what_was_staged_is_in_force(self) -> None:
-        """Two backends in one turn: each transaction has the users of its own."""
+        """Two backends in one turn: each transaction has its own users."""
         self.store.stage({"a": b"A"})
         self.store.users({"a": b"A"}, clean=True)
         self.store.stage({"b": b"B"})
@@ -424,7 +424,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file).users, (b"B",))
 
     async def test_a_disk_that_is_full_when_users_are_staged(self) -> None:
-        """It is said once, as of any other write, and everything is written when there is room."""
+        """It is reported once, as for any other write, and everything is written when there is space."""
         self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
         self.database.unstageable = [Unwritable("database or disk is full")]
         self.database.faults = [Unwritable("database or disk is full")]
@@ -441,7 +441,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",)))
 
     async def test_a_disk_that_is_full_for_staged_users_alone(self) -> None:
-        """What was under way then, and fits, does not say that all is on disk: more was left out."""
+        """A write that was under way then, and fits, does not mean that all is on disk: more was left out."""
         self.patch(store_module, "AGAIN", 1000)
         self.database.unstageable = [Unwritable("database or disk is full")]
         self.store.users({"a": b"A"})
@@ -454,7 +454,7 @@ class StoreTests(TestCase):
         self.assertTrue(self.store.warnings)
 
     async def test_staged_users_who_were_wanted_for_a_moment(self) -> None:
-        """A Stop before they are in force leaves nothing of them."""
+        """A Stop before they are in force leaves none of them."""
         self.store.stage({"b": b"B"})
         self.store.users({"b": b"B"}, clean=True)
         self.store.forget()
@@ -463,7 +463,7 @@ class StoreTests(TestCase):
         self.assertFalse(has_staged(self.file))
 
     async def test_staged_users_whom_a_full_disk_kept_from_being_in_force(self) -> None:
-        """Everything is written anew, and not twice."""
+        """Everything is written again, once."""
         self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
         self.store.stage({"b": b"B"})
         self.database.faults = [Unwritable("database or disk is full")]
@@ -476,7 +476,7 @@ class StoreTests(TestCase):
         self.assertFalse(has_staged(self.file))
 
     async def test_many_changes_of_a_user_are_the_last(self) -> None:
-        """In one transaction or in several, the newest word counts."""
+        """In one transaction or in several, the newest change of a user counts."""
         for packed in (b"1", b"2", None, b"3"):
             self.store.users({"a": packed})
         await self.flush()
@@ -485,7 +485,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file).users, (b"4",))
 
     async def test_a_full_disk(self) -> None:
-        """It is said once and told to operators; nobody waits; when there is room all there is is written."""
+        """It is logged once and a warning for operators; no caller waits; when there is space everything is written."""
         self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"}, rows=rows(ROW))
         self.database.faults = [Unwritable("database or disk is full")] * 3
         with capturedLogs() as events:
@@ -501,7 +501,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",), (ROW,)))
 
     async def test_a_file_that_breaks_meanwhile(self) -> None:
-        """It is moved aside, a new one is written, and `info` goes on telling."""
+        """It is moved aside, a new one is written, and `info` keeps the warning."""
         self.store.everything = lambda: Changes(users={"b": b"B"})
         self.database.faults = [Damaged("the state file is now elsewhere")]
         self.store.users({"a": b"A"})
@@ -511,8 +511,8 @@ class StoreTests(TestCase):
         self.assertEqual(self.store.warnings, ["the state file is now elsewhere"])
         self.assertEqual(reopened(self.file).users, (b"B",))
 
-    async def test_the_last_word_is_tried_once_more(self) -> None:
-        """A disk that has room again when the node ends gets everything."""
+    async def test_the_last_changes_are_retried(self) -> None:
+        """A disk that has space again when the node ends gets everything."""
         self.store.everything = lambda: Changes(users={"b": b"B"})
         self.patch(store_module, "AGAIN", 1000)
         self.database.faults = [Unwritable("full")]
@@ -523,5 +523,5 @@ class StoreTests(TestCase):
 
 
 def turn() -> Deferred[None]:
-    """Others come first."""
+    """Let other work go first."""
     return deferLater(reactor, 0.01)

@@ -1,4 +1,4 @@
-"""Traffic accounting: no byte is lost or delivered twice, whatever runs come, go and begin anew, and replies fail."""
+"""Traffic accounting: no byte is lost or delivered twice, whatever runs start and end, and whatever replies fail."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.contract.accounts import key_of
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
-from node.traffic.ledger import Ledger, Taken, differences
+from node.traffic.ledger import Ledger, SetAside, differences
 
 UP, DOWN = DIRECTIONS
 USER = Scope.USER
 ANN_UP, ANN_DOWN = counter_name(USER, "ann", UP), counter_name(USER, "ann", DOWN)
 
-# A name and a direction of traffic: what a counter is about.
+# A name and a direction of traffic: what a counter counts.
 Place = tuple[Scope, str, str]
 places = st.tuples(st.sampled_from(Scope), st.sampled_from(["ann", "Ann", "bob", "İ"]), st.sampled_from(DIRECTIONS))
 steps = st.dictionaries(places, st.integers(0, 1000), max_size=6)
 
 
 def booked(place: Place) -> Place:
-    """Where the bytes of a counter belong."""
+    """The key to which a counter's bytes belong."""
     scope, name, direction = place
     return (scope, key_of(name) if scope is USER else name, direction)
 
@@ -40,12 +40,12 @@ def bytes_of(rows: Iterable[Row]) -> Tally[Place]:
     )
 
 
-def rows_of(taken: Taken) -> list[Row]:
+def rows_of(taken: SetAside) -> list[Row]:
     return [Row(taken.scope, key, *both) for key, both in taken.rows.items()]
 
 
 class Accounting(RuleBasedStateMachine):
-    """Runs count, are read, begin again and end; rows are taken at any time; replies arrive, or not; the node ends."""
+    """Runs count, are read, restart and end; rows are taken any time; replies are delivered or not; nodes restart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class Accounting(RuleBasedStateMachine):
         self.runs: dict[int, dict[Place, int]] = {}
         self.seen: Tally[Place] = Tally()
         self.delivered: Tally[Place] = Tally()
-        self.replies: list[Taken] = []
-        # What a store that was told of every change has.
+        self.replies: list[SetAside] = []
+        # What a store that got every change has.
         self.stored: dict[tuple[Scope, str], Row] = {}
 
     @rule(run=st.integers(0, 2), step=steps)
@@ -66,7 +66,7 @@ class Accounting(RuleBasedStateMachine):
         self.ledger.book(run, {counter_name(*place): value for place, value in cumulative.items()})
 
     @rule(run=st.integers(0, 2))
-    def end_and_begin_anew(self, run: int) -> None:
+    def end_and_restart(self, run: int) -> None:
         self.runs.pop(run, None)
         self.ledger.keep(self.runs)
 
@@ -86,21 +86,21 @@ class Accounting(RuleBasedStateMachine):
             self.delivered += bytes_of(rows_of(taken)) if delivered else Tally()
 
     @rule()
-    def the_store_is_told(self) -> None:
-        """Every change, one after another, makes what there is."""
+    def the_store_gets_every_change(self) -> None:
+        """Applying every change in order gives the ledger's content."""
         self._store()
         assert set(self.stored.values()) == set(self.ledger.everything())
 
     @rule()
     def the_node_starts_again(self) -> None:
-        """In good order: the store is told of everything, and replies under way are not delivered."""
+        """In order: the store gets everything, and replies under way are not delivered."""
         self._store()
         self.replies, self.runs = [], {}
         self.ledger = Ledger()
         self.ledger.restore(self.stored.values())
 
     @rule(most=st.integers(1, 3))
-    def the_store_is_told_a_part(self, most: int) -> None:
+    def the_store_gets_some_changes(self, most: int) -> None:
         rows = self.ledger.changes(most)
         assert len(rows) <= most
         self._note(rows)
@@ -127,7 +127,7 @@ class Accounting(RuleBasedStateMachine):
             running = {name for run in self.runs.values() for place, name, _ in run if place is scope}
             listed = {row.name for row in self.ledger.all(scope)}
             assert running <= listed
-            # One that is gone has no row when its bytes are delivered.
+            # A name that is gone has no row once its bytes are delivered.
             known = {name for name in ("ann", "Ann", "bob", "İ") if self.ledger.one(scope, name)}
             assert known - {name for taken in self.replies if taken.scope is scope for name in taken.rows} <= listed
 
@@ -140,12 +140,12 @@ TestAccounting = Accounting.TestCase
     st.dictionaries(st.text(max_size=20), st.integers(0, 9)), st.dictionaries(st.text(max_size=20), st.integers(0, 9))
 )
 def test_counters_of_something_else(before: dict[str, int], after: dict[str, int]) -> None:
-    """A core may count more than traffic, and call it what it likes."""
+    """A core may have other counters than traffic, of any name."""
     assert not differences(before, after)
 
 
-def test_a_run_that_was_not_kept_begins_anew() -> None:
-    """A run that ended is forgotten: were its name used again, it would count from zero."""
+def test_a_run_that_was_not_kept_counts_from_zero() -> None:
+    """A run that ended is forgotten: if its name is used again, it counts from zero."""
     ledger = Ledger()
     for reading in (100, 100):
         ledger.book("run", {ANN_UP: reading})
@@ -155,7 +155,7 @@ def test_a_run_that_was_not_kept_begins_anew() -> None:
 
 
 def test_a_counter_that_went_down_counts_from_zero() -> None:
-    """A counter that is below its last reading began again: what it says now is new."""
+    """A counter that is below its last reading was reset: its value is new."""
     ledger = Ledger()
     for value in (100, 130, 20, 20, 25):
         ledger.book("run", {ANN_UP: value})
@@ -172,7 +172,7 @@ def test_runs_are_counted_apart() -> None:
 
 
 def test_bytes_outlive_their_run() -> None:
-    """What was read before a run ended is there until it is delivered."""
+    """Bytes read before a run ended stay until they are delivered."""
     ledger = Ledger()
     ledger.book("run", {ANN_UP: 100, counter_name(Scope.INBOUND, "in", UP): 5})
     ledger.keep([])
@@ -189,7 +189,7 @@ def test_a_reading_without_a_counter_forgets_nothing() -> None:
 
 
 def test_whether_anything_moved() -> None:
-    """A core that is still is told from one that counts: nothing but zeros is nothing."""
+    """`book` tells an idle core from a counting one: only zeros mean no traffic."""
     ledger = Ledger()
     inbound = counter_name(Scope.INBOUND, "in", UP)
     readings = ({inbound: 0}, {inbound: 0, ANN_UP: 1}, {inbound: 0, ANN_UP: 1}, {inbound: 2, ANN_UP: 1})
@@ -197,7 +197,7 @@ def test_whether_anything_moved() -> None:
 
 
 def test_inbounds_that_run_are_listed_with_zero() -> None:
-    """An inbound without traffic is told while its core runs; one that is gone until its bytes are delivered."""
+    """An inbound without traffic is listed while its core runs; one that is gone, until its bytes are delivered."""
     ledger = Ledger()
     quiet, busy = (counter_name(Scope.INBOUND, name, DOWN) for name in ("quiet", "busy"))
     ledger.book("run", {quiet: 0, busy: 9})
@@ -233,7 +233,7 @@ def test_a_lost_reply_comes_back() -> None:
 
 
 def test_what_is_aside_is_still_ours() -> None:
-    """A node that is killed before a reply has arrived has its rows afterwards; they are gone once it has."""
+    """A node that is killed before a reply is delivered has its rows afterwards; after delivery they are gone."""
     ledger = Ledger()
     ledger.book("run", {ANN_UP: 10})
     taken = ledger.take(USER)
@@ -254,7 +254,7 @@ def test_only_what_is_named_is_taken() -> None:
 
 @pytest.mark.parametrize("asked", ["ann", "ANN"])
 def test_a_user_is_found_in_any_spelling(asked: str) -> None:
-    """A user's row is found by his name in any case; inbounds are found by their exact tag only."""
+    """A user's row is found by their name in any case; inbounds are found by their exact tag only."""
     ledger = Ledger()
     ledger.book("run", {counter_name(USER, "Ann", UP): 5, counter_name(Scope.INBOUND, "ann", UP): 1})
     assert ledger.one(USER, asked) == Row(USER, "Ann", 5, 0)
@@ -262,7 +262,7 @@ def test_a_user_is_found_in_any_spelling(asked: str) -> None:
 
 
 def test_a_name_that_was_never_counted() -> None:
-    """Nothing is made up for a name that no core ever counted."""
+    """A name that no core ever counted has no row."""
     ledger = Ledger()
     ledger.book("run", {ANN_UP: 5})
     assert ledger.one(USER, "bob") is None
@@ -270,7 +270,7 @@ def test_a_name_that_was_never_counted() -> None:
 
 
 def test_a_respelled_user_is_named_as_he_counts_now() -> None:
-    """Rows carry the spelling under which a user transfers now, though a counter of an earlier one is still there."""
+    """Rows have the spelling of a user's name that was counted last, even if a counter of an older one still exists."""
     ledger = Ledger()
     old, new = counter_name(USER, "Ann", UP), counter_name(USER, "ann", UP)
     ledger.book("run", {old: 5})

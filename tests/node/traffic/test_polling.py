@@ -1,4 +1,4 @@
-"""When counters are read and rows are recorded: by themselves, when somebody asks, and never for nothing."""
+"""When counters are read and rows saved: regularly, on requests, and never without need."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in 
 
 
 def told(reply: Message) -> list[Stat]:
-    """What a client finds in a reply."""
+    """The rows that a client finds in a reply."""
     return [*StatResponse.FromString(reply.SerializeToString()).stats]
 
 
 class Core:
-    """A generation that counts, and answers when it is told to."""
+    """A generation that counts, and answers when the test lets it."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Core:
 
 
 class Choosy(Core):
-    """It can tell of some names only."""
+    """A core that can read the counters of some names only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class MemoryStore:
 
 
 class Cores:
-    """Those whose counters are read."""
+    """The runs whose counters are read."""
 
     def __init__(self, cores: list[Any]) -> None:
         self._cores = cores
@@ -115,7 +115,7 @@ class PollingTests(SynchronousTestCase):
         reply = self.successResultOf(ensureDeferred(self.traffic.stats(request, self.delivered)))
         return {(stat.name, stat.type): stat.value for stat in told(reply)}
 
-    def test_by_itself(self) -> None:
+    def test_regular_readings(self) -> None:
         """Every ten seconds, while there is a core."""
         self.pass_time(60)
         self.assertEqual(self.core.asked, 6)
@@ -123,14 +123,14 @@ class PollingTests(SynchronousTestCase):
         self.pass_time(60)
         self.assertEqual(self.core.asked, 6)
 
-    def test_whoever_asks(self) -> None:
-        """Who asks gets what was counted until then, however short ago somebody else has asked."""
+    def test_a_request_has_a_reading_of_its_own(self) -> None:
+        """A caller gets everything counted until its request, however recent the previous reading is."""
         for count in (5, 7, 7, 8):
             self.core.counts = {ANN_UP: count}
             self.assertEqual(self.ask(), {("ann", "uplink"): count})
 
-    def test_who_asks_while_it_is_read(self) -> None:
-        """A reading that began before they asked is none for them: they share the next, and cause no more."""
+    def test_requests_during_a_reading(self) -> None:
+        """A reading that began before their requests does not count: such callers share the next one."""
         answers: list[Deferred[None]] = []
 
         def answer() -> Deferred[None]:
@@ -150,7 +150,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.core.asked, 2)
 
     def test_one_name(self) -> None:
-        """Of one name a core that can is asked alone; it counts as no reading of all."""
+        """A core that can is asked for one name only; that does not count as a reading of all."""
         core = Choosy()
         self.cores[:] = [core]
         core.counts = {ANN_UP: 5, ANN_DOWN: 7}
@@ -160,7 +160,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual((core.asked, len(core.wanted)), (1, 1))
 
     def test_several_names_at_once(self) -> None:
-        """Those who come meanwhile share one question for all their names; for too many, all counters are read."""
+        """Callers that come meanwhile share one request for all their names; for too many, all counters are read."""
         for number, asked in ((FEW, 0), (FEW + 1, 1)):
             core, answer = Choosy(), Deferred[None]()
             self.cores[:] = [core]
@@ -175,8 +175,8 @@ class PollingTests(SynchronousTestCase):
                 self.failureResultOf(reply, UnknownName)
             self.assertEqual((core.asked, [len(names) for names in core.wanted]), (asked, [1, FEW][: 2 - asked]))
 
-    def test_no_more_by_itself_for_those_who_ask(self) -> None:
-        """A controller that asks all the time gets a reading each time; when it goes, all is as before."""
+    def test_requests_replace_regular_readings(self) -> None:
+        """A controller that asks all the time gets a reading each time; when it is gone, all is as before."""
         for _ in range(9):
             self.ask()
             self.pass_time(1)
@@ -185,13 +185,13 @@ class PollingTests(SynchronousTestCase):
         self.assertIn(self.core.asked, range(15, 17))
 
     def test_rows_are_recorded(self) -> None:
-        """As often as it is read, and only what changed."""
+        """As often as counters are read, and only changes."""
         self.core.counts = {ANN_UP: 5}
         self.pass_time(60)
         self.assertEqual((self.store.times, self.store.written), (1, [Row(Scope.USER, "ann", 5, 0)]))
 
-    def test_what_was_delivered_is_recorded_at_once(self) -> None:
-        """It must not come back after a crash; what was not delivered is as it was."""
+    def test_delivered_rows_are_saved_at_once(self) -> None:
+        """Delivered bytes must not come back after a crash; undelivered ones are as they were."""
         self.core.counts = {ANN_UP: 5}
         self.ask(reset=True)
         self.assertEqual(self.ask(), {})
@@ -202,15 +202,15 @@ class PollingTests(SynchronousTestCase):
         self.outcomes.pop().callback(True)
         self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 0, 0)])
 
-    def test_the_end_is_recorded(self) -> None:
-        """Whatever was read since."""
+    def test_the_end_saves_everything(self) -> None:
+        """Everything read since the last save is saved."""
         self.core.counts = {ANN_UP: 5}
         self.ask()
         self.traffic.end()
         self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 5, 0)])
 
     def test_rows_of_an_earlier_node(self) -> None:
-        """They are there, beside what comes, and are not recorded again."""
+        """They are there, beside new ones, and are not saved again."""
         self.traffic.end()
         self.traffic.begin([Row(Scope.USER, "Ann", 3, 3)])
         self.assertEqual(self.ask(), {("Ann", "uplink"): 3, ("Ann", "downlink"): 3})
@@ -220,8 +220,8 @@ class PollingTests(SynchronousTestCase):
         self.pass_time(20)
         self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 4, 3)])
 
-    def test_whoever_gives_up(self) -> None:
-        """A reading that is under way is booked, though nobody waits for it any more."""
+    def test_a_caller_that_gives_up(self) -> None:
+        """A reading under way is booked although no caller waits for it any more."""
         answer: Deferred[None] = Deferred()
         self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
         reading = ensureDeferred(self.traffic.read())
@@ -232,7 +232,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.core.asked, 1)
 
     def test_a_core_that_does_not_answer(self) -> None:
-        """What others counted is told, and the next reading has it."""
+        """The other runs' bytes are delivered, and the next reading has the rest."""
         silent = Core()
 
         def fail() -> Deferred[None]:
@@ -247,7 +247,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.ask(), {("ann", "uplink"): 5, ("ann", "downlink"): 2})
 
     def test_a_core_that_hangs(self) -> None:
-        """Who asks waits for it once, for some seconds; what others count is told, and what it says is booked once."""
+        """Callers wait for it once, for some seconds; others' bytes are delivered, and its reading is booked once."""
         answer: Deferred[None] = Deferred()
         hung, ending = Core(), Core()
         hung.counts, hung.answer = {ANN_DOWN: 2}, lambda: answer
@@ -269,8 +269,8 @@ class PollingTests(SynchronousTestCase):
         answer.callback(None)
         self.assertEqual(self.ask(), {("ann", "uplink"): 6, ("ann", "downlink"): 2})
 
-    def test_nobody_gathers_behind_a_core_that_hangs(self) -> None:
-        """Whoever asks when it was waited for long enough has an answer at once, and leaves nothing behind."""
+    def test_no_callers_queue_behind_a_core_that_hangs(self) -> None:
+        """A caller that comes after that wait is answered at once, and no waiting callers pile up."""
         self.core.answer = Deferred
         first = ensureDeferred(self.traffic.stats(StatRequest(type=UsersStat), self.delivered))
         self.pass_time(PATIENCE + 2)
@@ -281,7 +281,7 @@ class PollingTests(SynchronousTestCase):
         self.assertLess(sum(len(batch.waiting) for batch in batches), 3)
 
     def test_whether_there_may_be_more(self) -> None:
-        """A reading that failed does not say that a core which ends has counted its last byte."""
+        """A failed reading does not mean that an ending core has counted its last byte."""
 
         def fail() -> Deferred[None]:
             raise CoreFailed("no")
@@ -294,8 +294,8 @@ class PollingTests(SynchronousTestCase):
             found.append(self.successResultOf(ensureDeferred(self.traffic.read(core))))
         self.assertEqual(found, [True, True, False])
 
-    def test_a_reading_that_ends_in_no_foreseen_way(self) -> None:
-        """Whatever it is: the ledger answers, `info` tells, it is said once, and the next readings come."""
+    def test_an_internal_error(self) -> None:
+        """Whatever the error is: the ledger answers, `info` warns, it is logged once, and the next readings come."""
 
         def fail() -> Deferred[None]:
             raise CancelledError
@@ -316,7 +316,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.ask(), {("ann", "uplink"): 7})
 
     def test_a_core_that_is_gone_is_no_warning(self) -> None:
-        """What could not be read of it does not matter any more."""
+        """A failed reading of it does not matter any more."""
 
         def fail() -> Deferred[None]:
             raise CoreFailed("no")
@@ -334,7 +334,7 @@ class PollingTests(SynchronousTestCase):
         self.failureResultOf(work, UnknownName)
 
     def test_what_cannot_be_counted(self) -> None:
-        """It is never answered with zeros while the newest core cannot; one that drains may be of any kind."""
+        """Such a request never gets zeros while the newest core cannot count it; a draining one may be of any kind."""
         self.core.uncounted = frozenset({Scope.INBOUND})
         work = ensureDeferred(self.traffic.stats(StatRequest(type=Inbounds), self.delivered))
         self.failureResultOf(work, Unsupported)
@@ -344,7 +344,7 @@ class PollingTests(SynchronousTestCase):
 
 
 class LargeReadings(TestCase):
-    """Booked in parts, beside other work."""
+    """They are booked in parts, with turns of the reactor between."""
 
     async def test_every_counter_is_booked(self) -> None:
         self.patch(traffic_module, "SLICE", 7)
@@ -372,7 +372,7 @@ class LargeReadings(TestCase):
 
 
 class SettledTests(SynchronousTestCase):
-    """What figures are told of: sums of now that are on disk, and never a wait for what hangs."""
+    """Totals for metrics: current ones that are on disk, with a bounded wait for anything that hangs."""
 
     def setUp(self) -> None:
         self.clock: Any = Clock()
@@ -404,8 +404,8 @@ class SettledTests(SynchronousTestCase):
         silence.callback(None)
         self.clock.advance(10)
 
-    def test_so_is_a_disk(self) -> None:
-        """What it has not taken is not told: it would go back if the node was killed now."""
+    def test_a_disk_that_hangs_is_waited_for_in_vain_for_two_seconds(self) -> None:
+        """Bytes that are not on disk are not reported: the total would decrease if the node was killed now."""
         self.successResultOf(self.settled())
         told = [*self.traffic.totals(Scope.INBOUND)]
         self.store.disk = Deferred()
@@ -418,7 +418,7 @@ class SettledTests(SynchronousTestCase):
         self.assertEqual([*self.traffic.totals(Scope.INBOUND)], told)
         self.store.disk.callback(None)
 
-    def test_what_is_counted_while_it_writes_is_not_told(self) -> None:
+    def test_bytes_counted_during_the_write_are_not_reported(self) -> None:
         self.store.disk = Deferred()
         work = self.settled()
         self.core.counts = {counter_name(Scope.INBOUND, "in", direction): 9 for direction in DIRECTIONS}

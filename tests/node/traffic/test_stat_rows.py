@@ -1,4 +1,4 @@
-"""Rows of the ledger as the interface has them, and readings that come in parts."""
+"""Rows of the ledger as the interface delivers them, and readings that come in parts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ readings = st.dictionaries(
 
 
 @given(rows_of_users, st.booleans())
-def test_rows_are_told(rows: list[Row], zeros: bool) -> None:
-    """Both directions of each row, in order; those without bytes only where they are asked for."""
+def test_rows_are_serialised(rows: list[Row], zeros: bool) -> None:
+    """Both directions of each row, in order; rows without bytes only if requested."""
     reply = Stats(stat=packed([row[1:] for row in rows], zeros))
     told = [
         (stat.name, stat.type, stat.link, stat.value)
@@ -42,7 +42,7 @@ def test_rows_are_told(rows: list[Row], zeros: bool) -> None:
 
 @given(st.lists(st.tuples(readings, st.integers(1, 5)), max_size=5))
 def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]) -> None:
-    """Booked part after part it comes to the same as booked whole."""
+    """Booked in parts, it gives the same as booked whole."""
     whole, parts = Ledger(), Ledger()
     for reading, size in steps:
         counters = list(reading.items())
@@ -54,7 +54,7 @@ def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]
 
 @pytest.mark.parametrize("count", [0, 1, api.SLICE, api.SLICE + 1, 3 * api.SLICE])
 def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
-    """Every counter of the core's reply is there, however many parts it is gone through in."""
+    """Every counter of the core's reply is read, in however many parts."""
     counters = {f"user>>>{number}>>>traffic>>>uplink": number for number in range(count)}
     reply = xray_pb2.QueryStatsResponse()
     for name, value in counters.items():
@@ -69,7 +69,7 @@ def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
 
 
 async def _asked(socket: Path) -> dict[str, int]:
-    """What the node makes of the reply of a core."""
+    """The counters that the node reads from a core's reply."""
     asking = api.Api(background.reactor, str(socket))
     try:
         return await asking.counters()

@@ -1,4 +1,4 @@
-"""Sums of bytes: they never go back, whatever is read, taken away, ends and begins anew, and they are the ledger's."""
+"""Totals: they never decrease, whatever is read, taken, ended and restarted, and they agree with the ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.contract.counters import Row, Scope, counter_name
-from node.traffic.ledger import Ledger, Taken
+from node.traffic.ledger import Ledger, SetAside
 from node.traffic.totals import OTHERS, Totals
 
 EVERY = frozenset(Scope)
@@ -28,13 +28,13 @@ def sums(rows: Iterable[Row]) -> Tally[tuple[Scope, str, bool]]:
 
 
 class Lasting(RuleBasedStateMachine):
-    """A core counts, begins again and is read; controllers take rows; figures are told; the node is killed."""
+    """A core counts, restarts and is read; controllers take rows; metrics are read; the node is killed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(Totals(EVERY))
         self.run, self.counts = 0, Tally[Place]()
-        self.replies: list[Taken] = []
+        self.replies: list[SetAside] = []
         self.delivered: Tally[tuple[Scope, str, bool]] = Tally()
         self.told: Tally[tuple[Scope, str, bool]] = Tally()
         self.rows: dict[tuple[Scope, str], Row] = {}
@@ -50,7 +50,7 @@ class Lasting(RuleBasedStateMachine):
 
     @rule()
     def core_ends(self) -> None:
-        """What it had not said is lost to the ledger as well."""
+        """Bytes that it had counted but that were not read are lost to the ledger as well."""
         self.run, self.counts = self.run + 1, Tally()
 
     @rule(scope=st.sampled_from(Scope))
@@ -68,7 +68,7 @@ class Lasting(RuleBasedStateMachine):
 
     @rule()
     def tell(self) -> None:
-        """As for a page of figures: on disk first."""
+        """As for a page of metrics: on disk first."""
         self.save()
         now = self.shown()
         assert all(now[place] >= value for place, value in self.told.items())
@@ -76,7 +76,7 @@ class Lasting(RuleBasedStateMachine):
 
     @rule()
     def node_is_killed(self) -> None:
-        """Replies that were on their way have not arrived; what was not written is not there."""
+        """Replies under way are not delivered; what was not written is lost."""
         self.replies.clear()
         self.ledger = Ledger(Totals(EVERY))
         self.ledger.restore(self.rows.values())
@@ -102,12 +102,12 @@ class Lasting(RuleBasedStateMachine):
 LastingTests = Lasting.TestCase
 
 
-def rows_of(taken: Taken) -> list[Row]:
+def rows_of(taken: SetAside) -> list[Row]:
     return [Row(taken.scope, key, *both) for key, both in taken.rows.items()]
 
 
 def test_only_what_is_asked_for_is_kept() -> None:
-    """Users take room and disk: their sums are kept where an operator wants them told."""
+    """Totals of users cost memory and disk: they are kept only if an operator wants them."""
     totals = Totals()
     totals.book([(Scope.USER, "ann", True, 5), (Scope.INBOUND, "in", False, 3), (Scope.INBOUND, "idle", False, 0)])
     assert totals.all(Scope.USER) == []
@@ -117,7 +117,7 @@ def test_only_what_is_asked_for_is_kept() -> None:
 
 
 def test_names_have_a_bound() -> None:
-    """Whoever invents tags makes no more series than this; their bytes are still counted, and no series goes back."""
+    """Invented tags do not make more series than this; their bytes are still counted, and no series decreases."""
     totals = Totals(EVERY, dict.fromkeys(Scope, 2))
     for number in range(4):
         totals.book([(Scope.USER, f"u{number}", True, 10)])

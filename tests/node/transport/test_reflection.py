@@ -1,4 +1,4 @@
-"""Server reflection, as tools ask for it, over a server of its own."""
+"""Server reflection, as tools call it, over a server of its own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def asked(directory: Path, *requests: Any) -> list[Any]:
 
 
 def test_reflection(tmp_path: Path) -> None:
-    """It names the services with itself, and describes them; of what there is not it says so."""
+    """It lists the services and itself, and describes them; for unknown ones it answers with an error."""
     question = reflection_pb2.ServerReflectionRequest
     services, described, unknown = asyncio.run(
         asked(

@@ -35,7 +35,7 @@ UNARY = [method for method in METHODS if method.kind is Kind.UNARY]
 
 
 class FakeFeed:
-    """Takes messages; the test looks at them."""
+    """A feed that keeps its messages for the test."""
 
     def __init__(self, backend: FakeBackend, method: Method) -> None:
         self._backend = backend
@@ -52,9 +52,9 @@ class FakeFeed:
 
 
 class FakeBackend:
-    """A coroutine for every row: remembers what it was given and answers a filled message, or fails as it is told.
+    """A coroutine for every row: keeps its request and returns a filled message, or fails as the test sets it.
 
-    `delivered`, where it is a list, is told what becomes of each unary reply.
+    `delivered`, if it is a list, gets the delivery of each unary reply.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class FakeBackend:
         self.delivered: list[bool] | None = None
 
     def touch(self) -> None:
-        """Keep-alive is not this test's."""
+        """This test ignores the keep-alive."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = next(method for method in METHODS if method.call == name)
@@ -91,7 +91,7 @@ class FakeBackend:
 
 
 def sample(kind: type[Message]) -> Message:
-    """A message of this kind in which the first plain string is set, if there is one."""
+    """Make a message of this kind with its first plain string set, if there is one."""
     message = kind()
     for field in message.DESCRIPTOR.fields:
         if field.type == field.TYPE_STRING and not field.is_repeated:
@@ -101,7 +101,7 @@ def sample(kind: type[Message]) -> Message:
 
 
 def framed(method: Method, message: Message) -> bytes:
-    """A REST body with this one message, which must be shorter than 128 bytes."""
+    """Make a REST body with this one message, which must be shorter than 128 bytes."""
     body = message.SerializeToString()
     return bytes([len(body)]) + body if method.path.endswith("/chunked") else body
 
@@ -149,7 +149,7 @@ class RestCase(TestCase):
         return response.code, content, lambda name: first(response, name)
 
     async def refused(self, verb: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, str]:
-        """The status and code of a JSON error."""
+        """Return the status and code of a JSON error."""
         status, content, header = await self.ask(verb, path, headers, body)
         self.assertEqual(header("Content-Type"), "application/json")
         told = json.loads(content)
@@ -163,10 +163,10 @@ def first(response: Any, name: str) -> str | None:
 
 
 class RowTests(RestCase):
-    """What holds for every row."""
+    """Tests of every row."""
 
     async def test_success(self) -> None:
-        """Every verb of every row hands the backend the message and the dialect and answers its reply as protobuf."""
+        """Every verb of every row passes message and dialect to the backend, and answers its reply as protobuf."""
         for method in REPLIES:
             for verb in method.verbs:
                 self.backend.heard.clear()
@@ -185,7 +185,7 @@ class RowTests(RestCase):
             self.assertEqual(status, 200, method)
 
     async def test_a_body_of_many_messages(self) -> None:
-        """They are taken a part at a time: others have their turn meanwhile."""
+        """They are processed in parts: other requests have their turn meanwhile."""
         number, between = 3000, set[int]()
         others = LoopingCall(lambda: between.add(len(self.backend.heard)))
         others.start(0).addErrback(lambda _: None)
@@ -195,14 +195,14 @@ class RowTests(RestCase):
         self.assertGreater(len(between), 5)
 
     async def test_undecodable(self) -> None:
-        """A body that is not the row's message is 400 and reaches no backend."""
+        """A body that is not the row's message is 400, and does not reach the backend."""
         for method in REPLIES:
             refused = await self.refused(method.verbs[0], method.path, BEARER, GARBAGE)
             self.assertEqual(refused, (400, "invalid_request"), method)
         self.assertEqual(self.backend.heard, [])
 
     async def test_wrong_verb(self) -> None:
-        """A verb that the path does not take is 405, and Allow has exactly those it takes; HEAD is none of them."""
+        """A verb that the path does not take is 405, and Allow lists exactly those it takes, without HEAD."""
         for method in METHODS:
             allowed = {verb for other in METHODS if other.path == method.path for verb in other.verbs}
             for verb in {"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "HEAD"} - allowed:
@@ -220,15 +220,15 @@ class RowTests(RestCase):
             self.assertEqual(refused, (415, "unsupported_media_type"), method)
         self.assertEqual(self.backend.heard, [])
 
-    async def test_media_type_that_is_no_text(self) -> None:
-        """A media type that is not UTF-8 is the client's fault, whichever it is."""
+    async def test_media_type_that_is_not_text(self) -> None:
+        """A media type that is not UTF-8 is the client's error."""
         for credential in (BEARER, DEPLOYED):
             headers = {**credential, "Content-Type": b"\xff"}
             status, _, _ = await self.ask("PUT", "/users/sync", headers, b"x")  # type: ignore[arg-type]
             self.assertEqual(status, 400)
 
     async def test_media_type_of_deployed_clients(self) -> None:
-        """A deployed client may declare its body as anything."""
+        """A deployed client may send any media type."""
         for method in REPLIES:
             body = framed(method, sample(method.request))
             headers = {**DEPLOYED, "Content-Type": "text/plain"}
@@ -236,7 +236,7 @@ class RowTests(RestCase):
             self.assertEqual(status, 200, method)
 
     async def test_dialects(self) -> None:
-        """The backend's own error is JSON for a Bearer client and the bare text for a deployed one, on every row."""
+        """The backend's error is JSON for a Bearer client and plain text for a deployed one, on every row."""
         self.backend.error = NotStarted("it restarts")
         for method in REPLIES:
             body = framed(method, sample(method.request))
@@ -252,7 +252,7 @@ class BodyTests(RestCase):
     """Bodies and messages."""
 
     async def test_media_type_parameters(self) -> None:
-        """Case and parameters of the media type do not matter, and an empty body needs none."""
+        """Case and parameters of the media type are ignored, and an empty body needs none."""
         body = pb.StatRequest(name="a").SerializeToString()
         headers = {**BEARER, "Content-Type": "Application/X-Protobuf; charset=utf-8"}
         self.assertEqual((await self.ask("GET", "/stats", headers, body))[0], 200)
@@ -278,26 +278,26 @@ class BodyTests(RestCase):
 
 
 class ErrorTests(RestCase):
-    """One shape for all errors."""
+    """All errors have one form."""
 
     async def test_unknown_paths(self) -> None:
-        """A path that no row has is 404, in both dialects, however odd it is."""
+        """A path without a row is 404, in both dialects, however odd it is."""
         for path in ("/", "/nothing", "/stats//system", "/%ff", "/start/now"):
             self.assertEqual(await self.refused("GET", path, BEARER), (404, "not_found"), path)
         status, content, _ = await self.ask("GET", "/nothing", DEPLOYED)
         self.assertEqual(status, 404)
         self.assertNotIn(b"{", content)
 
-    async def test_strangers(self) -> None:
-        """A wrong key is 401 before anything is said about paths, verbs or media types."""
+    async def test_wrong_keys(self) -> None:
+        """A wrong key is 401, before paths, verbs or media types are checked."""
         for verb, path in (("GET", "/info"), ("GET", "/nothing"), ("POST", "/info"), ("GET", "/logs")):
             self.assertEqual(await self.refused(verb, path, {"Authorization": "Bearer no"}), (401, "unauthenticated"))
             self.assertEqual(await self.refused(verb, path, {}), (401, "unauthenticated"))
             status, content, _ = await self.ask(verb, path, {"x-api-key": "no"})
             self.assertEqual((status, content), (401, b"missing or wrong API key"))
 
-    async def test_texts_that_controllers_know(self) -> None:
-        """Deployed controllers find the texts that they look for, alone."""
+    async def test_texts_that_controllers_match(self) -> None:
+        """Deployed controllers get the texts that they match, and nothing else."""
         for error, status, begins in (
             (NotInitialized(), 500, b"backend not initialized"),
             (UsersRefused([("42", "no id")]), 500, b"failed to update users"),
@@ -316,7 +316,7 @@ class ErrorTests(RestCase):
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     async def test_headers_of_all_replies(self) -> None:
-        """No reply may be cached or guessed at, and none tells the version of the server."""
+        """No reply may be cached or sniffed, and none has the version of the server."""
         for path, headers in (("/info", BEARER), ("/nothing", BEARER), ("/info", {})):
             _, _, header = await self.ask("GET", path, headers)
             self.assertEqual(header("Cache-Control"), "no-store")
@@ -325,10 +325,10 @@ class ErrorTests(RestCase):
 
 
 class HangUpTests(RestCase):
-    """A caller that hangs up."""
+    """Callers that hang up."""
 
     async def test_accepted_work_goes_on(self) -> None:
-        """What was accepted is finished although the caller is gone, on unary rows and feeds."""
+        """Accepted work is finished although the caller is gone, for unary rows and feeds."""
         for verb, path, call in (("POST", "/start", "start"), ("PUT", "/user/sync", "sync_user")):
             self.backend.heard.clear()
             hold = self.backend.hold = Deferred()
@@ -342,7 +342,7 @@ class HangUpTests(RestCase):
             await until(lambda call=call: call in self.backend.finished)  # type: ignore[misc]
 
     async def test_a_late_fault_is_logged(self) -> None:
-        """A fault in work whose caller is gone is not lost."""
+        """An error in work whose caller is gone is logged."""
         hold = self.backend.hold = Deferred()
         answer = self.send("PUT", "/user/sync", BEARER)
         await until(lambda: self.backend.heard)

@@ -1,4 +1,4 @@
-"""What each key may call, over both protocols and from the one table; who is kept waiting, and who is named."""
+"""What each key may call, over both protocols, from the one table; delays for wrong keys, and the caller in logs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bearer(scope: Scope) -> bytes:
 
 
 class ScopeCase(DoorCase):
-    """A node with a key of each scope beside the one of the settings."""
+    """A node with a key of each scope in addition to API_KEY."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
@@ -56,7 +56,7 @@ class ScopeCase(DoorCase):
         return f"127.0.0.1:{self.port.getHost().port}"
 
     def rest(self, verb: str, path: str, key: str, body: bytes = b"") -> int:
-        """The status of a request."""
+        """Return the status of a request."""
         link = http.client.HTTPConnection(self.address, timeout=10)
         try:
             headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/x-protobuf"}
@@ -66,14 +66,14 @@ class ScopeCase(DoorCase):
             link.close()
 
     def rpc(self, method: Method, key: str, body: bytes = b"") -> str:
-        """The status of a call; of a stream of lines, whether it begins."""
+        """Return the status of a call; of a stream of lines, whether it begins."""
         metadata = [("authorization", f"Bearer {key}")]
         path = f"/{SERVICE.full_name}/{method.name}"
         with grpc.insecure_channel(self.address) as channel:
             try:
                 if method.kind in STREAMS:
                     stream = channel.unary_stream(path)(body, metadata=metadata, timeout=10)
-                    # Metadata of a refusal come with its end, and are none.
+                    # The metadata of a refusal come with its trailers.
                     next(iter(stream))
                 elif method.kind is Kind.FEED:
                     channel.stream_unary(path)(iter([body]), metadata=metadata, timeout=10)
@@ -88,7 +88,7 @@ class ScopeTests(ScopeCase):
     """Every row with every scope."""
 
     async def test_over_rest(self) -> None:
-        """A key may call what its scope has; else it is 403 and the backend does not hear of it."""
+        """A key may call what its scope allows; otherwise it is 403, and the backend is not called."""
         for method in METHODS:
             for verb in method.verbs:
                 for scope, key in KEYS.items():
@@ -112,8 +112,8 @@ class ScopeTests(ScopeCase):
                 heard = allowed and method.kind not in STREAMS
                 self.assertEqual(bool(self.backend.heard), heard)
 
-    async def test_what_changes_something_takes_all(self) -> None:
-        """The table itself: only what reads is open to lesser keys."""
+    async def test_changes_need_all(self) -> None:
+        """In the table, only reading methods are open to lesser scopes."""
         lesser = {method.name for method in METHODS if method.scope < Scope.ALL}
         changing = {"Start", "Stop", "SyncUser", "SyncUsers", "SyncUsersChunked"}
         changing |= {"UpdateCore", "UpdateGeoFiles", "UpdateNode"}
@@ -122,8 +122,8 @@ class ScopeTests(ScopeCase):
         metrics = {method.name for method in METHODS if method.scope is Scope.METRICS}
         self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency"})
 
-    async def test_a_reset_takes_all(self) -> None:
-        """Counters that a lesser key took would be lost to whoever waits for them."""
+    async def test_a_reset_needs_all(self) -> None:
+        """Counters that a lesser key reset would be lost to the controller."""
         (stats,) = (method for method in METHODS if method.name == "GetStats")
         body = StatRequest(reset=True).SerializeToString()
         for scope, status, code in ((Scope.READ, 403, "PERMISSION_DENIED"), (Scope.ALL, 200, "OK")):
@@ -146,7 +146,7 @@ class ScopeTests(ScopeCase):
         self.assertIn(("grpc-status", "7"), [tuple(header) for header in said[-1].headers])
 
     async def test_paths_spelled_otherwise(self) -> None:
-        """However a path is written, it is the method that counts."""
+        """However a path is spelled, the method's scope counts."""
         for path in ("/%73tart", "/start/", "//start", "/x/../start", "/start%2F", "/start;x"):
             for scope in (Scope.METRICS, Scope.READ):
                 status = await deferToThread(self.rest, "POST", path, KEYS[scope], b"\x12\x01x")
@@ -154,7 +154,7 @@ class ScopeTests(ScopeCase):
         self.assertEqual(self.backend.heard, [])
 
     async def test_health(self) -> None:
-        """For gRPC's own services any key does, and none does not."""
+        """For gRPC's own services any key is enough, but one is needed."""
 
         def status(key: str) -> str:
             with grpc.insecure_channel(self.address) as channel:
@@ -169,8 +169,8 @@ class ScopeTests(ScopeCase):
             self.assertEqual(await deferToThread(status, key), "OK")
         self.assertEqual(await deferToThread(status, "wrong"), "UNAUTHENTICATED")
 
-    async def test_health_with_a_watcher_that_takes_nothing(self) -> None:
-        """It keeps no news from those who ask, nor from the other watchers."""
+    async def test_health_with_a_watcher_that_reads_nothing(self) -> None:
+        """It blocks neither checks nor other watchers."""
         watcher = await self.connect(Http2())
         watcher.http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 7})
         names = {":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Watch", ":authority": "x"}
@@ -187,13 +187,13 @@ class ScopeTests(ScopeCase):
 
         states = health_pb2.HealthCheckResponse
         for ready, told in ((True, states.SERVING), (False, states.NOT_SERVING)) * 2:
-            self.server.tell(ready)
+            self.server.set_ready(ready)
             end = reactor.seconds() + 5
             while await deferToThread(check) != told:
                 self.assertLess(reactor.seconds(), end, "the health service does not hear of it")
 
-    async def test_who_did_it(self) -> None:
-        """Events tell by which key, and from where, a Start came; over both protocols."""
+    async def test_the_caller_of_a_start(self) -> None:
+        """Events name the key and the address of a Start, over both protocols."""
         start = METHODS[0]
         await deferToThread(self.rest, "POST", start.path, KEYS[Scope.ALL])
         await deferToThread(self.rpc, start, KEYS[Scope.ALL])
@@ -202,10 +202,10 @@ class ScopeTests(ScopeCase):
 
 
 class GoneTests(ScopeCase):
-    """A key that is none any more."""
+    """A key that is no longer valid."""
 
     async def test_streams_of_lines_end(self) -> None:
-        """Open streams of the key end at once, over both protocols; those of others go on."""
+        """Open streams of the key end at once, over both protocols; those of other keys go on."""
         gone, other = await self.connect(Client()), await self.connect(Client())
         gone.send(head(b"GET /logs", bearer(Scope.READ)))
         other.send(head(b"GET /logs", BEARER))
@@ -232,10 +232,10 @@ class GoneTests(ScopeCase):
 
 
 class GuessTests(ScopeCase):
-    """Wrong keys from one address, which is everybody's here."""
+    """Many wrong keys from one address, which all clients share here."""
 
     async def exhaust(self) -> None:
-        """As many wrong keys as are answered at once."""
+        """Send as many wrong keys as are answered at once."""
         for _ in range(AT_ONCE[0]):
             client = await self.connect(Client())
             client.send(head(b"GET /info", b"x-api-key: wrong"))
@@ -243,7 +243,7 @@ class GuessTests(ScopeCase):
             client.transport.abortConnection()
 
     async def test_late_over_rest(self) -> None:
-        """Then the answer comes late, though right keys from there are answered at once."""
+        """Then the answer is delayed, though valid keys from there are answered at once."""
         await self.exhaust()
         late = await self.connect(Client())
         late.send(head(b"PUT /users/sync", b"x-api-key: wrong", b"Content-Length: 5"), b"12345")
@@ -256,7 +256,7 @@ class GuessTests(ScopeCase):
         await until(late.holds(b"missing or wrong API key"))
 
     async def test_late_over_grpc(self) -> None:
-        """Nothing passes on that connection for a while; right keys on others are answered at once."""
+        """That connection passes nothing on for a while; valid keys on others are answered at once."""
         await self.exhaust()
         wrong = await self.connect(Http2())
         wrong.ask(1, "wrong")
@@ -269,7 +269,7 @@ class GuessTests(ScopeCase):
         await until(lambda: [event.stream_id for event in wrong.events if isinstance(event, StreamEnded)] == [1, 3])
 
     async def test_gone_while_it_waits(self) -> None:
-        """Of a client that hangs up meanwhile nothing is left."""
+        """Nothing is kept of a client that hangs up meanwhile."""
         await self.exhaust()
         await until(lambda: not self.site.connections)
         wrong = await self.connect(Http2())
@@ -282,5 +282,5 @@ class GuessTests(ScopeCase):
         self.assertEqual((self.upstream._clients, self.clock.getDelayedCalls()), ({}, []))
 
     def relayed(self) -> list[Connection]:
-        """Those that speak HTTP/2 by now."""
+        """The connections that speak HTTP/2 by now."""
         return [one for one in self.site.connections if isinstance(one.transport.protocol._inner, Relay)]

@@ -1,4 +1,4 @@
-"""What the asyncio thread has to say stands in the node's log, a line each."""
+"""Errors of the asyncio thread are lines in the node's log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from node.transport.serving import Serving
 
 
 async def complaints(context: dict[str, object]) -> list[str]:
-    """What is logged when something tells the loop that this went wrong."""
+    """Return what is logged when the loop reports this error."""
 
     def make() -> grpc.aio.Server:
         server = grpc.aio.server()
@@ -32,7 +32,7 @@ async def complaints(context: dict[str, object]) -> list[str]:
 
 
 def test_a_complaint_is_one_line() -> None:
-    """Nothing is lost that gRPC leaves to the loop, and no traceback comes of it on standard error."""
+    """Errors that gRPC leaves to the loop are logged, and put no traceback on standard error."""
     context = {"message": "Exception in callback", "exception": ValueError("of a\nstranger's"), "handle": "<Handle x>"}
     [line] = asyncio.run(complaints(context))
     for words in ("Exception in callback", "ValueError", "of a", "<Handle x>"):

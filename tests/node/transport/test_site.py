@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.internet.ssl import Certificate, optionsForClientTLS
@@ -22,11 +23,13 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.door.connections import DEAD_AFTER
+from node.door.delivery import written
 from node.door.tls import REST_FIRST, Certificates
 from node.logs import COALESCE, LogRing
 from node.transport.rest import make_app
@@ -44,7 +47,7 @@ DEPLOYED = f"x-api-key: {KEY}".encode()
 
 @implementer(IHalfCloseableProtocol)
 class Client(Protocol):
-    """Sends and receives bytes as they are. `ended`: no more will come; `closed`: nor can it send."""
+    """Sends and receives raw bytes. `ended`: no more will come; `closed`: nor can it send."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -58,7 +61,7 @@ class Client(Protocol):
         self.ended = True
 
     def writeConnectionLost(self) -> None:
-        """Not before the rest."""
+        """Ignored: the test waits for the whole end."""
 
     def connectionLost(self, reason: Failure = Failure(ConnectionError())) -> None:  # noqa: B008
         self.ended = self.closed = True
@@ -80,7 +83,7 @@ class Client(Protocol):
 
 
 class Probe(Resource):
-    """Remembers each request and what its body was kept in."""
+    """Keeps each request, and the type of its body's buffer."""
 
     isLeaf = True  # noqa: N815
 
@@ -91,6 +94,20 @@ class Probe(Resource):
     def render(self, request: Any) -> bytes:
         self.seen.append((request.method, request.path, type(request.content), request.content.read()))
         return bytes(b"seen " + request.path)
+
+
+class Waits(Resource):
+    """Answers requests only when the test says so."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Any] = []
+
+    def render(self, request: Any) -> int:
+        self.requests.append(request)
+        return NOT_DONE_YET
 
 
 def head(line: bytes, *headers: bytes) -> bytes:
@@ -139,8 +156,18 @@ class SiteCase(TestCase):
         self.clients.append(client)
         return client
 
+    @staticmethod
+    def make_tls(offered: list[bytes]) -> tuple[Any, Any]:
+        with TemporaryDirectory() as directory:
+            made = certs.make(Path(directory), ["localhost"])
+            trust = Certificate.loadPEM(made.certificate.read_bytes())
+            certificates = Certificates(made.certificate, made.key)
+            certificates.load()
+        client = optionsForClientTLS("localhost", trustRoot=trust, acceptableProtocols=offered)
+        return certificates.context_factory(REST_FIRST), client
+
     async def drip(self, client: Client, data: bytes) -> float:
-        """Send this over and over in small pieces until the connection ends. Returns how many seconds it took."""
+        """Send this repeatedly in small pieces until the connection ends. Returns how many seconds it took."""
         began = reactor.seconds()
         dripping = LoopingCall(client.send, data)
         dripping.start(0.02).addErrback(lambda _: None)
@@ -150,10 +177,10 @@ class SiteCase(TestCase):
 
 
 class AuthenticationTests(SiteCase):
-    """Strangers."""
+    """Clients without a valid key."""
 
     async def test_before_the_body(self) -> None:
-        """A wrong key is 401 when the headers are there, without one byte of the body."""
+        """A wrong key is 401 at the headers, without one byte of the body."""
         self.serve()
         client = await self.connect()
         client.send(head(b"POST /start", b"Authorization: Bearer no", b"Content-Length: 60000000"))
@@ -164,7 +191,7 @@ class AuthenticationTests(SiteCase):
         self.assertEqual(self.probe.seen, [])
 
     async def test_dialect(self) -> None:
-        """A stranger with x-api-key is told in plain text, also about a path that is not there."""
+        """A client with a wrong x-api-key gets plain text, also for an unknown path."""
         self.serve()
         client = await self.connect()
         client.send(head(b"GET /nothing", b"x-api-key: no"))
@@ -173,7 +200,7 @@ class AuthenticationTests(SiteCase):
         self.assertIn(b"text/plain", client.received)
 
     async def test_both_must_match(self) -> None:
-        """One right key does not make up for a wrong one, and bytes that are no text are only a wrong key."""
+        """A valid key beside a wrong one is refused, and bytes that are not text are only a wrong key."""
         self.serve()
         for headers in ((BEARER, b"x-api-key: no"), (b"Authorization: no", DEPLOYED), (b"x-api-key: \xff",)):
             client = await self.connect()
@@ -181,8 +208,8 @@ class AuthenticationTests(SiteCase):
             await until(lambda client=client: client.ended)  # type: ignore[misc]
             self.assertEqual(client.status, 401)
 
-    async def test_stranger_who_keeps_sending(self) -> None:
-        """A stranger who goes on sending reads the answer, and is cut off soon."""
+    async def test_unauthenticated_client_that_keeps_sending(self) -> None:
+        """A refused client that goes on sending can read the answer, and is cut soon."""
         self.serve(Limits(linger=0.3))
         client = await self.connect()
         client.send(head(b"POST /start", b"Content-Length: 60000000"))
@@ -190,8 +217,8 @@ class AuthenticationTests(SiteCase):
         self.assertEqual(client.status, 401)
         self.assertTrue(0.2 < took < 3, took)
 
-    async def test_pipelined_stranger(self) -> None:
-        """What comes behind a refused request is not looked at."""
+    async def test_pipelined_after_a_refusal(self) -> None:
+        """What comes after a refused request is ignored."""
         self.serve()
         client = await self.connect()
         client.send(head(b"GET /a", b"x-api-key: no"), head(b"GET /b", BEARER))
@@ -215,10 +242,10 @@ class AuthenticationTests(SiteCase):
 
 
 class BodyTests(SiteCase):
-    """The limit of size, and where bodies are kept."""
+    """The size limit, and where bodies are kept."""
 
     async def test_declared(self) -> None:
-        """A declared length over the limit is 413 at the headers, in the caller's dialect, and never continued."""
+        """A declared length over the limit is 413 at the headers, in the caller's dialect, without 100 Continue."""
         self.serve()
         for credential, told in ((BEARER, b'"too_large"'), (DEPLOYED, b"a body may have 67108864 bytes at most")):
             client = await self.connect()
@@ -227,7 +254,7 @@ class BodyTests(SiteCase):
             self.assertEqual(client.status, 413)
 
     async def test_chunked(self) -> None:
-        """A chunked body is 413 when it goes over the limit, and the rest is discarded until the body's deadline."""
+        """A chunked body is 413 when it goes over the limit, and the rest is dropped until the body's deadline."""
         self.serve(Limits(max_body=1000, body_deadline=0.5))
         client = await self.connect()
         client.send(head(b"POST /a", BEARER, b"Transfer-Encoding: chunked"))
@@ -258,7 +285,7 @@ class BodyTests(SiteCase):
         self.assertEqual(self.probe.seen, expected)
 
     async def test_without_room(self) -> None:
-        """Large bodies beyond the budget are 503, with the time to come again, by their length or as they come."""
+        """Large bodies beyond the budget are 503 with Retry-After, by their declared length or as they come."""
         self.serve(Limits(bodies=150_000))
         bodies = self.site.connections.bodies
         holder = await self.connect()
@@ -302,11 +329,11 @@ class BodyTests(SiteCase):
         self.assertEqual([path for _, path, *_ in self.probe.seen], [b"/%d" % n for n in range(5)])
 
     async def test_not_http(self) -> None:
-        """What is not HTTP is 400 and closed, in the dialect if it can be told."""
+        """What is not HTTP is 400 and closed, in the caller's dialect if that is known."""
         self.serve()
         for text, told in (
             (b"what\r\n\r\n", b'"invalid_request"'),
-            (head(b"GET /a", DEPLOYED, b"no colon", b"more: x"), b"this is not a request"),
+            (head(b"GET /a", DEPLOYED, b"no colon", b"more: x"), b"this is not a valid HTTP/1.1 request"),
             (head(b"GET /a", BEARER, b"Content-Length: " + b"9" * 5000), b'"invalid_request"'),
             (head(b"GET /a", *[b"x: " + b"y" * 6_000] * 3, BEARER), b'"invalid_request"'),
             (b"GET /" + b"y" * 40_000, b'"invalid_request"'),
@@ -321,10 +348,10 @@ class BodyTests(SiteCase):
 
 
 class DeadlineTests(SiteCase):
-    """Time."""
+    """Deadlines."""
 
     async def test_dripping_headers(self) -> None:
-        """Headers that trickle in are answered 408 at the deadline and cut off."""
+        """Headers that trickle in are answered 408 at the deadline, and the client is cut."""
         self.serve(Limits(deadline=0.3, linger=0.3))
         client = await self.connect()
         client.send(b"GET /a HTTP/1.1\r\nx: ")
@@ -334,7 +361,7 @@ class DeadlineTests(SiteCase):
         self.assertLess(took, 3)
 
     async def test_dripping_body(self) -> None:
-        """A body that trickles in is answered 408 at its own deadline, in the dialect, and cut off."""
+        """A body that trickles in is answered 408 at its own deadline, in the caller's dialect; the client is cut."""
         self.serve(Limits(deadline=0.1, body_deadline=0.5, linger=0.2))
         client = await self.connect()
         client.send(head(b"POST /a", DEPLOYED, b"Content-Length: 1000000"))
@@ -353,7 +380,7 @@ class DeadlineTests(SiteCase):
         self.assertEqual(client.received.count(b"408 Request Time"), 1)
 
     async def test_silence(self) -> None:
-        """A connection on which nothing comes is closed at the deadline, without a word."""
+        """A connection on which nothing comes is closed at the deadline, without an answer."""
         clock = Clock()
         site = self.serve(clock=clock)
         client = await self.connect()
@@ -365,7 +392,7 @@ class DeadlineTests(SiteCase):
         self.assertEqual(client.received, b"")
 
     async def test_idle(self) -> None:
-        """Between two requests the idle time counts, not the deadline of a request."""
+        """Between two requests the idle limit counts, not the deadline of a request."""
         clock = Clock()
         site = self.serve(clock=clock)
         client = await self.connect()
@@ -382,10 +409,10 @@ class DeadlineTests(SiteCase):
 
 
 class ConnectionTests(SiteCase):
-    """How many connections, to whom, and over what."""
+    """How many connections there may be, which ones are cut for others, and TLS."""
 
-    async def test_strangers_go_first(self) -> None:
-        """When all places are taken the oldest stranger's is given away, not that of a known client; one line tells."""
+    async def test_connections_without_a_key_go_first(self) -> None:
+        """When all places are taken, the oldest connection without a key is cut, and none with a key; one log line."""
         self.serve(Limits(max_connections=3))
         warnings = self.watch(LogLevel.warn, "node.door.places")
         known = await self.connect()
@@ -402,7 +429,7 @@ class ConnectionTests(SiteCase):
         self.assertEqual(len(warnings), 1)
 
     async def test_idle_ones_go_next(self) -> None:
-        """Among those who have shown the key the one that is idle for longest gives up his place."""
+        """Of connections with a key, the one that is idle for longest is cut."""
         self.serve(Limits(max_connections=2))
         first, second = await self.connect(), await self.connect()
         for client in (first, second, first):
@@ -413,7 +440,7 @@ class ConnectionTests(SiteCase):
         self.assertFalse(first.closed)
 
     async def test_busy_ones_stay(self) -> None:
-        """Nobody whose request is under way gives up a place: a new connection is closed until there is room."""
+        """No busy connection is cut for a newcomer: a new connection is closed until there is room."""
         self.serve(Limits(max_connections=2))
         busy = [await self.connect(), await self.connect()]
         for client in busy:
@@ -427,7 +454,7 @@ class ConnectionTests(SiteCase):
         await self.ask(await self.connect())
 
     async def admitted(self, count: int) -> Client:
-        """A client that says nothing and has a place: there are so many then."""
+        """A silent client that is admitted; there are this many connections then."""
         client = await self.connect()
         await until(lambda: len(self.site.connections) == count)
         return client
@@ -438,7 +465,7 @@ class ConnectionTests(SiteCase):
         await until(client.holds(b"seen /a", before + 1))
 
     async def test_refusals_are_not_logged(self) -> None:
-        """Strangers write no line into the log, unless every request is logged."""
+        """Refused requests are not logged, unless every request is."""
         self.serve()
         for log_requests in (False, True):
             self.site._log_requests = log_requests
@@ -450,7 +477,7 @@ class ConnectionTests(SiteCase):
             self.assertEqual(sum(map(len, lines)), 2 * log_requests)
 
     async def test_the_log_has_no_secrets(self) -> None:
-        """A request is one line for debugging, without its key and its body; there is no other."""
+        """A request is one debug line without its key and its body; there is no other line."""
         self.serve()
         lines = self.watch(LogLevel.debug)
         client = await self.connect()
@@ -461,7 +488,7 @@ class ConnectionTests(SiteCase):
         self.assertNotIn("secret", repr(lines))
 
     async def test_dead_clients(self) -> None:
-        """The kernel is asked to look after every connection."""
+        """The kernel's keep-alive is on for every connection."""
         site = self.serve()
         await self.connect()
         await until(lambda: site.connections)
@@ -469,7 +496,7 @@ class ConnectionTests(SiteCase):
         self.check_keep_alive(channel.transport.getHandle())
 
     async def test_tls(self) -> None:
-        """Over TLS too: never HTTP/2, sockets looked after, strangers who keep sending and silent ones cut off."""
+        """The same over TLS: no HTTP/2, kernel keep-alive, and clients cut that keep sending or are silent."""
         clock = Clock()
         server_tls, client_tls = self.make_tls([b"h2", b"http/1.1"])
         site = self.site = Site(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
@@ -519,21 +546,12 @@ class ConnectionTests(SiteCase):
         client.send(head(b"GET /a", BEARER))
         await until(client.holds(b"seen /a"))
 
-    def make_tls(self, offered: list[bytes]) -> tuple[Any, Any]:
-        with TemporaryDirectory() as directory:
-            made = certs.make(Path(directory), ["localhost"])
-            trust = Certificate.loadPEM(made.certificate.read_bytes())
-            certificates = Certificates(made.certificate, made.key)
-            certificates.load()
-        client = optionsForClientTLS("localhost", trustRoot=trust, acceptableProtocols=offered)
-        return certificates.context_factory(REST_FIRST), client
-
     def check_keep_alive(self, handle: socket.socket) -> None:
         self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
         self.assertEqual(handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), DEAD_AFTER * 1000)
 
     def watch(self, level: Any, namespace: str = "node.transport.site") -> list[Any]:
-        """What is logged there at this level from now on."""
+        """Collect what is logged there at this level from now on."""
         events: list[Any] = []
 
         @implementer(ILogObserver)
@@ -544,6 +562,107 @@ class ConnectionTests(SiteCase):
         globalLogPublisher.addObserver(observe)
         self.addCleanup(globalLogPublisher.removeObserver, observe)
         return events
+
+
+class EndTests(SiteCase):
+    """The end of the node: clients that keep their connection learn it before they send the next request."""
+
+    async def test_quiet(self) -> None:
+        """Over TLS, too, a connection without recent requests ends at once."""
+        client = await self.begin()
+        ends = ensureDeferred(self.site.connections.finish(1.0, lambda: True))
+        await self.going(lambda: client.ended)
+        await self.going(lambda: ends.called)
+
+    async def test_dismissed(self) -> None:
+        """The same when the node stops; remaining connections may be cut then, because their clients have been told."""
+        client = await self.begin()
+        ends = ensureDeferred(self.site.connections.dismiss())
+        await self.going(lambda: client.ended and ends.called)
+
+    async def test_recently_used(self) -> None:
+        """A client that has just had a reply may be sending a request: its next reply is the last, with `close`."""
+        client = await self.begin()
+        ends = ensureDeferred(self.site.connections.dismiss())
+        self.assertFalse(ends.called)
+        client.send(head(b"GET /b", BEARER))
+        await until(client.holds(b"seen /b"))
+        self.assertEqual(client.received.count(b"Connection: close"), 1)
+        await self.going(lambda: client.ended and ends.called)
+
+    async def test_busy(self) -> None:
+        """A call under way keeps its connection for as long as it takes; its reply is the last."""
+        waits = Waits()
+        client = await self.begin(waits)
+        client.send(head(b"GET /b", BEARER))
+        await until(lambda: waits.requests)
+        ends = ensureDeferred(self.site.connections.finish(1.0, lambda: False))
+        await self.going(lambda: ends.called)
+        self.assertFalse(client.ended)
+        waits.requests[0].write(b"at last")
+        waits.requests[0].finish()
+        await until(lambda: client.ended)
+        self.assertIn(b"at last", client.received)
+        self.assertEqual(client.received.count(b"Connection: close"), 1)
+
+    async def test_a_reply_on_its_way(self) -> None:
+        """The end of a connection is sent after the reply is known to be delivered: a client that resets has had it."""
+        waits = Waits()
+        client = await self.begin(waits)
+        client.send(head(b"GET /b", BEARER))
+        await until(lambda: waits.requests)
+        ends = ensureDeferred(self.site.connections.finish(1.0, lambda: True))
+        delivered: Deferred[bool] = Deferred()
+        told: list[bool] = []
+        delivered.addCallback(told.append)
+        await self.going(lambda: all(one.session._last for one in self.site.connections))  # type: ignore[union-attr]
+        self.site.deliveries.write(waits.requests[0], b"at last", delivered)
+        waits.requests[0].finish()
+        await until(client.holds(b"at last"))
+        # Another request is served meanwhile: there was time enough for an end.
+        other = await self.connect(self.client_tls)
+        other.send(head(b"GET /a"))
+        await until(lambda: other.ended)
+        self.assertEqual((told, client.ended, ends.called), ([], False, False))
+        await self.going(lambda: client.ended and ends.called)
+        self.assertEqual(told, [True])
+
+    async def test_a_reply_that_is_not_delivered(self) -> None:
+        """The node waits for its delivery as long as for calls, and no longer."""
+        await self.begin()
+        (connection,) = self.site.connections
+        # One byte more than there are.
+        beyond = written(connection.transport) + 1
+        self.site.deliveries.watch(connection.transport, beyond, Deferred())
+        before = self.clock.seconds()
+        ends = ensureDeferred(self.site.connections.finish(2.0, lambda: True))
+        await self.going(lambda: ends.called)
+        self.assertTrue(2.0 < self.clock.seconds() - before < 3.0)
+
+    async def begin(self, waits: Waits | None = None) -> Client:
+        """A client that keeps its connection, with one request answered on it."""
+        server_tls, client_tls = self.make_tls([b"http/1.1"])
+        self.client_tls = client_tls
+        self.clock = Clock()
+        site = self.site = Site(waits or self.probe, Authenticator(KEY), self.clock)
+        self.listen(TLSMemoryBIOFactory(server_tls, False, site))
+        client = await self.connect(client_tls)
+        client.send(head(b"GET /a", BEARER))
+        if waits is not None:
+            await until(lambda: waits.requests)
+            waits.requests.pop().finish()
+        await until(client.holds(b" 200 OK"))
+        await until(lambda: all(connection.idle for connection in site.connections))
+        return client
+
+    async def going(self, condition: Callable[[], object]) -> None:
+        """Wait for the condition while time passes for the site."""
+
+        def passed() -> object:
+            self.clock.advance(0.01)
+            return condition()
+
+        await until(passed)
 
 
 class LogStreamTests(SiteCase):
@@ -566,7 +685,7 @@ class LogStreamTests(SiteCase):
         self.clock.advance(COALESCE)
 
     async def turning(self, condition: Callable[[], object]) -> None:
-        """Wait for what takes several turns of the reactor."""
+        """Wait for a condition that takes several turns of the reactor."""
 
         end = reactor.seconds() + 20
         while not condition():
@@ -575,7 +694,7 @@ class LogStreamTests(SiteCase):
             await deferLater(reactor, 0)
 
     async def test_sse(self) -> None:
-        """A Bearer client gets the tail, then each line as an event; one that comes again what is behind the id."""
+        """A Bearer client gets the tail, then each line as an event; with Last-Event-ID, the lines after that."""
         self.extend("before")
         client = await self.open(BEARER)
         self.assertIn(b"Content-Type: text/event-stream", client.received)
@@ -591,7 +710,7 @@ class LogStreamTests(SiteCase):
         self.assertIn(b"data: before", elsewhere.received)
 
     async def test_headers_at_once(self) -> None:
-        """With nothing to tell, both dialects have their headers at once, and only the document's has a comment."""
+        """Without lines, both dialects get their headers at once, and only the document's gets a comment."""
         client = await self.open(BEARER)
         await until(client.holds(b": heartbeat\n\n"))
         deployed = await self.open(DEPLOYED)
@@ -599,7 +718,7 @@ class LogStreamTests(SiteCase):
         self.assertEqual(deployed.body, b"")
 
     async def test_heartbeat(self) -> None:
-        """A comment comes whenever there was no line for a while; deployed clients, who would show it, get none."""
+        """A comment comes after silence; deployed clients, which would show it, get none."""
         client, deployed = await self.open(BEARER), await self.open(DEPLOYED)
         await until(client.holds(b": heartbeat"))
         self.clock.advance(HEARTBEAT - 1)
@@ -634,7 +753,7 @@ class LogStreamTests(SiteCase):
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
     async def test_slow_reader(self) -> None:
-        """A reader that takes nothing loses lines, is told how many, gets all the others; another one gets them all."""
+        """A reader that takes nothing loses lines, and gets their number and all others; another reader gets all."""
         slow, quick = await self.open(DEPLOYED), await self.open(DEPLOYED)
         slow.transport.pauseProducing()  # type: ignore[union-attr]
         for n in range(12):
@@ -649,7 +768,7 @@ class LogStreamTests(SiteCase):
         self.assertLess(len(slow.received), len(quick.received))
 
     async def test_slow_reader_goes_away(self) -> None:
-        """A paused reader that disconnects is released too."""
+        """A paused reader that disconnects is released, too."""
         slow = await self.open(BEARER)
         slow.transport.pauseProducing()  # type: ignore[union-attr]
         for n in range(6):

@@ -1,4 +1,4 @@
-"""Which release of a core is chosen, which one is gone back to, and what a disk that fails makes of it."""
+"""Choosing a release of a core, going back, and full disks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.node.updates.pool import pooled
 
 
 def now(work: Coroutine[Deferred[Any], Any, None]) -> None:
-    """Work that waits for nothing."""
+    """Run work that never waits."""
     found: list[Any] = []
     Deferred.fromCoroutine(work).addBoth(found.append)
     if isinstance(found[0], Failure):
@@ -31,7 +31,7 @@ def now(work: Coroutine[Deferred[Any], Any, None]) -> None:
 
 
 class Host:
-    """What updates work on; `taken` is how often something was brought in."""
+    """The parts that updates use; `taken` counts the switches."""
 
     def __init__(self, directory: Path, configured: str = "") -> None:
         self.directory, self.configured = directory, configured
@@ -58,8 +58,8 @@ class Host:
 
     @property
     def step(self) -> Step:
-        told = SimpleNamespace(told=lambda job: None)
-        return Step(pb.Job(), cast(Any, told))
+        jobs = SimpleNamespace(report=lambda job: None)
+        return Step(pb.Job(), cast(Any, jobs))
 
     @property
     def driver(self) -> Any:
@@ -88,7 +88,7 @@ class Host:
 
 
 def test_back_is_what_ran_before(tmp_path: Path) -> None:
-    """An operator's setting went before what was chosen earlier: back leads there, and not to that."""
+    """If an operator's setting overrode an earlier choice, back leads to the setting."""
     host = Host(tmp_path)
     host.update("1.0.0")
     host.update_lists("1.dat")
@@ -108,7 +108,7 @@ def full(*_: object) -> None:
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be forgotten by the next start is not brought in, and the reason is told."""
+    """A choice that cannot be saved is not brought into use, and the error has the reason."""
     host = Host(tmp_path)
     host.update("1.0.0")
     monkeypatch.setattr(chosen, "write_secret", full)
@@ -121,7 +121,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_disk_that_is_full_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said what runs, and for how long."""
+    """The error names what runs, and until when."""
     host = Host(tmp_path)
     save, saved = Record.save, list[Record]()
 
@@ -132,12 +132,12 @@ def test_a_disk_that_is_full_too_late(tmp_path: Path, monkeypatch: pytest.Monkey
         save(record)
 
     monkeypatch.setattr(Record, "save", then_full)
-    with pytest.raises(Refused, match=r"1\.0\.0.* only until the node starts anew.*No space left"):
+    with pytest.raises(Refused, match=r"1\.0\.0.* only until the node restarts.*No space left"):
         host.update("1.0.0")
 
 
-def test_what_cannot_be_read_is_not_cleared(tmp_path: Path) -> None:
-    """A record that one read could not give, or of a later version of the node, is no word to delete what it names."""
+def test_an_unreadable_record_removes_nothing(tmp_path: Path) -> None:
+    """Nothing is removed if the record cannot be read, or was written by a later version of the node."""
     host = Host(tmp_path)
     host.update("1.0.0")
     host.update_lists("1.dat")

@@ -1,8 +1,8 @@
-"""Updates as controllers ask for them: what is said of them, what is kept, and what a node that ends makes of them."""
+"""Update jobs: their reports, the file, and a node that stops."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +13,10 @@ from twisted.internet.task import Clock
 
 from node import __version__
 from node.contract.choices import Choices
-from node.errors import InvalidRequest, NodeError
+from node.errors import InvalidRequest, NodeError, ShuttingDown
 from node.logs import LogRing
 from node.updates.chosen import Record
-from node.updates.jobs import KEPT, TEXT, Jobs, Step
+from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
 from node.updates.policy import Policy, Sources
 from node.updates.updates import GEO, NODE, Updates
 from protos import service_pb2 as pb
@@ -28,7 +28,7 @@ async def nothing(*_: object, **__: object) -> str:
 
 
 def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: Any) -> Updates:
-    """Updates of a node that has no core, and runs no program."""
+    """Make the updates of a node that has no core and runs no programs."""
     clock = Clock()
 
     async def never(*_: object, **__: object) -> Any:
@@ -37,6 +37,7 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     return Updates(
         pooled(clock),
         directory,
+        kept=directory / "kept",
         ring=LogRing(cast(Any, clock), 100),
         journal=cast(Any, SimpleNamespace(tell=lambda *_, **__: None)),
         policy=Policy(programs=True, **policy),
@@ -53,20 +54,48 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     )
 
 
+def got(found: Updates) -> Sequence[pb.Job]:
+    reply: pb.Jobs = cast(Any, ensureDeferred(found.get(pb.JobRequest()))).result
+    return reply.jobs
+
+
 def left(directory: Path, *jobs: pb.Job) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "jobs").write_bytes(pb.Jobs(jobs=jobs).SerializeToString())
 
 
-def test_one_that_waited_was_not_done(tmp_path: Path) -> None:
-    """An update of the node ends well; the next one, to yet another version, is not said to be done by that."""
+def test_a_job_that_waited_is_not_done(tmp_path: Path) -> None:
+    """An update of the node succeeds; the next one, to another version, is not reported as done by that."""
     first = pb.Job(id="1", kind=NODE, state="running", after=__version__)
     left(tmp_path, first, pb.Job(id="2", kind=NODE, subject="txnode 9.9.9", state="waiting"))
     found = updates(tmp_path)
     found.load()
     found.begin("")
-    ended = found.get(pb.JobRequest()).jobs
+    ended = got(found)
     assert [(job.id, job.state, job.after) for job in ended] == [("1", "done", __version__), ("2", "failed", "")]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "on_disk", "state"),
+    [
+        ("", False, "done"),
+        ("it raised an error", True, "failed"),
+        (None, True, "done"),
+        (None, False, "failed"),
+    ],
+)
+def test_another_build_of_the_same_version(
+    outcome: str | None, on_disk: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running version number proves nothing: the reason of a rollback does, or else the files on disk."""
+    left(tmp_path, pb.Job(id="1", kind=NODE, state="running", after=__version__))
+    found = updates(tmp_path)
+    monkeypatch.setattr(found._program, "is_installed", lambda version: on_disk)
+    found.load()
+    found.begin(outcome)
+    ended, *more = got(found)
+    assert ended.state == state and ended.text == (outcome or ended.text)
+    assert [job.subject for job in more] == ([] if state == "done" else [f"txnode {__version__} back on disk"])
 
 
 def jobs(directory: Path) -> Jobs:
@@ -83,8 +112,8 @@ def failing(text: str) -> Callable[[Step], Awaitable[None]]:
     return work
 
 
-def test_what_a_server_says_is_short_and_plain(tmp_path: Path) -> None:
-    """The reason of a status is the server's to choose: neither logs nor replies grow by it, nor do terminals obey."""
+def test_texts_of_servers_are_cut_and_plain(tmp_path: Path) -> None:
+    """A server chooses the reason phrase of a status: it must not fill logs and replies or control terminals."""
     found = jobs(tmp_path)
     for number in range(KEPT + 1):
         found.ask(GEO, "geo files", str(number).encode(), failing(f"HTTP Error 404: \x1b[2J{'x' * 60_000}"))
@@ -105,31 +134,48 @@ def test_what_a_server_says_is_short_and_plain(tmp_path: Path) -> None:
         lambda found, word: found.node(pb.UpdateNodeRequest(version="1.0.1", sha256=word)),
     ],
 )
-def test_a_long_word_makes_no_job(ask: Callable[[Updates, str], pb.Job], tmp_path: Path) -> None:
-    """It would be in memory as long as the job waits, on disk after it, and in each reply."""
+def test_a_long_argument_makes_no_job(ask: Callable[[Updates, str], pb.Job], tmp_path: Path) -> None:
+    """It would stay in memory while the job waits, on disk after it, and in each reply."""
     found = updates(tmp_path)
     with pytest.raises(InvalidRequest, match="characters"):
         ask(found, "1" * 10_000_000)
-    assert not found.get(pb.JobRequest()).jobs
+    assert not got(found)
 
 
-def test_what_nobody_knows_makes_no_difference(tmp_path: Path) -> None:
-    """Fields of no such number are not kept, nor do they make another job of the same."""
+def test_unknown_fields_make_no_difference(tmp_path: Path) -> None:
+    """They are not kept, and a request with them is the same job."""
     found = updates(tmp_path)
     unknown = pb.UpdateGeoFilesRequest.FromString(b"\xfa\x7f\x80\x08" + b"x" * 1024)
     assert found.geo(unknown).id == found.geo(pb.UpdateGeoFilesRequest()).id
 
 
-def test_a_clock_that_was_ahead_does_not_put_off_lists(tmp_path: Path) -> None:
-    """Lists were looked for in a year that is yet to come, by a machine that knew no better at its start."""
+def test_a_clock_that_was_ahead_does_not_delay_lists(tmp_path: Path) -> None:
+    """The last check has a time in the future, from a machine whose clock was wrong at its start."""
     found = updates(tmp_path, lists_every=86_400.0)
     found._record.looked = 4e9
     found._look()
-    assert [job.kind for job in found.get(pb.JobRequest()).jobs] == [GEO]
+    assert [job.kind for job in got(found)] == [GEO]
 
 
-def test_a_node_that_ends_waits_for_what_is_not_broken_off(tmp_path: Path) -> None:
-    """The work of a job sees that it is cancelled, and may put things back."""
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_job_is_done_when_that_is_on_disk(hangs: bool, tmp_path: Path) -> None:
+    """A caller who reads that may kill the node at once; a disk that hangs delays the reply only for seconds."""
+    found = updates(tmp_path)
+    writing = found.jobs._writing
+    assert writing.acquire().called
+    reply = ensureDeferred(found.get(pb.JobRequest()))
+    assert not reply.called
+    if hangs:
+        cast(Clock, found.jobs._reactor).advance(WRITTEN)
+        assert writing.locked and not writing.waiting
+    else:
+        writing.release()
+        assert not writing.locked
+    assert reply.result == pb.Jobs()
+
+
+def test_a_stopping_node_waits_for_cleanup(tmp_path: Path) -> None:
+    """The work of a job is cancelled, and can restore what it has changed."""
     found, moment, done = jobs(tmp_path), Deferred[None](), list[str]()
 
     async def work(_: Step) -> None:
@@ -144,3 +190,34 @@ def test_a_node_that_ends_waits_for_what_is_not_broken_off(tmp_path: Path) -> No
     assert not closed.called
     moment.callback(None)
     assert closed.called and done == ["put back"] and job.state == "failed"
+
+
+def waiting(found: Jobs, stage: Stage) -> pb.Job:
+    """Start a job, up to this stage."""
+
+    async def work(step: Step) -> None:
+        step.jobs.stage = stage
+        await Deferred()
+
+    return found.ask(GEO, "geo files", b"", work)
+
+
+@pytest.mark.parametrize(
+    ("stage", "holds_up", "ended"),
+    [
+        (Stage.FETCHING, "", "failed: the node was upgraded during this job: ask again"),
+        (Stage.CHANGING, "geo files", "running: begun"),
+        (Stage.BECOMING, "", "running: begun"),
+    ],
+)
+def test_an_upgrade_of_the_node(stage: Stage, holds_up: str, ended: str, tmp_path: Path) -> None:
+    """It cancels a download; an update that is the upgrade goes on in the next node process."""
+    found = jobs(tmp_path)
+    job = waiting(found, stage)
+    assert found.under_way == holds_up
+    leaving = ensureDeferred(found.leave())
+    assert leaving.called and f"{job.state}: {job.text}" == ended
+    kept = pb.Jobs.FromString((tmp_path / "jobs").read_bytes()).jobs
+    assert [f"{each.state}: {each.text}" for each in kept] == [ended]
+    with pytest.raises(ShuttingDown):
+        found.ask(GEO, "geo files", b"later", failing("no"))

@@ -1,4 +1,4 @@
-"""Another version of the node on disk: whole, or what was there before."""
+"""Installing another version of the node: completely, or the previous one again."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from tests.node.updates.pool import pooled
 
 
 class Disk:
-    """Programs that are run, each by its last word; `pip` waits for what comes of it."""
+    """Records the programs that are run, each by its last argument; `pip` waits for its result."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: list[str] = []
         self.pip: list[Deferred[bytes]] = []
         self.commands: list[Sequence[str]] = []
-        monkeypatch.setattr(program, "require_installable", lambda: None)
-        monkeypatch.setattr(program, "distribution", lambda name: None)
+        monkeypatch.setattr(program, "installation", lambda kept: (directory, None))
+        monkeypatch.setattr(program, "require_writable", lambda place: None)
         monkeypatch.setattr(program, "pack", self._pack)
-        parts: tuple[Any, ...] = (pooled(Clock()), directory, self, "http://127.0.0.1", self._well, self._well)
-        self.program = Program(*parts)
+        parts: tuple[Any, ...] = (directory, directory / "kept", self, "http://127.0.0.1", self._test, self._well)
+        self.program = Program(pooled(Clock()), *parts)
+        self.refused = ""
 
     @staticmethod
     def _pack(_: object, into: Path) -> None:
@@ -41,11 +42,21 @@ class Disk:
     async def _well(*_: object) -> str:
         return ""
 
+    async def _test(self, modules: Path) -> str:
+        if self.refused:
+            raise CoreFailed(self.refused)
+        return ""
+
     async def bring(self, step: Step, *words: str) -> Path:
-        return Path("next.whl")
+        wheel = Path(words[words.index("--into") + 1], "next.whl")
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        wheel.touch()
+        return wheel
 
     async def run(self, step: Step, command: Sequence[str], **_: str) -> bytes:
         self.commands.append(command)
+        if "--target" in command:
+            Path(command[command.index("--target") + 1], "node").mkdir(parents=True)
         if "--force-reinstall" not in command:
             return b""
         self.ran.append(Path(command[-1]).name)
@@ -53,12 +64,12 @@ class Disk:
         return await self.pip[-1]
 
     def update(self) -> Deferred[None]:
-        jobs = SimpleNamespace(told=lambda job: None, kept=self._well)
+        jobs = SimpleNamespace(report=lambda job: None, kept=self._well)
         return ensureDeferred(self.program.update("1.0.1", "0" * 64, Step(pb.Job(), cast(Any, jobs))))
 
 
 def test_an_installation_that_fails_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip does that for itself, but not where it was killed; and where that is no good either, it is said."""
+    """pip restores files itself unless it is killed. If restoring fails as well, the error reports it."""
     disk = Disk(tmp_path, monkeypatch)
     failed = disk.update()
     disk.pip[0].errback(CoreFailed("pip was killed"))
@@ -69,8 +80,8 @@ def test_an_installation_that_fails_is_put_back(tmp_path: Path, monkeypatch: pyt
     assert "pip was killed" in reasons[0].value.text and "No space left" in reasons[0].value.text
 
 
-def test_it_is_not_broken_off_when_the_node_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip ends first: half a node would not start again."""
+def test_pip_is_not_cancelled_when_the_node_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node waits for it: a half-installed node would not start."""
     disk = Disk(tmp_path, monkeypatch)
     update, reasons = disk.update(), list[Any]()
     update.addErrback(reasons.append)
@@ -82,8 +93,8 @@ def test_it_is_not_broken_off_when_the_node_ends(tmp_path: Path, monkeypatch: py
     assert reasons[0].check(CancelledError)
 
 
-def test_a_node_that_ends_before_it_became_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may wait for minutes for a core that drains: what is said to have failed is not what starts next."""
+def test_a_node_that_stops_before_its_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upgrade may wait for minutes: the next start must not run a version that was reported as failed."""
     disk = Disk(tmp_path, monkeypatch)
     waiting: Deferred[str] = Deferred()
     monkeypatch.setattr(disk.program, "_become", lambda: waiting)
@@ -96,8 +107,40 @@ def test_a_node_that_ends_before_it_became_it(tmp_path: Path, monkeypatch: pytes
     assert reasons[0].check(CancelledError)
 
 
-def test_pip_is_the_environments_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python looks for a module in the directory that it is called in first, and that may be anybody's."""
+def test_pip_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python searches the working directory first, which others may be able to write."""
     disk = Disk(tmp_path, monkeypatch)
     disk.update()
     assert disk.commands and all(command[1:4] == ["-P", "-m", "pip"] for command in disk.commands)
+
+
+def test_a_refused_wheel_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wheel and its unpacked files for the test are removed."""
+    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+    disk.refused = "it cannot take over"
+    disk.update().addErrback(reasons.append)
+    assert reasons[0].value.text == disk.refused and not disk.ran
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_failed_wheel_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The previous version is installed again, and the wheel is removed."""
+    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+    disk.update().addErrback(reasons.append)
+    disk.pip[0].errback(CoreFailed("pip was killed"))
+    disk.pip[1].callback(b"")
+    assert reasons[0].value.text == "pip was killed"
+    assert [path.name for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_disk_without_room_for_the_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job reports it in one sentence, and nothing is installed."""
+    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "before.whl")
+
+    monkeypatch.setattr(program, "pack", full)
+    disk.update().addErrback(reasons.append)
+    assert reasons[0].value.text == "before.whl cannot be written: No space left on device"
+    assert not disk.ran and not [*tmp_path.iterdir()]

@@ -1,4 +1,4 @@
-"""The memory file between two programs of the node."""
+"""The hand-over file between two programs of the node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def left(lock: int) -> Handover:
 
 
 def test_what_is_left_is_taken(lock: int) -> None:
-    """By the next program, with descriptors that it does not hand to its children; once it has come up, by nobody."""
+    """The next program takes it, with descriptors that its children do not inherit; then it is closed for good."""
     os.set_inheritable(lock, False)
     descriptor = write(WORDS, left(lock))
     assert os.get_inheritable(lock)
@@ -49,7 +49,7 @@ def test_what_is_left_is_taken(lock: int) -> None:
 
 
 def test_several_cores_are_taken(lock: int) -> None:
-    """With all that is open for them."""
+    """With all their open descriptors."""
     others = [os.memfd_create("other") for _ in range(2)]
     handover = left(lock)
     handover.format = SEVERAL
@@ -67,7 +67,7 @@ def test_several_cores_are_taken(lock: int) -> None:
 
 
 def test_one_that_has_ended_meanwhile(lock: int) -> None:
-    """Its descriptors are gone: the others go back all the same."""
+    """Its descriptors are gone: the others are still passed back."""
     gone = os.memfd_create("gone")
     handover = left(lock)
     handover.draining.add(pid=6, descriptors=[gone])
@@ -87,7 +87,7 @@ def test_one_that_has_ended_meanwhile(lock: int) -> None:
 
 @pytest.mark.parametrize("what", [b"", b"no message \xff\xff", None], ids=["nothing", "no message", "another format"])
 def test_what_cannot_be_read(what: bytes | None, lock: int) -> None:
-    """There is no core in it then, which is found and ended as an orphan; ports and lock are what they are."""
+    """It names no core then, so the core is found and ended as an orphan; ports and lock are still read."""
     handover = left(lock)
     handover.format = max(FORMATS) + 1
     descriptor = write(WORDS, handover)
@@ -102,21 +102,21 @@ def test_what_cannot_be_read(what: bytes | None, lock: int) -> None:
 
 
 def test_the_way_back(lock: int) -> None:
-    """The program before is told why it runs again; what it runs next has its modules from where they always are."""
+    """The previous program gets the reason why it runs again; the next program finds its modules in the usual place."""
     descriptor = write(WORDS, left(lock))
     environment = {VARIABLE: str(descriptor), FAILED: "it broke", PATH: "/there", "PYTHONPATH": "/kept:/there"}
     handle = Handle(environment)
     taken = handle.take()
     assert taken is not None and taken.failed == "it broke"
     assert environment["PYTHONPATH"] == "/there"
-    # There is nowhere else to go back to.
+    # There is no other program to go back to.
     handle.go_back("it breaks again")
     handle.commit()
     assert environment == {"PYTHONPATH": "/there"}
 
 
 def test_any_reason(lock: int) -> None:
-    """What the version that failed said may be anything: the way back is no shorter for it."""
+    """The failed version's reason may be any text: the way back works with it."""
     descriptor = write(WORDS, left(lock))
     found: list[str] = []
     with pytest.MonkeyPatch.context() as patch:

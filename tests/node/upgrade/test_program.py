@@ -1,4 +1,4 @@
-"""What the node runs, as it would be run again."""
+"""The command of the node, and how it is executed again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Tried:
 
 
 def now(work: Coroutine[Deferred[Any], Any, T]) -> T:
-    """What comes of work that waits for nothing."""
+    """The result of work that waits for nothing."""
     found: list[Any] = []
     Deferred.fromCoroutine(work).addBoth(found.append)
     if isinstance(found[0], Failure):
@@ -59,17 +60,17 @@ WELL = {"nodaemon": True, "pidfile": ""}
     ],
 )
 def test_what_cannot_be_run_again(words: list[str], options: dict[str, object], reason: str, tmp_path: Path) -> None:
-    """The operator is told how the node has to be started."""
+    """The error says how the node has to be started."""
     found = Program.of(words, options, tmp_path)
     assert isinstance(found, str) and reason in found
 
 
-def test_what_can(tmp_path: Path) -> None:
-    """By the paths of interpreter and script, whatever the directory."""
+def test_a_program_that_can_be_run_again(tmp_path: Path) -> None:
+    """By the absolute paths of interpreter and script, whatever the directory."""
     found = Program.of([sys.executable, "bin/twistd", "--nodaemon", "node"], WELL, tmp_path)
     assert isinstance(found, Program)
     assert found.argv == (sys.executable, str(Path.cwd() / "bin" / "twistd"), "--nodaemon", "node")
-    assert found.words()["kept"] == str(tmp_path) and Program(found.argv, tmp_path / "none").words()["kept"] == ""
+    assert found.header()["kept"] == str(tmp_path) and Program(found.argv, tmp_path / "none").header()["kept"] == ""
 
 
 @pytest.mark.parametrize(
@@ -84,17 +85,17 @@ def test_what_can(tmp_path: Path) -> None:
     ],
 )
 def test_by_which_interpreter(line: str | None, interpreter: str, tmp_path: Path) -> None:
-    """By the one that the script names now; back by the one that it was run by."""
+    """By the interpreter that the script names now; the way back uses the original one."""
     script = tmp_path / "twistd"
     if line is not None:
         script.write_text(f"{line}\nimport sys\n")
     one = Program(("/opt/1/bin/python", str(script), "node"), tmp_path)
     assert one.next == (interpreter, str(script), "node")
-    assert (one.words()["program"], one.words()["before"]) == (one.next, one.argv)
+    assert (one.header()["program"], one.header()["before"]) == (one.next, one.argv)
 
 
 def test_it_is_tried_first() -> None:
-    """With a word that has it say who it is; what it says when it cannot take over is the reason."""
+    """With an option that makes it print its version; its output is the reason if it cannot take over."""
     asked = []
 
     def trying(tried: Tried) -> program.Try:
@@ -116,7 +117,7 @@ def test_it_is_tried_first() -> None:
 
 
 def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All modules, whole, in the place of those of a version before; not where they are run from there."""
+    """All modules are copied, in place of an earlier version's; not if they run from that copy."""
     kept = tmp_path / "program"
     (kept / "node").mkdir(parents=True)
     (kept / "node" / "old.py").touch()
@@ -135,7 +136,7 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kept_where_an_image_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory of a layer below cannot be renamed there, but replaced."""
+    """A directory of a lower layer of overlayfs cannot be renamed, but replaced."""
     kept, rename = tmp_path / "program", Path.rename
     (kept / "node").mkdir(parents=True)
     (kept / "node" / "old.py").touch()
@@ -152,7 +153,7 @@ def test_kept_where_an_image_has_a_copy(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier version has kept is no way back to this one: on a full disk there is none."""
+    """An earlier version's copy is no way back to this one: on a full disk there is none."""
     kept = tmp_path / "program"
     (kept / "node").mkdir(parents=True)
 
@@ -164,11 +165,11 @@ def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         program.copy(kept)
     program.keep(kept)
     assert not [*tmp_path.iterdir()]
-    assert Program(("python", "twistd"), kept).words()["kept"] == ""
+    assert Program(("python", "twistd"), kept).header()["kept"] == ""
 
 
 def test_another_version_is_installed_while_this_one_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way back is what runs, which was copied before; what came since is no way back."""
+    """The way back is the running version, which was copied before; a version installed since is not."""
     root, kept = tmp_path / "lib", tmp_path / "program"
     shutil.copytree(Path(program.__file__).parents[1], root / "node")
     for place in ("drivers", "protos", "twisted/plugins"):
@@ -186,14 +187,14 @@ def test_another_version_is_installed_while_this_one_comes_up(tmp_path: Path, mo
     until(kept.is_dir, 10, "it is kept")
     pool.stop()
     assert __version__ in (kept / program.VERSION).read_text()
-    with pytest.raises(OSError, match="another version"):
+    with pytest.raises(OSError, match="the version on disk is not"):
         program.copy(kept)
     program.keep(kept)
     assert not kept.exists()
 
 
 def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version that runs may be gone from where it was installed: then its copy is used."""
+    """The running version may be gone from where it was installed: then its copy is used."""
     called: list[Sequence[str]] = []
     monkeypatch.setattr(os, "execve", lambda path, argv, environment: called.append(argv))
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
@@ -209,7 +210,7 @@ def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its interpreter is gone since it was tried: the program before runs again, and says why."""
+    """Its interpreter is gone since it was checked: the previous program runs again, with the reason."""
     called: list[tuple[str, Mapping[str, str]]] = []
 
     def execute(path: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -223,7 +224,7 @@ def test_one_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     script = tmp_path / "twistd"
     script.write_text("#!/gone/python\n")
     one = Program((sys.executable, str(script)), tmp_path)
-    handle = write(one.words(), Handover())
+    handle = write(one.header(), Handover())
     one.become(handle, {})
     os.close(handle)
     assert [path for path, _ in called] == ["/gone/python", sys.executable]
@@ -247,11 +248,12 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
 
     pool = ThreadPool(0, 1)
     pool.start()
-    reactor = SimpleNamespace(getThreadPool=lambda: pool, callFromThread=lambda work, *args: work(*args))
-    told: list[str] = []
-    upgrades = Upgrades(
-        cast(Any, reactor), cast(Any, SimpleNamespace(refuse=told.append)), Slow(("python", "twistd"), tmp_path), run
+    reactor = SimpleNamespace(
+        getThreadPool=lambda: pool, callFromThread=lambda work, *args: work(*args), seconds=time.monotonic
     )
+    told: list[str] = []
+    node = SimpleNamespace(refuse=told.append, unsteady=lambda several: "")
+    upgrades = Upgrades(cast(Any, reactor), cast(Any, node), Slow(("python", "twistd"), tmp_path), run)
     upgrades.begin()
     upgrades.ask()
     kept.set()
@@ -262,5 +264,5 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("silence", "patience"), [(None, 30), (120, 30), (30, 20), (3, 2)])
 def test_how_long_it_may_take(silence: float | None, patience: float, tmp_path: Path) -> None:
-    """Less than a watchdog takes, which would end what is to be gone back from, and the core."""
-    assert Program(("python", "twistd"), tmp_path).words(silence)["patience"] == patience
+    """Less than the watchdog's timeout: else it would end both the way back and the core."""
+    assert Program(("python", "twistd"), tmp_path).header(silence)["patience"] == patience

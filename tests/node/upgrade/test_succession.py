@@ -1,4 +1,4 @@
-"""What becomes of the node if the next program cannot be become."""
+"""What happens to the node if the next program cannot take over."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class Port:
 
 
 class Executed(BaseException):
-    """The process is another program from here on."""
+    """The process has executed another program."""
 
 
 class Becoming:
-    """A program of which it is known whether it was become."""
+    """A program that records whether it was executed."""
 
     def __init__(self) -> None:
         self.become_of: list[int] = []
         self.fault: Exception | None = None
 
-    def words(self, silence: float | None) -> dict[str, object]:
+    def header(self, silence: float | None) -> dict[str, object]:
         return {}
 
     def become(self, handle: int, environment: object) -> None:
@@ -60,11 +60,11 @@ class Becoming:
 
 
 async def nothing(*_: object) -> None:
-    """What ends well."""
+    """A part that closes without an error."""
 
 
 class House:
-    """What there is around it."""
+    """A succession with the parts around it."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -72,7 +72,7 @@ class House:
         self.port = Port()
         self.closings = 0
         self.fault: Exception | None = None
-        # While the state file is being closed.
+        # Called while the state file is being closed.
         self.meanwhile: Callable[[], object] = lambda: None
         self.store = SimpleNamespace(fault="", go_back=lambda: None, flush=nothing, close=self._close)
         self.succession = Succession(
@@ -103,7 +103,7 @@ class House:
         await go(Handover())
 
     def upgrade(self) -> object:
-        """What comes of it: a reason, or an error."""
+        """The outcome: a reason, or an error."""
         found: list[object] = []
         work: Deferred[str] = ensureDeferred(self.succession.succeed(cast(Program, self.program), NEXT))
         work.addBoth(found.append)
@@ -118,8 +118,8 @@ def house(monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 @pytest.mark.parametrize("fault", [NotNow("a core is ending"), Aborted(), OSError("no"), RuntimeError("a bug")])
-def test_controllers_are_heard_again(fault: Exception, house: House) -> None:
-    """Whatever stood against it, a Stop that came meanwhile, too: the ports are open."""
+def test_ports_accept_again(fault: Exception, house: House) -> None:
+    """Whatever prevented the upgrade, even a Stop that came meanwhile: the ports accept connections again."""
     house.fault = fault
     found = house.upgrade()
     assert found == str(fault) or found is fault
@@ -127,7 +127,7 @@ def test_controllers_are_heard_again(fault: Exception, house: House) -> None:
 
 
 def test_what_is_not_on_disk(house: House) -> None:
-    """There is no upgrade: the next program would begin with what is there, and lose the rest."""
+    """There is no upgrade: the next program would start from the state file, and lose the rest."""
     house.store.fault = "the state cannot be written"
     assert house.succession.unsteady(True) == house.upgrade() == "the state cannot be written"
     assert house.port.reading and not house.program.become_of
@@ -135,7 +135,7 @@ def test_what_is_not_on_disk(house: House) -> None:
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_one_that_is_to_end(ends: bool, house: House) -> None:
-    """A signal that was heard while the state was being closed is not forgotten."""
+    """A signal that came while the state was being closed is not forgotten."""
     if ends:
         house.meanwhile = partial(house.clock.callLater, 0, house.succession.end)
     house.upgrade()
@@ -144,7 +144,7 @@ def test_one_that_is_to_end(ends: bool, house: House) -> None:
 
 
 def test_the_end_while_all_is_being_closed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends whatever has to do with cores, this too: what is being closed is closed, and nothing comes after it."""
+    """The end cancels all work on cores, this too: the closing is completed, and nothing comes after it."""
     closing: Deferred[None] = Deferred()
     closed: list[str] = []
 
@@ -165,7 +165,7 @@ def test_the_end_while_all_is_being_closed(house: House, monkeypatch: pytest.Mon
 
 
 def test_no_version_can_be_run(house: House) -> None:
-    """All is closed by then: the process ends with a failure, and whoever looks after it starts it again."""
+    """Everything is closed by then: the process exits with a failure, so that its supervisor restarts it."""
     ends: list[object] = []
     clock: Any = house.clock
     clock.addSystemEventTrigger = lambda *words: ends.append(words)
@@ -180,7 +180,7 @@ def test_no_version_can_be_run(house: House) -> None:
     [("localhost", "127.0.0.2"), ("127.0.0.1", "127.0.0.2"), ("0:0:0:0:0:0:0:1", "::"), ("::", "::1")],
 )
 def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
-    """It is listened at still, however the operator calls it; not where they want another one."""
+    """The port stays open, however the operator names the host; not if they want another one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as held:
         held.bind((host, 0))
@@ -191,3 +191,25 @@ def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
         assert house.succession.held("rest", host, port + 1) is None
         assert house.succession.held("rest", other, port) is None
         assert house.succession.held("grpc", host, port) is None
+
+
+class Jobs:
+    """Updates, one of which may be under way."""
+
+    def __init__(self) -> None:
+        self.under_way = ""
+        self.left = False
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+def test_an_update_that_began_meanwhile(house: House) -> None:
+    """It may be replacing the next program's files: the upgrade waits for it."""
+    jobs = house.succession.jobs = Jobs()
+    jobs.under_way = "txnode 2"
+    assert house.succession.unsteady(True) == house.upgrade() == "an update of txnode 2 is under way"
+    assert house.port.reading and not house.program.become_of and not jobs.left
+    jobs.under_way = ""
+    house.upgrade()
+    assert house.program.become_of == [7] and jobs.left

@@ -1,4 +1,4 @@
-"""The order of an upgrade: tried, then waited for, rehearsed, and only then left."""
+"""The steps of an upgrade: checked, waited for, rehearsed, and only then handed over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -23,16 +23,17 @@ class Tried:
 
 
 class Node:
-    """Satisfies `node.upgrade.upgrade.Node`, and says what was asked of it. `late`: what `succeed` returns next."""
+    """Satisfies `node.upgrade.upgrade.Node`, and records its calls. `late`: what `succeed` returns next."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []
         self.reason = ""
         self.late: list[str] = []
+        self.updating = ""
         self.fault: Exception | None = None
 
     def unsteady(self, several: bool) -> str:
-        return "" if several else self.reason
+        return self.updating or ("" if several else self.reason)
 
     async def rehearse(self) -> None:
         self.asked.append("rehearse")
@@ -62,13 +63,13 @@ class UpgradeTests(SynchronousTestCase):
         ensureDeferred(self.upgrades.wanted())
 
     def test_one_that_goes_on_with_several_cores(self) -> None:
-        """It waits for none of them; what it would ask is asked before."""
+        """It waits for no drain; the rehearsal comes before the hand-over."""
         self.node.reason = "a core drains"
         self.upgrade()
         self.assertEqual(self.node.asked, ["rehearse", Successor("txnode 2", several=True)])
 
     def test_one_that_goes_on_with_one_alone(self) -> None:
-        """It waits until there is no other."""
+        """It waits until only one core is left."""
         self.said, self.node.reason = ["txnode 2"], "a core drains"
         self.upgrade()
         self.clock.pump([LOOK] * 5)
@@ -78,18 +79,51 @@ class UpgradeTests(SynchronousTestCase):
         self.assertEqual(self.node.asked, ["rehearse", Successor("txnode 2", several=False)])
 
     def test_too_early(self) -> None:
-        """Another try is rehearsed anew."""
+        """The next try is rehearsed again."""
         self.node.late = ["a Start came"]
         self.upgrade()
         self.assertEqual(len(self.node.asked), 2)
         self.clock.pump([AGAIN])
         self.assertEqual(self.node.asked, ["rehearse", Successor("txnode 2", several=True)] * 2)
 
-    def test_what_could_not_go_on(self) -> None:
-        """There is no upgrade, and nothing is left."""
+    def test_a_core_that_cannot_be_handed_over(self) -> None:
+        """There is no upgrade, and nothing is handed over."""
         self.node.fault = InvalidConfig("the core refuses it")
         self.upgrade()
         self.assertEqual(self.node.asked, ["rehearse", "the core refuses it"])
         self.node.fault, self.node.asked = None, []
         self.upgrade()
         self.assertEqual(len(self.node.asked), 2)
+
+    def test_one_that_waits_for_an_update(self) -> None:
+        """It checks and executes the version that is on disk by then."""
+        self.node.updating = "an update installs"
+        self.upgrade()
+        self.said = [SEVERAL, "txnode 3"]
+        self.clock.pump([LOOK] * 5)
+        self.assertEqual(self.node.asked, [])
+        self.node.updating = ""
+        self.clock.pump([LOOK])
+        self.assertEqual(self.node.asked, ["rehearse", Successor("txnode 3", several=True)])
+
+    def test_a_second_one_joins_the_first(self) -> None:
+        """Each caller gets the outcome, and may give up independently."""
+        self.node.updating, found = "an update installs", list[str]()
+        first, second, third = (ensureDeferred(self.upgrades.wanted()) for _ in range(3))
+        for each in (first, second):
+            each.addCallback(found.append)
+        third.cancel()
+        self.failureResultOf(third, CancelledError)
+        self.node.updating, self.node.fault = "", InvalidConfig("the core refuses it")
+        self.clock.pump([LOOK])
+        self.assertEqual(found, ["the core refuses it"] * 2)
+        self.assertEqual(self.node.asked, ["rehearse", "the core refuses it"])
+
+    def test_a_second_one_gets_the_fault_of_the_first(self) -> None:
+        """The first one's error is in the log."""
+        self.node.updating = "an update installs"
+        first, second = (ensureDeferred(self.upgrades.wanted()) for _ in range(2))
+        self.node.updating, self.node.fault = "", ZeroDivisionError()
+        self.clock.pump([LOOK])
+        self.failureResultOf(first, ZeroDivisionError)
+        self.assertIn("log", self.successResultOf(second))

@@ -1,0 +1,112 @@
+"""The types of inbounds, outbounds, services and so on that a sing-box configuration may contain. Pure.
+
+Found by trying each type with `sing-box format` of 1.14.1 and 1.14.4; what the types do: sing-box's source code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from drivers.process.allowlist import Allowed, shown
+
+Json = dict[str, Any]
+
+TOP = (
+    *("$schema", "log", "dns", "ntp", "certificate", "certificate_providers", "http_clients", "endpoints", "inbounds"),
+    *("outbounds", "route", "services", "experimental"),
+)
+# The keys of `experimental`; the node removes all of them.
+EXPERIMENTAL = ("cache_file", "clash_api", "v2ray_api", "debug")
+INBOUNDS = (
+    *("direct", "socks", "http", "mixed", "shadowsocks", "vmess", "trojan", "naive", "hysteria", "shadowtls", "vless"),
+    *("anytls", "tuic", "hysteria2", "snell", "redirect", "tproxy"),
+)
+# Types that were removed from sing-box: let through, as its own error explains that better.
+_REMOVED = ("wireguard", "dns", "shadowsocksr")
+OUTBOUNDS = (
+    *("direct", "block", "selector", "urltest", "socks", "http", "shadowsocks", "vmess", "trojan", "naive", "hysteria"),
+    *("shadowtls", "vless", "anytls", "tuic", "hysteria2", "snell", "ssh", *_REMOVED),
+)
+ENDPOINTS = ("wireguard",)
+# The node adds its own of both, and removes those of the configuration.
+SERVICES = ("api", "ssm-api")
+DNS_SERVERS = ("", "legacy", "udp", "tcp", "tls", "https", "quic", "h3", "local", "hosts", "fakeip", "dhcp", "mdns")
+RULE_SETS = ("", "inline", "local", "remote")
+CERTIFICATE_PROVIDERS = ("acme", "cloudflare-origin-ca")
+TRANSPORTS = ("", "http", "ws", "quic", "grpc", "httpupgrade")
+
+# Why other types are refused.
+DANGERS: Mapping[str, str] = {
+    "tor": "it runs a program",
+    "tailscale": "others decide what it connects to, and its SSH server gives them a shell",
+    "tun": "it changes the routes of the machine",
+    "cloudflared": "others decide what it lets in",
+    "derp": "it serves strangers, whom the node neither knows nor counts",
+    "hysteria-realm": "it serves strangers, whom the node neither knows nor counts",
+    "resolved": "it replaces the DNS resolver of the machine",
+    "ccm": "it hands out credentials of the machine's user",
+    "ocm": "it hands out credentials of the machine's user",
+    "usbip-server": "it hands out devices of the machine",
+    "usbip-client": "it brings devices into the machine",
+}
+_KINDS: Mapping[str, Collection[str]] = {
+    "inbounds": INBOUNDS,
+    "outbounds": OUTBOUNDS,
+    "endpoints": ENDPOINTS,
+    "services": SERVICES,
+    "certificate_providers": CERTIFICATE_PROVIDERS,
+}
+
+
+def judge(tree: Json, allowed: Allowed) -> None:
+    """Raises `InvalidConfig` for the first type that is neither known nor allowed."""
+    for name, where, known in _things(tree):
+        allowed.judge(name, where, known, DANGERS)
+
+
+def _things(tree: Json) -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield everything that has a type: the type, its place, and the types that are known there."""
+    for key in tree:
+        yield key, "the configuration", TOP
+    for key in tree.get("experimental", {}):
+        yield key, "experimental", EXPERIMENTAL
+    for kind, known in _KINDS.items():
+        yield from _typed(tree.get(kind, []), kind, known)
+    yield from _typed(tree.get("dns", {}).get("servers", []), "dns.servers", DNS_SERVERS)
+    yield from _typed(tree.get("route", {}).get("rule_set", []), "route.rule_set", RULE_SETS)
+    for kind in ("inbounds", "outbounds", "endpoints"):
+        for number, handler in enumerate(tree.get(kind, [])):
+            yield from _parts(handler, _place(kind, number, handler))
+    yield from _providers(tree, "the configuration")
+
+
+def _typed(things: list[Json], kind: str, known: Collection[str]) -> Iterator[tuple[str, str, Collection[str]]]:
+    for number, thing in enumerate(things):
+        yield thing.get("type", ""), _place(kind, number, thing), known
+
+
+def _parts(handler: Json, where: str) -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield the typed parts of an inbound, outbound or endpoint."""
+    if transport := handler.get("transport"):
+        yield transport.get("type", ""), f"{where}.transport", TRANSPORTS
+    if handler.get("type") == "wireguard" and handler.get("system"):
+        yield "tun", f"{where}.system", ()
+
+
+def _providers(value: Any, where: str) -> Iterator[tuple[str, str, Collection[str]]]:
+    """Yield the certificate providers that are written inline where they are used, at any depth."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _providers(item, f"{where}[{number}]")
+    elif isinstance(value, dict):
+        provider = value.get("certificate_provider")
+        if isinstance(provider, dict):
+            yield provider.get("type", ""), f"{where}.certificate_provider", CERTIFICATE_PROVIDERS
+        for key, item in value.items():
+            yield from _providers(item, key if where == "the configuration" else f"{where}.{shown(key)}")
+
+
+def _place(kind: str, number: int, thing: Json) -> str:
+    tag = thing.get("tag")
+    return f"{kind}[{number}]" + (f" ({shown(tag)})" if tag else "")

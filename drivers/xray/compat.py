@@ -1,0 +1,102 @@
+"""Warn of settings that silently keep users out, depending on the core's version. Pure.
+
+Type names and numbers: `transport/internet/{config,reality/config}.proto`, `proxy/freedom/config.proto` of Xray-core
+26.7.28.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Container, Iterator
+
+from drivers.xray import text
+from drivers.xray.streams import REALITY
+from protos import xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig
+
+Version = tuple[int, ...]
+# The first versions that read `users` beside `clients`, that block private addresses in freedom outbounds, and that use
+# X-Forwarded-For only where it is trusted.
+USERS: Version = (26, 5, 9)
+PRIVATE: Version = (26, 5, 3)
+FORWARDED: Version = (26, 6, 22)
+# What such a core logs then, for each connection.
+UNTRUSTED = '"sockopt.trustedXForwardedFor" is not configured'
+UNTRUSTED_SEEN = (
+    "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "
+    'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]} in the inbound'
+)
+_FREEDOM = "xray.proxy.freedom.Config"
+_FORWARDING = ("websocket", "httpupgrade", "splithttp", "grpc")
+# The default of newer cores.
+_DEFAULT_CLIENT = bytes((26, 3, 27))
+
+
+def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
+    """The warnings for a configuration; `source` is the controller's text."""
+    if "env" in (text.top(source) or ()):
+        yield "`env` in the configuration has no effect on the core"
+    for inbound in base.inbound:
+        receiver = xray_pb2.ReceiverConfig.FromString(inbound.receiver_settings.value)
+        if any(map(_is_strict, receiver.stream_settings.security_settings)):
+            yield (
+                f"inbound {inbound.tag!r}: REALITY accepts only clients of Xray 26.3.27 and newer and forwards others "
+                '(sing-box, mihomo) to the target; set "minClientVer": "1.8.0" to accept all'
+            )
+        if version >= FORWARDED and _is_behind_a_proxy(receiver):
+            yield (
+                f"inbound {inbound.tag!r}: users behind a reverse proxy appear at the proxy's address, and never as "
+                'online if that is a loopback address; set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}'
+            )
+    if version >= PRIVATE:
+        for tag in _blocking(base, text.private_targets(source)):
+            yield f"routing rules send private addresses to {tag!r}, which blocks them on this core without finalRules"
+
+
+def unread_users(inbound: InboundHandlerConfig, hint: text.Hints, version: Version) -> str | None:
+    """A warning if the core does not read the users of an inbound that is left as configured."""
+    if not hint.renamed or version >= USERS:
+        return None
+    return f"inbound {inbound.tag!r}: this core reads `clients`, not `users`: the users listed there cannot connect"
+
+
+class UntrustedProxy:
+    """Remembers that the core ignored X-Forwarded-For, which it logs for each connection."""
+
+    seen = False
+
+    def repeats(self, line: str) -> bool:
+        """Whether this line repeats that message."""
+        if UNTRUSTED not in line:
+            return False
+        before, self.seen = self.seen, True
+        return before
+
+    @property
+    def warnings(self) -> list[str]:
+        return [UNTRUSTED_SEEN] if self.seen else []
+
+
+def _is_strict(security: xray_pb2.TypedMessage) -> bool:
+    return security.type == REALITY and xray_pb2.RealityConfig.FromString(security.value).min_client_ver == (
+        _DEFAULT_CLIENT
+    )
+
+
+def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:
+    """Whether only local programs can connect, by a transport with X-Forwarded-For."""
+    stream = receiver.stream_settings
+    if stream.protocol_name not in _FORWARDING or stream.socket_settings.trusted_x_forwarded_for:
+        return False
+    listen = receiver.listen
+    is_loopback = len(listen.ip) in (4, 16) and ipaddress.ip_address(listen.ip).is_loopback
+    return is_loopback or listen.domain.startswith(("/", "@"))
+
+
+def _blocking(base: Config, wanted: Container[str]) -> Iterator[str]:
+    """The tags of the freedom outbounds among these that block private addresses."""
+    for outbound in base.outbound:
+        settings = outbound.proxy_settings
+        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == _FREEDOM else [b""]
+        if outbound.tag in wanted and not rules:
+            yield outbound.tag

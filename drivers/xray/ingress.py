@@ -1,0 +1,179 @@
+"""Find the ports and transports by which the users of an inbound connect. Pure.
+
+Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/config.proto` of Xray-core 26.3.27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from drivers.sockets.connections import Ports
+from drivers.xray.accounts import Inbound
+from drivers.xray.streams import TLS
+from drivers.xray.wireguard import is_wireguard
+from protos import xray_pb2
+from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
+
+# Transports by their names in a converted configuration: those with one user per connection, …
+_RAW = ("", "tcp")
+_ONE_TO_ONE = (*_RAW, "websocket", "httpupgrade")
+# … and those over UDP. With all others a connection carries many requests, behind a reverse proxy those of many users.
+_UDP = ("mkcp", "hysteria", "quic")
+_XHTTP, _HTTP_3 = "splithttp", ["h3"]
+_TCP_SETTINGS = "xray.transport.internet.tcp.Config"
+_UPGRADE_SETTINGS = (
+    "xray.transport.internet.websocket.Config",
+    "xray.transport.internet.httpupgrade.Config",
+)
+_FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
+
+_BY_UDP = "its users connect over UDP, where Xray does not tell connections apart"
+_BY_OTHERS = "its users connect through another server, and which of its connections is whose is unknown"
+
+
+@dataclass(frozen=True)
+class Ingress:
+    """The TCP ports by which users reach one inbound; none if they connect through another server.
+
+    `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
+    users who connect over UDP. `forwards`: connections to the same ports may be passed on to another inbound or server.
+    """
+
+    ports: Ports
+    shared: bool = False
+    datagrams: bool = False
+    forwards: bool = False
+
+
+@dataclass(frozen=True)
+class HandshakePorts:
+    """The ports where handshakes of one inbound begin. A connection's handshake is over when an access line names it.
+
+    `plain`: it is also over when the core has sent anything. `crowded`: one connection can carry many handshakes, or
+    access lines do not name it.
+    """
+
+    ports: Ports
+    plain: bool = False
+    crowded: bool = False
+
+
+def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
+    """Where an inbound's handshakes begin; None for UDP, or a socket in the file system."""
+    receiver = _receiver(handler)
+    stream = receiver.stream_settings
+    if is_over_udp(handler) or _is_path(receiver):
+        return None
+    raw = stream.protocol_name in _RAW and not stream.security_type
+    crowded = stream.protocol_name not in _ONE_TO_ONE or _takes_proxy_protocol(stream)
+    return HandshakePorts(_ports(receiver), raw and not crowded, crowded)
+
+
+def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Ingress]:
+    """The TCP ingress of the managed inbounds by tag, without those on UDP alone."""
+    handlers = list(handlers)
+    front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(_receiver(handler)))
+    found = {}
+    for handler in handlers:
+        receiver = _receiver(handler)
+        if handler.tag in inbounds and not is_over_udp(handler):
+            # With the PROXY protocol access lines have the endpoint that the sender names. The sender may be an
+            # inbound of this core that falls back on this one: then clients connect to the ports of that.
+            proxied = _takes_proxy_protocol(receiver.stream_settings)
+            entry = _ingress(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
+            ports, forwards = front if proxied else _own_ports(receiver), proxied or _falls_back(handler)
+            found[handler.tag] = replace(entry, ports=ports, forwards=forwards)
+    return found
+
+
+def unseen(inbounds: Mapping[str, Inbound], ingress: Mapping[str, Ingress]) -> dict[str, str]:
+    """The managed inbounds whose connections cannot be attributed to users, and why."""
+    reasons = {tag: _BY_UDP if tag not in ingress else _BY_OTHERS for tag in inbounds}
+    return {tag: why for tag, why in reasons.items() if tag not in ingress or not ingress[tag].ports}
+
+
+def all_ports(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
+    """The ports of all inbounds, managed or not."""
+    return tuple(ports for handler in handlers for ports in _ports(_receiver(handler)))
+
+
+def is_over_udp(handler: InboundHandlerConfig) -> bool:
+    """Whether its clients have sessions over UDP, through its transport or its protocol."""
+    transport = _receiver(handler).stream_settings.protocol_name
+    return transport in _UDP or is_http_3(handler) or is_wireguard(handler)
+
+
+def is_http_3(handler: InboundHandlerConfig) -> bool:
+    """Whether it is XHTTP with a TLS that offers only HTTP/3."""
+    stream = _receiver(handler).stream_settings
+    return stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3
+
+
+def is_transparent(handler: InboundHandlerConfig) -> bool:
+    """Whether it takes traffic to other addresses (TPROXY), for which the kernel runs no SO_REUSEPORT program."""
+    return bool(_receiver(handler).stream_settings.socket_settings.tproxy)
+
+
+def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
+    """By port: the addresses on which inbounds listen, each with its socket options."""
+    found: dict[int, frozenset[bytes]] = {}
+    for receiver in map(_receiver, handlers):
+        if _is_path(receiver):
+            continue
+        here = _host(receiver) + b" " + receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
+        for port in (port for ports in _ports(receiver) for port in ports):
+            found[port] = found.get(port, frozenset()) | {here}
+    return found
+
+
+def _host(receiver: ReceiverConfig) -> bytes:
+    """The listen address; empty for any unspecified one, of either family."""
+    return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
+
+
+def _ingress(protocol: str, transport: str) -> Ingress:
+    # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
+    shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
+    return Ingress((), shared, protocol == "shadowsocks")
+
+
+def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
+    return ReceiverConfig.FromString(handler.receiver_settings.value)
+
+
+def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+    return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
+
+
+def _own_ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+    return () if _is_path(receiver) else _ports(receiver)
+
+
+def _is_path(receiver: ReceiverConfig) -> bool:
+    """Whether it listens on a unix socket, whatever its port."""
+    return receiver.listen.domain.startswith(("/", "@"))
+
+
+def _offered(stream: StreamConfig) -> list[str]:
+    """The ALPN protocols of its TLS, if any."""
+    found = [settings.value for settings in stream.security_settings if settings.type == TLS]
+    return [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
+
+
+def _falls_back(handler: InboundHandlerConfig) -> bool:
+    settings = handler.proxy_settings
+    return settings.type in _FALLBACKS and bool(xray_pb2.FallbacksConfig.FromString(settings.value).fallbacks)
+
+
+def _takes_proxy_protocol(stream: StreamConfig) -> bool:
+    return stream.socket_settings.accept_proxy_protocol or any(map(_accepts_proxy, stream.transport_settings))
+
+
+def _accepts_proxy(transport: xray_pb2.TransportConfig) -> bool:
+    settings = transport.settings
+    if settings.type == _TCP_SETTINGS:
+        return xray_pb2.TcpConfig.FromString(settings.value).accept_proxy_protocol
+    if settings.type in _UPGRADE_SETTINGS:
+        return xray_pb2.UpgradeConfig.FromString(settings.value).accept_proxy_protocol
+    return False

@@ -1,0 +1,189 @@
+"""The owners of one inbound's connections, by its access lines. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from sys import intern
+from typing import Any
+
+from drivers.sockets.connections import Endpoint
+from protos.handover_pb2 import Places
+
+
+class Endpoints:
+    """The endpoints from which users are connected to one inbound, and their owners by key; newest last.
+
+    Ports are used again, so an endpoint can pass to another user; but only with a new socket, which a look at the
+    kernel's list recognises by its cookie: a line alone may be forged by a user. Where a connection may carry several
+    users (`shared`), an endpoint that a second user claims has no owner for the rest of its life.
+    """
+
+    _NO_OWNER = ""
+
+    def __init__(self, shared: bool = False) -> None:
+        self._shared = shared
+        # Endpoints noted since the last `age`, which the look that began then may have missed; and older ones.
+        self._young: dict[Endpoint, str] = {}
+        self._old: dict[Endpoint, str] = {}
+        # The cookies of endpoints that a look found. Claims on another user's endpoint: since `age`, and before.
+        self._sockets: dict[Endpoint, int] = {}
+        self._claims: dict[Endpoint, str] = {}
+        self._due: dict[Endpoint, str] = {}
+        # The former cookies of endpoints that a line named again for the same user: since `age`, and before.
+        self._again: dict[Endpoint, int] = {}
+        self._again_due: dict[Endpoint, int] = {}
+        # Possible users of endpoints without an owner, by untrusted lines; and those endpoints at the last `age`.
+        self._guesses: dict[Endpoint, set[str]] = {}
+        self._guessed: list[Endpoint] = []
+        # Endpoints attributed without a line: a line overrides them.
+        self._presumed: set[Endpoint] = set()
+        # The endpoints that each user has, or may have.
+        self._places: dict[str, set[Endpoint]] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old) + len(self._guesses)
+
+    def note(self, where: Endpoint, key: str) -> bool:
+        """A line names this user for the endpoint. Returns whether it is theirs now; if not, `settle` may decide so."""
+        before = None if where in self._presumed else self._young.get(where, self._old.get(where))
+        if before is not None and before != key and not self._shared:
+            self._claims[where] = intern(key)
+            return False
+        socket = self._sockets.pop(where, None)
+        if before == key and socket is not None:
+            self._again.setdefault(where, socket)
+        self._hold(where, key if before in (None, key) else self._NO_OWNER)
+        return before in (None, key)
+
+    def guess(self, where: Endpoint, key: str) -> None:
+        """As `note`, for a line that may be forged: it takes no endpoint from its owner.
+
+        It must count, or a user could have true lines about them ignored.
+        """
+        if where not in self._young and where not in self._old:
+            key = intern(key)
+            self._guesses.setdefault(where, set()).add(key)
+            self._places.setdefault(key, set()).add(where)
+
+    def presume(self, where: Endpoint, key: str) -> bool:
+        """Attribute a new endpoint to a user until a line names its owner. Returns False if it is not new."""
+        if where in self._young or where in self._old:
+            return False
+        self._hold(where, key)
+        self._presumed.add(where)
+        return True
+
+    def holder(self, where: Endpoint) -> str | None:
+        """The key of the endpoint's owner, if known."""
+        return self._young.get(where) or self._old.get(where) or None
+
+    def knows(self, where: Endpoint, socket: int) -> bool:
+        """Whether a line named the owner of this connection, and no other socket was seen at the endpoint."""
+        return self.holder(where) is not None and where not in self._presumed and not self._is_another(where, socket)
+
+    def of(self, keys: Iterable[str]) -> set[Endpoint]:
+        """The endpoints from which these users are connected, or may be."""
+        return set[Endpoint]().union(*(self._places.get(key, ()) for key in keys))
+
+    def has(self, key: str) -> bool:
+        """Whether this user is or may be connected."""
+        return key in self._places
+
+    def forget(self, gone: Iterable[Endpoint]) -> None:
+        parts: tuple[dict[Endpoint, Any], ...] = (
+            self._young,
+            self._old,
+            self._sockets,
+            self._claims,
+            self._due,
+            self._again,
+            self._again_due,
+            self._guesses,
+        )
+        for where in gone:
+            self._leave(where)
+            for part in parts:
+                part.pop(where, None)
+
+    def age(self) -> None:
+        """A look at the sockets begins: what it does not find is gone, if noted before now."""
+        self._old |= self._young
+        self._young = {}
+        self._due |= self._claims
+        self._claims = {}
+        self._again_due |= self._again
+        self._again = {}
+        self._guessed = list(self._guesses)
+
+    def renewed(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
+        """The endpoints, by owner, at which a look since `age` found a new connection of the same user."""
+        due, self._again_due = self._again_due, {}
+        some = [where for where, socket in due.items() if live.get(where) not in (None, socket)]
+        return {where: key for where in some if (key := self.holder(where)) is not None}
+
+    def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
+        """Apply the result of a look since `age`: connected endpoints with their cookies, None if unknown.
+
+        Forgets endpoints that are gone. Returns those that passed to another user.
+        """
+        due, self._due = self._due, {}
+        for where in [where for where in self._old if where not in live or self._is_another(where, live[where])]:
+            if where not in self._young:
+                self._leave(where)
+            del self._old[where]
+            self._sockets.pop(where, None)
+        for where in self._guessed:
+            if where not in live and where in self._guesses:
+                self._leave(where)
+                del self._guesses[where]
+        taken = {where: key for where, key in due.items() if where in live and self._is_free(where, live[where])}
+        for where, key in taken.items():
+            self._hold(where, key)
+        for where in self._old.keys() | taken:
+            if (socket := live[where]) is not None:
+                self._sockets[where] = socket
+        return taken
+
+    def drop(self, count: int) -> None:
+        """Forget the oldest endpoints."""
+        self.forget(list(islice((where for part in (self._guesses, self._old, self._young) for where in part), count)))
+
+    def packed(self) -> Places:
+        """The owners, for the next node process. Those of `presume` are left out: it asks the core again."""
+        held = {where: key for where, key in (self._old | self._young).items() if where not in self._presumed}
+        sockets = [self._sockets.get(where, 0) for where in held]
+        return Places(where=held.keys(), key=held.values(), socket=sockets)
+
+    def unpack(self, places: Places) -> None:
+        """Restore what an earlier node process packed, into an empty object."""
+        for where, key, socket in zip(places.where, places.key, places.socket, strict=True):
+            self._hold(where, key)
+            if socket:
+                self._sockets[where] = socket
+
+    def _hold(self, where: Endpoint, key: str) -> None:
+        self._leave(where)
+        self._old.pop(where, None)
+        self._guesses.pop(where, None)
+        self._young[where] = key = intern(key)
+        if key:
+            self._places.setdefault(key, set()).add(where)
+
+    def _leave(self, where: Endpoint) -> None:
+        """Remove the endpoint from its users."""
+        self._presumed.discard(where)
+        for key in (self._young.get(where), self._old.get(where), *self._guesses.get(where, ())):
+            places = self._places.get(key) if key else None
+            if places is not None and key is not None:
+                places.discard(where)
+                if not places:
+                    del self._places[key]
+
+    def _is_another(self, where: Endpoint, socket: int | None) -> bool:
+        """Whether the endpoint has another socket than before."""
+        return socket is not None and self._sockets.get(where, socket) != socket
+
+    def _is_free(self, where: Endpoint, socket: int | None) -> bool:
+        """Whether a claim succeeds: the endpoint has no owner, or cookies are unknown."""
+        return socket is None or (where not in self._old and where not in self._young)

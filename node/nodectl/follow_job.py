@@ -1,0 +1,50 @@
+"""Start updates of nodes and wait for them, also while a node restarts as another version."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+from twisted.internet.task import deferLater
+
+from node.client import NoReply
+from node.nodectl.output import Row, note
+from node.nodectl.running import Node
+from protos import service_pb2 as pb
+
+COLUMNS = ("job", "update", "state", "before", "after", "what")
+ENDED = ("done", "failed")
+# Seconds between two polls, and for how long a node may be silent.
+LOOK, SILENCE = 0.5, 60.0
+
+
+async def follow(node: Node, ask: Callable[[], Awaitable[pb.Job]], wait: bool) -> pb.Job:
+    """Start a job by `ask`; with `wait`, poll it to its end and print its progress. Raises `NodeError`."""
+    job, printed, silent = await ask(), "", 0.0
+    while wait and job.state not in ENDED:
+        if (word := word_of(job)) != printed:
+            note(f"{node.name}: {word}")
+            printed = word
+        await deferLater(node.reactor, LOOK)
+        try:
+            [job] = await node.client.jobs(job.id)
+            silent = 0.0
+        except NoReply:
+            silent += LOOK
+            if silent >= SILENCE:
+                raise
+    return job
+
+
+def word_of(job: pb.Job) -> str:
+    """What the job does now, with the progress of a download in steps of 10 %."""
+    if job.state == "waiting":
+        return "waits for another update"
+    part = f" ({10 * (10 * job.fetched // job.total)} %)" if job.total and job.text.startswith("fetching") else ""
+    return job.text + part
+
+
+def rows(job: pb.Job) -> Iterator[Row]:
+    lines = word_of(job).split("\n")
+    yield job.id, job.subject, job.state, job.before, job.after, lines[0]
+    for line in lines[1:]:
+        yield "", "", "", "", "", line

@@ -1,0 +1,102 @@
+"""Find the node on this machine and its settings: those of a directory, else those of the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from node import env_file
+from node.certificate import CERTIFICATE
+from node.doctor.kernel import given as given_to
+from node.doctor.kernel import node_of
+from node.nodectl.exits import Unusable
+from node.settings import BadSettings, given, keys_file
+
+# The places in `deploy/node.service`.
+SERVICE_SETTINGS = Path("/etc/txnode/node.env")
+SERVICE: Mapping[str, str] = {"STATE_DIR": "/var/lib/txnode", "TXNODE_CORES": "/opt/txnode/cores"}
+_STATE_DIR = "var"
+# OpenSSL and programs that use it read the first one, too: as the file of trusted authorities.
+_PAIR = ("SSL_CERT_FILE", "SSL_KEY_FILE")
+
+
+@dataclass(frozen=True)
+class LocalNode:
+    """A node: its working directory, environment and file of settings."""
+
+    directory: Path
+    environ: Mapping[str, str]
+    file: Path
+    service: bool = False
+
+    @property
+    def values(self) -> Mapping[str, str]:
+        """All names in the file and the environment, also unknown ones. Raises `Unusable`."""
+        try:
+            return {**env_file.read(self.file.read_text()), **self.environ} if self.file.exists() else self.environ
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"{self.file} cannot be read: {error}")
+
+    @property
+    def state(self) -> Path:
+        return (self.directory / Path(self.values.get("STATE_DIR") or _STATE_DIR).expanduser()).absolute()
+
+    @property
+    def keys(self) -> Path:
+        """The file of keys. Raises `Unusable`."""
+        try:
+            return keys_file(given({}, self.directory, self.environ), self.directory)
+        except BadSettings as error:
+            raise Unusable(str(error))
+
+
+def find(directory: Path, environ: Mapping[str, str]) -> LocalNode:
+    """Find the node with settings in this directory, else the service. Raises `OSError`."""
+    _require_ours(directory, (".env",) if environ.get("STATE_DIR") else (".env", _STATE_DIR))
+    if not (directory / ".env").exists() and not (directory / environ.get("STATE_DIR", _STATE_DIR)).is_dir():
+        service = env_file.read(SERVICE_SETTINGS.read_text()) if SERVICE_SETTINGS.exists() else {}
+        if service or Path(SERVICE["STATE_DIR"]).exists():
+            return LocalNode(Path("/"), {**SERVICE, **service}, SERVICE_SETTINGS, service=True)
+    return _of_clone(directory, environ)
+
+
+def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
+    """The node with this directory's STATE_DIR, and its settings.
+
+    If it runs, its own environment counts, read from /proc: in the shell's, names that other programs use too
+    (SSL_CERT_FILE, DEBUG, ...) may be meant for those. If none runs, the certificate is the one in STATE_DIR, as with
+    `scripts/run`.
+    """
+    found = LocalNode(directory, environ, directory / ".env")
+    pid = node_of(found.state)
+    # If the node has just ended or is another user's, /proc cannot be read: use what the next node would read.
+    with suppress(OSError):
+        if pid is not None and owner(Path(f"/proc/{pid}")) in {os.geteuid(), 0, owner(directory)}:
+            there, own = given_to(pid)
+            running = LocalNode(there, own, there / ".env")
+            if running.state == found.state:
+                return running
+    if (found.state / CERTIFICATE).is_file():
+        environ = {name: value for name, value in environ.items() if name not in _PAIR}
+    return LocalNode(directory, environ, found.file)
+
+
+def _require_ours(directory: Path, names: Iterable[str]) -> None:
+    """Check the owner of settings: in /tmp anyone may create them, and they name programs to run and hosts to call.
+
+    Raises `PermissionError` for an owner other than the caller, root and the directory's owner.
+    """
+    trusted = {os.geteuid(), 0, owner(directory)}
+    for file in (directory / name for name in names):
+        if os.path.lexists(file) and owner(file) not in trusted:
+            raise PermissionError(
+                f"{file} is another user's, in a directory that is not theirs: change to another directory"
+            )
+
+
+def owner(file: Path) -> int:
+    """The uid of the owner; of a link, its own."""
+    return file.lstat().st_uid

@@ -1,0 +1,160 @@
+"""Warnings for operators: on messages of the real core, and on messages as newer cores make them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from drivers.process.allowlist import Allowed
+from drivers.xray import compat
+from drivers.xray.access import Shown
+from drivers.xray.compat import UNTRUSTED, UntrustedProxy
+from drivers.xray.config import Endpoint, plan
+from drivers.xray.connections import Connections
+from drivers.xray.plan import _sifter
+from drivers.xray.streams import REALITY
+from protos import xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
+from scripts.staging.core import Json
+from scripts.staging.transports import reality
+from tests.harness.convert import convert
+
+OLD, NEW = (26, 3, 27), (26, 7, 28)
+ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
+DIRECT: Json = {"protocol": "freedom", "tag": "direct"}
+
+
+def warned(version: tuple[int, ...], *exclude: str, allow: str = "", **parts: Any) -> list[str]:
+    text = json.dumps(parts)
+    readable = {**parts}
+    readable.pop("env", None)
+    allowed = Allowed(frozenset({allow}))
+    made = plan(convert(json.dumps(readable)), text, frozenset(exclude), version, allowed)
+    return [warning for warning in made.warnings if "safer core" not in warning]
+
+
+def inbound(listen: str = "127.0.0.1", stream: Json | None = None, key: str = "clients", **settings: Any) -> Json:
+    return {
+        "tag": "in",
+        "port": 1000,
+        "listen": listen,
+        "protocol": "vless",
+        "settings": {"decryption": "none", key: [{"id": ID}], **settings},
+        "streamSettings": stream or {"network": "raw"},
+    }
+
+
+def strict(version: bytes) -> Config:
+    security = xray_pb2.RealityConfig(min_client_ver=version).SerializeToString()
+    stream = xray_pb2.StreamConfig(security_settings=[TypedMessage(type=REALITY, value=security)])
+    receiver = xray_pb2.ReceiverConfig(stream_settings=stream).SerializeToString()
+    return Config(inbound=[InboundHandlerConfig(tag="in", receiver_settings=TypedMessage(value=receiver))])
+
+
+def test_the_default_of_reality() -> None:
+    """The version limit that newer cores set by default is warned of, others are not."""
+    assert "minClientVer" in next(compat.warnings(strict(bytes((26, 3, 27))), "{}", NEW))
+    assert not list(compat.warnings(strict(b""), "{}", NEW))
+    assert not list(compat.warnings(strict(bytes((1, 8, 0))), "{}", NEW))
+
+
+@pytest.mark.core
+def test_a_version_of_reality_that_is_written_down() -> None:
+    """The field number is the core's."""
+    server = reality(443).server
+    for written, told in (("26.3.27", True), ("1.8.0", False)):
+        stream = {**server, "realitySettings": {**server["realitySettings"], "minClientVer": written}}
+        assert ("minClientVer" in str(warned(NEW, inbounds=[inbound(stream=stream)]))) is told
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("network", ["ws", "httpupgrade", "xhttp", "grpc"])
+def test_behind_a_reverse_proxy(network: str) -> None:
+    """An inbound that only local programs reach is named, for cores that do not trust the header by default."""
+    trusted = {"sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
+    for listen in ("127.0.0.1", "::1", "@here"):
+        assert "trustedXForwardedFor" in str(warned(NEW, inbounds=[inbound(listen, {"network": network})]))
+    for version, listen, more in ((OLD, "127.0.0.1", {}), (NEW, "127.0.0.1", trusted), (NEW, "0.0.0.0", {})):
+        assert warned(version, inbounds=[inbound(listen, {"network": network, **more})]) == []
+    assert warned(NEW, inbounds=[inbound()]) == []
+
+
+def leading(*addresses: str, to: str = "direct") -> Json:
+    return {"routing": {"rules": [{"type": "field", "ip": list(addresses), "outboundTag": to}]}}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("address", ["10.1.0.0/16", "192.168.0.7", "fd00::/8", "8.8.8.8, 127.0.0.1"])
+def test_private_addresses(address: str) -> None:
+    """A freedom outbound without rules that gets private addresses is named, for cores that block them."""
+    outbounds = [DIRECT, {**DIRECT, "tag": "other"}]
+    [warning] = warned(NEW, outbounds=outbounds, **leading("8.8.8.8", *address.split(", ")))
+    assert "'direct'" in warning and "other" not in warning
+    assert warned(OLD, outbounds=outbounds, **leading(address.split(", ")[0])) == []
+
+
+@pytest.mark.core
+def test_private_addresses_elsewhere() -> None:
+    """Without such rules, or with a blackhole, there is no warning."""
+    outbounds = [DIRECT, {"protocol": "blackhole", "tag": "block"}]
+    assert warned(NEW, outbounds=outbounds) == []
+    assert warned(NEW, outbounds=outbounds, **leading("8.8.8.8")) == []
+    assert warned(NEW, outbounds=outbounds, **leading("10.0.0.0/8", to="block")) == []
+
+
+def test_private_addresses_with_rules() -> None:
+    rules = TypedMessage(type="xray.proxy.freedom.Config", value=b"\x42\x02\x08\x01")
+    outbound = xray_pb2.OutboundHandlerConfig(tag="direct", proxy_settings=rules)
+    said = json.dumps(leading("10.0.0.0/8"))
+    assert not list(compat.warnings(Config(outbound=[outbound]), said, NEW))
+    outbound.proxy_settings.value = b""
+    assert list(compat.warnings(Config(outbound=[outbound]), said, NEW))
+
+
+@pytest.mark.core
+def test_an_environment() -> None:
+    """If it is allowed, it has no effect."""
+    [warning] = warned(OLD, allow="env", env={"XRAY_BUF_SPLICE": "enable"})
+    assert warning.startswith("`env` ")
+
+
+@pytest.mark.core
+def test_users_that_the_core_does_not_read() -> None:
+    """The warning is for inbounds that are left as configured; managed ones get their users from the controller."""
+    renamed, usual = inbound(key="users"), inbound()
+    assert "'in'" in str(warned(OLD, "in", inbounds=[renamed]))
+    assert "clients" not in str(warned(compat.USERS, "in", inbounds=[renamed]))
+    assert warned(OLD, inbounds=[renamed]) == []
+    assert warned(OLD, "in", inbounds=[usual]) == []
+
+
+SAID = (
+    '2026/11/22 10:00:00 [Warning] common/protocol/http: received "X-Forwarded-For" from 10.0.0.1:5 but '
+    '"sockopt.trustedXForwardedFor" is not configured; ignoring it and using the real remote address'
+)
+
+
+def test_a_core_that_does_not_trust_the_header() -> None:
+    """The core logs it for each connection: it appears once in the log, and once in the warnings."""
+    untrusted_proxy = UntrustedProxy()
+    assert [untrusted_proxy.repeats(line) for line in ("something else", SAID, SAID, "something else")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert len(untrusted_proxy.warnings) == 1
+    assert UntrustedProxy().warnings == []
+
+
+def test_words_of_the_core_in_a_name() -> None:
+    """A target with the core's warning in it does not hide its user: the connection is attributed, and cut."""
+    seen: list[str] = []
+    connections = cast(Connections, SimpleNamespace(take=seen.append))
+    sift = _sifter(Endpoint("", "0123", direct=True), connections, Shown(), UntrustedProxy())
+    lines = [f"from tcp:192.0.2.1:{port} accepted tcp:a.test:443 [in >> direct] email: {UNTRUSTED}" for port in (1, 2)]
+    sift([SAID, *lines, "of the node's own 0123"])
+    assert seen[-2:] == lines

@@ -1,0 +1,82 @@
+"""The additions for a core that crashes with long names: on messages of the real core, which accepts them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from drivers.xray import long_names, overrides
+from drivers.xray.config import Endpoint, Plan, plan, render
+from drivers.xray.generation import own_counters
+from protos.xray_pb2 import Config, RouterConfig
+from scripts.staging.core import Json, xray_number
+from tests.harness.convert import accepts, convert
+
+OLD = (26, 3, 27)
+API = Endpoint("/nowhere/api.sock", "0123", direct=False)
+PARTS: Json = {
+    "outbounds": [{"protocol": "freedom", "tag": "direct"}],
+    "dns": {"servers": ["127.0.0.1"], "hosts": {"a.test": "127.0.0.1"}},
+    "routing": {"balancers": [{"tag": "b", "selector": [""]}], "rules": [{"network": "tcp", "balancerTag": "b"}]},
+}
+
+
+def guarded(version: tuple[int, ...] = OLD, **parts: Any) -> Plan:
+    text = json.dumps(parts)
+    return plan(convert(text), text, frozenset(), version)
+
+
+def router(made: Plan) -> RouterConfig:
+    message = Config.FromString(render(made, API, {}))
+    return RouterConfig.FromString(next(app for app in message.app if app.type == overrides.ROUTER).value)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("parts", [PARTS, {"outbounds": PARTS["outbounds"]}], ids=["whole", "no routing, no DNS"])
+def test_the_first_rule(parts: Json) -> None:
+    """It precedes all others and leads to an outbound that is neither the default nor counted."""
+    made = guarded(**parts)
+    first, *others = router(made).rule
+    assert (first.tag, first.rule_tag) == ("~txnode-guard", "~txnode-rule-guard")
+    assert all("guard" not in rule.tag for rule in others)
+    assert [outbound.tag for outbound in made.base.outbound] == ["direct", "~txnode-guard"]
+    assert "outbound>>>~txnode-guard>>>traffic>>>uplink" in own_counters(API, made.base.outbound)
+    assert "safer core" in made.warnings[-1]
+    assert all(list(some.outbound_selector) == ["direct"] for some in router(made).balancing_rule)
+
+
+@pytest.mark.core
+def test_the_core_takes_it() -> None:
+    """The core accepts its version's form; both forms around the change are valid."""
+    version = OLD if xray_number() <= OLD else (26, 4, 13)
+    assert accepts(render(guarded(version, **PARTS), API, {})) == ""
+
+
+@pytest.mark.core
+def test_a_core_that_needs_none() -> None:
+    made = guarded(long_names.FIXED_IN, **PARTS)
+    assert (len(made.base.outbound), made.first) == (1, b"")
+    assert "safer core" not in str(made.warnings)
+    assert b"#3" not in made.base.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("name", "long"),
+    [
+        ("a" * 253, False),
+        ("a" * 255, True),
+        ("a" * 254 + "\n", True),
+        ("\u044f" * 20 + ".test", False),
+        ("\u044f" * 128, True),
+        ("a" * 63 + "\U0001f600" * 48, True),
+        ("\U0001f600" * 48 + "a" * 63, True),
+        ("a" * 31 + "\U0001f600" * 25 + "a" * 200, True),
+    ],
+)
+def test_what_is_too_long(name: str, long: bool) -> None:
+    """Every name of 255 bytes or more is too long, with any characters; no name that the DNS can have is."""
+    assert bool(re.search(long_names._TOO_LONG.decode(), name)) is long
+    assert long or len(name.encode()) < 255
