@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +12,16 @@ from types import TracebackType
 from typing import IO, Protocol, Self
 
 from scripts.staging.wait import until
+
+
+def freeze(pid: int) -> None:
+    """Suspend a process. Returns when all its threads have stopped: on a busy machine they run on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(_state(task) == "T" for task in Path(f"/proc/{pid}/task").iterdir()), what=f"{pid} has stopped")
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Running(Protocol):

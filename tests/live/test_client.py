@@ -35,6 +35,7 @@ from scripts.staging.backend import backend, user
 from scripts.staging.inbounds import Kind as Inbound
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
@@ -478,7 +479,7 @@ def test_deadline_of_a_call(node: NodeProcess, aim: Aim) -> None:
     async def whole(client: Client) -> None:
         hasty = client.within(0.3)
         assert (await client.info()).version
-        os.kill(node.pid, signal.SIGSTOP)
+        freeze(node.pid)
         try:
             for work in (hasty.info(), hasty.sync_users([ALICE])):
                 with pytest.raises(DeadlineExceeded):
@@ -497,7 +498,7 @@ def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
 
         async def whole(client: Client) -> None:
             assert (await client.info()).version
-            os.kill(node.pid, signal.SIGSTOP)
+            freeze(node.pid)
             try:
                 # Not a GET, which REST repeats on another connection.
                 call = Deferred.fromCoroutine(client.sync_users([ALICE]))
@@ -518,7 +519,7 @@ def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
     """A cancelled call leaves nothing open, and the client works on."""
 
     async def whole(client: Client) -> None:
-        os.kill(node.pid, signal.SIGSTOP)
+        freeze(node.pid)
         try:
             call = Deferred.fromCoroutine(client.info())
             await deferLater(background.reactor, 0.2)

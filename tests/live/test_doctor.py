@@ -11,6 +11,7 @@ import pytest
 
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.process import freeze
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
@@ -67,7 +68,7 @@ def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
     assert found(nodectl)["key-files"][0][0] == "fail"
     own_node.certificate.key.write_text("no key")
     assert found(nodectl)["certificate"][0][0] == "fail"
-    os.kill(own_node.pid, signal.SIGSTOP)
+    freeze(own_node.pid)
     try:
         os.kill(own_node.newest_core(), signal.SIGKILL)
         told = found(nodectl, "--timeout", "1")

@@ -24,6 +24,7 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.rpc import SERVICE
 from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
@@ -224,7 +225,7 @@ def kill_node(street: Street) -> None:
 
 def kill_both(street: Street) -> None:
     pid = core(street.node)
-    os.kill(street.node.pid, signal.SIGSTOP)
+    freeze(street.node.pid)
     os.kill(pid, signal.SIGKILL)
     kill_node(street)
 
@@ -343,7 +344,7 @@ def test_gone_before_there_is_a_reply(street: Street, transport: str) -> None:
     """A controller that hangs up while the core is slow has read nothing."""
     run(street.controller, [street.home], street.members)
     street.transfer()
-    os.kill(core(street.node), signal.SIGSTOP)
+    freeze(core(street.node))
     try:
         WIRES[transport](street.node).close()
     finally:

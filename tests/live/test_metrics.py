@@ -21,6 +21,7 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, member, run, way
@@ -205,7 +206,7 @@ def test_a_core_that_hangs_keeps_nobody_waiting(keyed: NodeProcess, home: Place,
     moved(home, ann, echo)
     before = inbound_bytes(keyed)
     core = keyed.newest_core()
-    os.kill(core, signal.SIGSTOP)
+    freeze(core)
     try:
         until(lambda: value(figures(keyed), "txnode_counters_age_seconds") > 1, what="the age is told")
         text = figures(keyed)

@@ -27,6 +27,7 @@ from scripts.staging.controller import Controller, ControllerError, RestControll
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.process import freeze
 from scripts.staging.rpc import SERVICE, Rpc
 from scripts.staging.target import credentials
 from scripts.staging.users import TestUser
@@ -472,7 +473,7 @@ def test_cores_that_hang(tmp_path: Path, all_kinds: Mapping[str, Kind], echo: Ec
             home = places[node] = Place(all_kinds["vless-raw"], "home", ground=ground)
             run(stack.enter_context(control(node, "rest")), [home], [member(ANNA, home)])
             hung[node] = node.newest_core()
-            os.kill(hung[node], signal.SIGSTOP)
+            freeze(hung[node])
         for node, pid in hung.items():
             until(lambda: node.core_pids() not in ([], [pid]), 25, "another core runs")  # noqa: B023
             in_state(stack.enter_context(control(node, "grpc")), "running")

@@ -27,6 +27,7 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import (
@@ -150,12 +151,6 @@ def newcomer(node: NodeProcess, *others: int) -> int:
 def listens(pid: int, port: int) -> bool:
     found = psutil.Process(pid).net_connections("tcp")
     return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in found)
-
-
-def freeze(pid: int) -> None:
-    """Suspend a process; a busy machine may take a moment for it."""
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -18,6 +17,7 @@ from scripts.staging.controller import Controller, RestController, traffic
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
@@ -271,7 +271,7 @@ def test_the_node_ends_with_its_core_stopped(node: NodeProcess, home: Place, ech
     """A suspended core delays neither the node's end nor the next one's start."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
-    os.kill(core(node), signal.SIGSTOP)
+    freeze(core(node))
     node.stop()
     node.start()
     until(lambda: gets_in(home, ANNA, echo), what="she is in")

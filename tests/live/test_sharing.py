@@ -35,6 +35,7 @@ from scripts.staging.core import Json, xray_number
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.protocols import hysteria, shadowsocks, shadowsocks_2022, vless, vmess
 from scripts.staging.sing_box import SingBoxClient, hysteria2
 from scripts.staging.socks import UdpAssociation
@@ -44,7 +45,6 @@ from tests.conftest import Place, member, way
 from tests.harness import grounds
 from tests.harness.grounds import Ground
 from tests.harness.steered import meet
-from tests.live.test_overlap import freeze
 
 reactor: Any = installed
 

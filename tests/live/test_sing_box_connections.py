@@ -19,6 +19,7 @@ from node.contract.connections import Address, Live
 from node.errors import CoreFailed
 from scripts.staging import certs, transfer
 from scripts.staging.cover import CoverServer
+from scripts.staging.process import freeze
 from scripts.staging.sing_box import SERVER_NAME, VLESS, Door, Way, shadowsocks, shadowsocks_2022, ways
 from scripts.staging.users import TestUser
 from tests.harness.sing_box_run import SingBoxRun, both
@@ -193,7 +194,7 @@ class ConnectionTests(SingBoxRun):
         links = [await self.connected(port) for port in ports]
         assert core.pid is not None
         process, began = psutil.Process(core.pid), time.monotonic()
-        process.suspend()
+        freeze(core.pid)
         try:
             with mock.patch.object(api, "ANSWER", 0.3), self.assertRaises(CoreFailed):
                 await core.apply([Change(door.way.name, "anna@x", None)])

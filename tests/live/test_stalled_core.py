@@ -15,6 +15,7 @@ from scripts.staging.controller import Controller, ControllerError
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, gets_in, live, member, over, run, stays_out
@@ -41,7 +42,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 def stalled(node: NodeProcess) -> Iterator[int]:
     """Suspend the core inside the block."""
     [core] = node.core_pids()
-    os.kill(core, signal.SIGSTOP)
+    freeze(core)
     try:
         yield core
     finally:

@@ -31,6 +31,7 @@ from node.contract.accounts import Accounts, Change
 from node.contract.driver import Host
 from node.errors import CoreFailed
 from node.logs import LogRing
+from scripts.staging.process import freeze
 from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
 from scripts.staging.users import TestUser
 from tests.harness.renewing import Renewing
@@ -178,7 +179,7 @@ class DriverTests(TestCase):
         """A core that stalls delays many changes no longer than one; users who were not added are refused."""
         assert self.core.pid is not None
         process, began = psutil.Process(self.core.pid), reactor.seconds()
-        process.suspend()
+        freeze(self.core.pid)
         try:
             with mock.patch.object(generation, "LIVE_PATIENCE", 0.5):
                 changes = [Change(TAG, f"new{number}", unknown_entry(f"new{number}", _key())) for number in range(10)]
@@ -193,7 +194,7 @@ class DriverTests(TestCase):
         """The removal fails soon, and the user stays barred."""
         assert self.core.pid is not None
         process, began = psutil.Process(self.core.pid), reactor.seconds()
-        process.suspend()
+        freeze(self.core.pid)
         try:
             with mock.patch.object(api, "ANSWER", 0.3), self.assertRaises(CoreFailed):
                 await self.core.apply([Change("vless", "anna", None), Change(TAG, "anna", None)])

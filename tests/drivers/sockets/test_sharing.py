@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,7 +19,7 @@ from drivers.sockets.sharing import Reach, Sharing
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from scripts.staging.ports import free_port
-from scripts.staging.wait import until
+from scripts.staging.process import freeze
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end
 from tests.harness.steered import Greeter, ask, meet
@@ -190,8 +189,7 @@ class SharingTests(TestCase):
     async def test_one_that_hangs(self) -> None:
         """A process that accepts nothing is detected before it is led to; the error names its address."""
         old, new = await self.joined("a"), await self.joined("b")
-        new.signal(signal.SIGSTOP)
-        until(lambda: Path(f"/proc/{new.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        freeze(new.pid)
         with self.assertRaisesRegex(CoreFailed, f"within 0.2 s on {HOST}:{self.first[1]}, {HOST}:{self.second[1]}"):
             await self.sharing.prove(new.pid, 0.2)
         self.assertEqual(meet(self.first), "a")
@@ -250,7 +248,7 @@ class SharingTests(TestCase):
         await self.joined("a")
         one = await self.joined("b")
         await self.sharing.lead(one.pid)
-        one.signal(signal.SIGSTOP)
+        freeze(one.pid)
         link = socket.create_connection(self.first, timeout=5)
         self.addCleanup(link.close)
         quiet = Deferred.fromCoroutine(self.sharing.quieten(one.pid))
@@ -262,7 +260,7 @@ class SharingTests(TestCase):
         self.assertEqual(link.recv(1), b"b")
         other = await self.joined("c")
         await self.sharing.lead(other.pid)
-        other.signal(signal.SIGSTOP)
+        freeze(other.pid)
         self.addCleanup(socket.create_connection(self.first, timeout=5).close)
         with mock.patch.object(sharing, "ACCEPTING", 0.1):
             await self.sharing.quieten(other.pid)
@@ -331,7 +329,7 @@ class SharingTests(TestCase):
         self.assertEqual(await self.sharing.connected(one.pid, self.ports[1:]), 0)
         with mock.patch.object(connections, "SILENT", 0.0):
             self.assertEqual(await self.sharing.connected(one.pid, self.ports), 0)
-        one.signal(signal.SIGSTOP)
+        freeze(one.pid)
         links[0].shutdown(socket.SHUT_WR)
         with mock.patch.object(connections, "HALF_SILENT", 0.0):
             self.assertEqual(await self.sharing.connected(one.pid, self.ports), 1)

@@ -21,6 +21,7 @@ from drivers.sockets.listeners import survey
 from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.steering import Steering
 from scripts.staging.ports import free_port
+from scripts.staging.process import freeze
 from scripts.staging.wait import until
 from tests.harness import handed_on
 from tests.harness.steered import Greeter, Visitors, ask, meet
@@ -292,7 +293,7 @@ def test_one_that_hangs_gets_no_connections(port: Port) -> None:
     """Of two draining processes one is stopped and the other exits: the stopped one gets no connection by that."""
     hung, other, new = port.join(), port.join(), port.join()
     port.steering.steer(new.pid)
-    hung.signal(signal.SIGSTOP)
+    freeze(hung.pid)
     with Visitors([port.address] * 2) as visitors:
         visitors.more(50)
         port.end(other)
@@ -305,7 +306,7 @@ def test_one_that_hangs_gets_no_connections(port: Port) -> None:
 def test_waiting_connections_are_reset(port: Port) -> None:
     """Connections that a stopped process has not accepted are counted, and reset when it has exited."""
     old = port.join()
-    old.signal(signal.SIGSTOP)
+    freeze(old.pid)
     with ExitStack() as stack:
         links = [stack.enter_context(socket.create_connection(port.address, timeout=5)) for _ in range(3)]
         new = port.join()
@@ -323,7 +324,7 @@ def test_one_that_does_not_accept_is_seen(port: Port) -> None:
     """A knock waits at a process that does not accept; at one that does nothing waits."""
     port.join()
     deaf = port.start()
-    deaf.signal(signal.SIGSTOP)
+    freeze(deaf.pid)
     port.steering.join(deaf.pid, port.ports)
     assert list(port.steering.waiting(deaf.pid).values()) == [0]
     port.steering.knock(deaf.pid)
