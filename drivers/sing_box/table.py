@@ -56,18 +56,32 @@ class _Flow:
     """One of the core's connections. It has no line if its user is not managed, or its source is not an address.
 
     `number`: the value of `Table.number` when it became known. `up`, `down`: its bytes that are added to its line.
+    `streamed_up`, `streamed_down`: its bytes by the stream alone, which repeats those that a list had meanwhile.
     """
 
     line: Line | None
     number: int
     up: int = 0
     down: int = 0
+    streamed_up: int = 0
+    streamed_down: int = 0
+
+    def begin(self, up: int, down: int, now: float) -> None:
+        """Set its bytes at the moment when it becomes known."""
+        self.streamed_up, self.streamed_down = up, down
+        self.reach(up, down, now)
 
     def carry(self, up: int, down: int, now: float) -> None:
-        """Add bytes to the flow and its line."""
-        if self.line is not None and (up > 0 or down > 0):
-            self.up, self.down = self.up + up, self.down + down
-            self.line.up, self.line.down = self.line.up + up, self.line.down + down
+        """Add the bytes of an update."""
+        self.streamed_up, self.streamed_down = self.streamed_up + up, self.streamed_down + down
+        self.reach(self.streamed_up, self.streamed_down, now)
+
+    def reach(self, up: int, down: int, now: float) -> None:
+        """Note that it has carried at least these bytes in all."""
+        added_up, added_down = max(0, up - self.up), max(0, down - self.down)
+        if self.line is not None and (added_up or added_down):
+            self.up, self.down = self.up + added_up, self.down + added_down
+            self.line.up, self.line.down = self.line.up + added_up, self.line.down + added_down
             self.line.moved = now
 
 
@@ -144,8 +158,10 @@ class Table:
         """Process a connection of a list, which has its sums."""
         if connection.closed_at:
             self._end(id, connection, now)
+        elif id in self._flows:
+            self._flows[id].reach(connection.uplink_total, connection.downlink_total, now)
         elif self._is_new(id):
-            return self._begin(connection, connection.uplink_total, connection.downlink_total, now)
+            return self._begin(connection, now)
         return None
 
     def _take(self, event: ConnectionEvent, now: float) -> Line | None:
@@ -157,17 +173,18 @@ class Table:
         elif connection is None:
             self.lacks |= self._is_new(event.id)
         elif self._is_new(event.id):
-            return self._begin(connection, 0, 0, now)  # its first update repeats the bytes so far
+            return self._begin(connection, now)
         return None
 
     def _is_new(self, id: str) -> bool:
         return id not in self._flows and id not in self._ended
 
-    def _begin(self, connection: Connection, up: int, down: int, now: float) -> Line | None:
+    def _begin(self, connection: Connection, now: float) -> Line | None:
+        """Take in a connection with its bytes so far: a busy core reports some only when they have carried bytes."""
         self.number += 1
         line = self._line(connection, now)
         self._flows[connection.id] = flow = _Flow(line, self.number)
-        flow.carry(up, down, now)
+        flow.begin(connection.uplink_total, connection.downlink_total, now)
         if line is not None:
             line.ids.add(connection.id)
             line.moved = now
@@ -211,10 +228,7 @@ class Table:
             del self._ended[next(iter(self._ended))]
         if id in self._flows:
             if connection is not None:
-                flow = self._flows[id]
-                flow.carry(
-                    max(0, connection.uplink_total - flow.up), max(0, connection.downlink_total - flow.down), now
-                )
+                self._flows[id].reach(connection.uplink_total, connection.downlink_total, now)
             self._drop(id)
 
     def _drop(self, id: str) -> None:
