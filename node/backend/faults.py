@@ -41,7 +41,11 @@ def in_background(work: Coroutine[Any, Any, object] | Deferred[Any], text: str) 
     """Run work that no caller waits for. A failure is logged with `text`, except `Aborted` (by a Stop)."""
 
     def failed(failure: Failure) -> None:
-        if not failure.check(Aborted):
+        if failure.check(Aborted):
+            return
+        if isinstance(failure.value, NodeError):
+            log.error("{text}: {reason}", text=text, reason=failure.value.text)
+        else:
             log.failure(text, failure)
 
     ensureDeferred(work).addErrback(failed)

@@ -441,6 +441,17 @@ class Broken(OverlapTests):
         self.pass_time(3)
         self.assertEqual(self.names(self.current), {"ann", "bob"})
 
+    def test_retries_that_fail(self) -> None:
+        """The log has no traceback, which would fail this test, and a later retry succeeds."""
+        self.started("a", ANN)
+        self.driver.fault = CoreFailed("no answer")
+        self.failureResultOf(self.sync(ANN, BOB), CoreFailed)
+        self.pass_time(10)
+        self.assertEqual(self.names(self.current), {"ann"})
+        self.driver.fault = None
+        self.pass_time(10)
+        self.assertEqual(self.names(self.current), {"ann", "bob"})
+
     def test_a_set_whose_caller_was_answered(self) -> None:
         """Users missing in it stay barred until its turn comes."""
         one = self.started("a y", ANN, BOB)
