@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Accounts, Change, diff
 from node.contract.driver import Generation, NotShared, Plan, Shares
-from node.errors import CoreFailed, PortTaken
+from node.errors import CoreFailed, NodeError, PortTaken
 from node.logs import Logger
-from node.waiting import together
+from node.waiting import lasting, outcomes, together
+
+T = TypeVar("T")
 
 # Seconds between two tries to get a port that is taken, and the least that the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
 # Seconds that the serving run may take to answer before a new one starts beside it: it may be busy.
 ANSWER = 2.0
+# Seconds for which the launch of a run that shares no listeners goes on after it was cancelled.
+UNWANTED = 1.0
 # Seconds in which a new run has to accept a connection on every inbound.
 PROOF = 5.0
 
@@ -121,7 +127,27 @@ class Replacement:
         """End every run, with its last counters, then launch; no user is served meanwhile."""
         target()
         await self.end_all()
-        return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
+        found: list[Generation | Failure] = []
+
+        async def launch() -> None:
+            found.extend(await outcomes([self._launch(plan, target, max(deadline, self._reactor.seconds() + least))]))
+
+        launching = ensureDeferred(launch())
+        try:
+            await lasting(launching)
+        except CancelledError:
+            await launching.addTimeout(UNWANTED, self._reactor)
+            await self._end_unwanted(found[0])
+            raise
+        return _unless_failed(found[0])
+
+    async def _end_unwanted(self, found: Generation | Failure) -> None:
+        """End a core that started alone, if it did, and is not wanted any more.
+
+        It listens before it answers, so it may have had connections: its counters are read.
+        """
+        if not isinstance(found, Failure) or not found.check(CancelledError, NodeError):
+            await self.end(_unless_failed(found))
 
     async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float) -> Generation:
         """Launch beside the serving run and direct new connections to the new one once it has proved that it serves.
@@ -186,6 +212,12 @@ class Replacement:
                 if self._reactor.seconds() + PORT_RETRY + LAST_TRY > deadline:
                     raise
                 await deferLater(self._reactor, PORT_RETRY)
+
+
+def _unless_failed(found: T | Failure) -> T:
+    if isinstance(found, Failure):
+        found.raiseException()
+    return found
 
 
 async def catch_up(run: Generation, target: Target) -> None:

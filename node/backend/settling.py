@@ -228,7 +228,8 @@ class Settling:
         if outcome.left and keeper.serves and not found.brought:
             found.left.append(pairs(outcome.left))
             found.removes = found.removes or bool(keeper.kept(outcome.left))
-        elif outcome.left and keeper.drains:
+        elif keeper.drains and keeper.kept(keeper.changes(pairs(outcome.left))):
+            # It may have left additions only, as the current run that it was.
             await self._end_draining(keeper)
 
     async def _bring(self, found: _Found, wait: bool) -> None:

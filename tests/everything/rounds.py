@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,8 @@ def one_round(world: World, controller: Controller, seed: int) -> Size:
         options = world.options
         again = f"--core {options.core} --course {options.course.name} --seed {seed} --rounds 1"
         world.fault(f"the round with seed {seed} failed; to repeat it: python -m tests.everything {again}")
+        for line, count in complaints(world, begin).items():
+            print(f"    {count:5} {line}", flush=True)
     return found
 
 
@@ -133,6 +136,12 @@ def tracebacks(world: World, begin: int) -> None:
         if "Traceback" in lines[place] or "Unhandled" in lines[place]:
             world.fault("FAULT: the log has: " + " | ".join(lines[max(begin, place - 3) : place + 30]))
             return
+
+
+def complaints(world: World, begin: int) -> Counter[str]:
+    """The warnings and errors in the node's log since this line, without their times, and how often each came."""
+    said = (line.partition(" ")[2] for line in world.node.lines[begin:])
+    return Counter(line for line in said if any(f"#{level}]" in line for level in ("warn", "error", "critical")))
 
 
 def size(world: World) -> Size:

@@ -10,6 +10,7 @@ from node.backend import drain
 from node.backend.drain import Limits
 from node.backend.patience import PATIENCE
 from node.backend.pending import WINDOW
+from node.backend.replace import UNWANTED
 from node.backend.wind_down import CALLER
 from node.contract.driver import Generation
 from node.errors import Aborted, CoreFailed, InvalidConfig
@@ -87,6 +88,19 @@ class Lanes(OverlapTests):
         self.pass_time(1)
         self.successResultOf(changed)
         self.assertEqual(self.current.accounts["a"], {"ann": b"new", "bob": b"two"})
+
+    def test_additions_that_a_run_left_before_it_drained(self) -> None:
+        """They are no reason to end it: only removals that it cannot perform are."""
+        old = self.started("a", ANN)
+        self.driver.applying.shut = True
+        added = self.sync(ANN, BOB)
+        start = self.start("a x", ANN, BOB)
+        self.assertIn(old, self.generations.draining)
+        self.driver.applying.open()
+        self.pass_time(1)
+        self.successResultOf(start)
+        self.successResultOf(added)
+        self.assertEqual((old.alive, self.names(self.current)), (True, {"ann", "bob"}))
 
     def test_behind_a_start_that_waits(self) -> None:
         """The serving core removes the user now, and the core of the Start comes up without them."""
@@ -228,6 +242,30 @@ class OneLife(OverlapTests):
         self.driver.dear = lambda _: False
         self.successResultOf(self.start("a", ANN))
         self.assertEqual((self.current, self.generations.draining), (old, (new,)))
+
+    def test_a_stop_comes_while_one_starts_alone(self) -> None:
+        """It listens before it answers, and gets connections without being led to: it is read before it ends."""
+        self.driver.launching.shut = True
+        start = self.start("a", ANN)
+        stop = ensureDeferred(self.runner.stop("asked"))
+        self.pass_time(UNWANTED / 2)
+        self.assertNoResult(stop)
+        self.driver.launching.open()
+        self.pass_time(1)
+        self.successResultOf(stop)
+        self.failureResultOf(start, Aborted)
+        [core] = self.driver.cores
+        self.assertEqual((core.wound_down, core.alive), (True, False))
+
+    def test_a_stop_comes_while_one_hangs_as_it_starts_alone(self) -> None:
+        """It cannot be read, and is killed soon."""
+        self.driver.launching.shut = True
+        start = self.start("a", ANN)
+        stop = ensureDeferred(self.runner.stop("asked"))
+        self.pass_time(UNWANTED)
+        self.successResultOf(stop)
+        self.failureResultOf(start, Aborted)
+        self.assertEqual((self.driver.cores, self.driver.launching.waiting), ([], 0))
 
     def test_one_that_was_never_led_to(self) -> None:
         """It has no connections, and is killed at once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, ensureDeferred
 
-from node.backend.replace import LAST_TRY, PORT_RETRY
+from node.backend.replace import LAST_TRY, PORT_RETRY, UNWANTED
 from node.backend.runner import BACK_TIMEOUT, MAX_CONFIG
 from node.backend.supervisor import START_TIMEOUT
 from node.errors import (
@@ -66,6 +66,7 @@ class IdenticalStarts(RunnerTests):
         """A Stop between two of them aborts the first, and the second runs."""
         self.driver.launching.shut = True
         first, stop, second = self.start("a", ANN), self.stop(), self.start("a", ANN)
+        self.pass_time(UNWANTED)
         self.failureResultOf(first, Aborted)
         self.successResultOf(stop)
         self.driver.launching.open()

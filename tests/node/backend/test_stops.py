@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
+from node.backend.replace import UNWANTED
 from node.backend.wind_down import CALLER
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
@@ -114,6 +115,7 @@ class Stops(RunnerTests):
             start, after = self.start("b", BOB), self.start("c", CY)
             stop = self.stop()
             self.assertEqual(self.runner.status.state, "stopped", name)
+            self.pass_time(UNWANTED)
             for deferred in (start, after):
                 self.failureResultOf(deferred, Aborted)
             gate().open()
@@ -139,6 +141,7 @@ class Stops(RunnerTests):
         start, stop = self.start("a", ANN), self.stop()
         self.assertEqual(self.runner.status.state, "stopped")
         self.assertRaises(NotInitialized, self.runner.status.require)
+        self.pass_time(UNWANTED)
         self.assertNoResult(stop)
         cleared.callback(None)
         self.failureResultOf(start, Aborted)
@@ -163,7 +166,9 @@ class Stops(RunnerTests):
                 self.pass_time(0)
             else:
                 self.start("b", BOB).addErrback(lambda failure: failure.trap(OSError))
-            self.stopped()
+            stop = self.stop()
+            self.pass_time(UNWANTED)
+            self.successResultOf(stop)
             self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
             self.assertEqual(len(self.flushLoggedErrors(OSError)), crash)
 
@@ -183,6 +188,7 @@ class Stops(RunnerTests):
         """The second does not end the cleanup that the first one waits for: both are answered when no core is left."""
         cleared = self.starts_clear_up_until()
         start, both = self.start("a", ANN), [self.stop(), self.stop()]
+        self.pass_time(UNWANTED)
         for deferred in (start, *both):
             self.assertNoResult(deferred)
         cleared.callback(None)
@@ -196,7 +202,9 @@ class Stops(RunnerTests):
         self.driver.launching.shut = True
         self.core.die()
         self.pass_time(0)
-        self.stopped()
+        stop = self.stop()
+        self.pass_time(UNWANTED)
+        self.successResultOf(stop)
         self.driver.launching.open()
         self.pass_time(60)
         self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
