@@ -125,8 +125,7 @@ def balance(world: World, controller: Controller) -> None:
         time.sleep(LOOK)
     for text in wrong:
         world.fault(f"FAULT: {text}")
-    if wrong:
-        world.bills.forgive()
+    world.bills.forgive(foreseen=not wrong)
 
 
 def tracebacks(world: World, begin: int) -> None:

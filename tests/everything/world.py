@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from drivers.sing_box.counter_names import LACKING
 from protos.service_pb2 import Backend, Limits, Quota, Speed, User
 from scripts.staging import certs
 from scripts.staging.backend import user as message_of
@@ -30,6 +32,8 @@ PEOPLE = 7
 # Seconds that a core may drain, and that the node waits for a Start after a deployed panel's Stop.
 DRAIN_TIMEOUT, STOP_GRACE = 25, 2
 _SOURCE = "127.0.0.2"
+# `drivers.sing_box.counter_names.LACKING`, in the log.
+_OMITTED = re.compile("#warn\\] ([0-9,]+)" + re.escape(LACKING.removeprefix("{:,}")))
 # The difference between configurations.
 _LOGS: Mapping[Ground, Sequence[Mapping[str, str]]] = {
     XRAY: ({"loglevel": "warning"}, {"loglevel": "error"}),
@@ -55,7 +59,7 @@ class World:
         self.steady = TestUser.new("steady@test")
         self.node = _node(options, directory, self.grounds)
         self.far_end = FarEnd()
-        self.bills = Bills(self.far_end)
+        self.bills = Bills(self.far_end, self._omitted, mixes=SING_BOX in self.grounds)
         proxied = [tag for tag in self.kinds if tag != Roads.plain]
         proxies = {(tag, person.uuid): free_port() for tag in proxied for person in self.credentials}
         self.roads = Roads(self.far_end, {tag: free_port() for tag in self.kinds}, proxies)
@@ -85,6 +89,11 @@ class World:
     def fault(self, text: str) -> None:
         self.faults.append(text)
         print(f"  {text}", flush=True)
+
+    def _omitted(self) -> int:
+        """The bytes that cores without counters omitted; the node reports the number when such a core ends."""
+        found = (_OMITTED.search(line) for line in self.node.lines)
+        return sum(int(match[1].replace(",", "")) for match in found if match)
 
     def controllers(self) -> list[RestController | RpcController]:
         """Four controllers, the last one with the dialect of deployed panels."""

@@ -38,6 +38,30 @@ def test_wrong_bills(bills: Bills) -> None:
     ]
 
 
+def test_bytes_that_a_core_omitted(bills: Bills) -> None:
+    """As many may be missing as the node has reported, once."""
+    omitted = [10]
+    bills = Bills(bills._far_end, lambda: omitted[0])
+    bills.billed.update({UP: 85, DOWN: 34})
+    assert list(bills.faults())
+    omitted[0] = 11
+    assert not list(bills.faults())
+    bills.forgive(foreseen=True)
+    assert not list(bills.faults())
+    bills.billed.subtract({UP: 1})
+    assert list(bills.faults())
+
+
+@pytest.mark.parametrize(("mixes", "too_much"), [(True, 0), (True, 200), (False, 0)])
+def test_bytes_of_another_user(bills: Bills, mixes: bool, too_much: int) -> None:
+    """With cores that may mix users up the sums must be right."""
+    _, other = bills._far_end.new("b@test")
+    other.sent = other.arrived = other.given = other.taken = 10
+    bills = Bills(bills._far_end, mixes=mixes)
+    bills.billed.update({UP: 50, DOWN: 40, ("b@test", "uplink"): 55 + too_much, ("b@test", "downlink"): 10})
+    assert bool(list(bills.faults())) == bool(too_much or not mixes)
+
+
 @pytest.mark.parametrize(("kill", "lost"), [(1000.0 + LOSS - 0.1, True), (1000.0 + LOSS + 0.1, False)])
 def test_bytes_that_a_kill_may_take(bills: Bills, kill: float, lost: bool) -> None:
     """Bytes moved shortly before it may be lost; bytes too many are never accepted."""
