@@ -39,6 +39,14 @@ class Crashes(RunnerTests):
         self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
         self.assertIn("backend restarting: the core ended unexpectedly (signal 9)", self.told)
 
+    def test_its_last_counters(self) -> None:
+        """They are booked as far as the node knows them, before the run is forgotten."""
+        self.started("a", ANN)
+        core = self.core
+        core.die(-9)
+        self.assertIn([core], self.read)
+        self.assertNotIn(core, self.generations.counting)
+
     def test_later_and_later(self) -> None:
         """A core that keeps failing is retried after 0, 1, 2, 4 … s, then every 30 s without end."""
         self.started("a", ANN)

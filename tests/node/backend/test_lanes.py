@@ -80,6 +80,23 @@ class Lanes(OverlapTests):
         self.successResultOf(added)
         self.assertEqual((self.current, self.names(self.current)), (new, {"ann", "cy"}))
 
+    def test_that_the_serving_core_did_not_apply(self) -> None:
+        """A core that comes takes over without the user all the same."""
+        self.started("a", ANN, BOB)
+        self.driver.proving.shut = self.driver.leading.shut = True
+        added = self.sync(ANN, BOB, CY)
+        self.pass_time(1)
+        self.driver.fault = CoreFailed("no answer")
+        self.failureResultOf(self.remove("bob"), CoreFailed)
+        self.driver.fault = None
+        self.driver.proving.open()
+        [new] = self.generations.taking_over
+        self.assertEqual(self.names(new), {"ann", "cy"})
+        self.driver.leading.open()
+        self.pass_time(1)
+        self.successResultOf(added)
+        self.assertEqual(self.names(self.current), {"ann", "cy"})
+
     def test_the_old_half_of_a_credential(self) -> None:
         """The old credential is removed at once; the new one comes with the next run."""
         old = self.started("a", ANN, BOB)
@@ -330,12 +347,12 @@ class Verdicts(OverlapTests):
 
     def test_it_is_killed(self) -> None:
         """A kill does not count against the user: the node tries again and again."""
-        self.started("a", ANN)
+        old = self.started("a", ANN)
         self.sync(ANN, BOB)
         for _ in range(4):
-            self.pass_time(20)
-            self.assertEqual(self.names(self.current), {"ann", "bob"})
-            self.current.die(-9)
+            # On probation.
+            self.come().die(-9)
+            self.assertEqual(self.current, old)
         self.pass_time(20)
         self.assertEqual(self.names(self.current), {"ann", "bob"})
 
@@ -379,6 +396,37 @@ class Patience(OverlapTests):
         self.failureResultOf(start, Aborted)
 
 
+class Storm(OverlapTests):
+    """More Starts than cores can start."""
+
+    def tearDown(self) -> None:
+        self.driver.reading.open()
+        super().tearDown()
+
+    def test_starts_that_wait_behind_one_another(self) -> None:
+        """A Start that a later one replaces starts no core, and its caller is answered when that one runs."""
+        self.started("a", ANN)
+        self.driver.reading.shut = True
+        starts = [self.start(f"a {name}", ANN) for name in "xyz"]
+        self.driver.reading.open()
+        self.pass_time(1)
+        for start in starts:
+            self.successResultOf(start)
+        self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "a y", "a z"])
+
+    def test_a_change_of_users_between_two_starts(self) -> None:
+        """Its caller expects the earlier configuration to run."""
+        self.started("a", ANN)
+        self.driver.reading.shut = True
+        self.start("a x", ANN)
+        added = ensureDeferred(self.runner.users.apply(BOB))
+        self.start("a y", ANN, BOB)
+        self.driver.reading.open()
+        self.pass_time(1)
+        self.successResultOf(added)
+        self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "a x", "a y"])
+
+
 class Room(OverlapTests):
     """Which draining runs are ended early."""
 
@@ -401,6 +449,8 @@ class Room(OverlapTests):
             self.pass_time(1.5)
         self.assertTrue(runs[0].alive)
         self.assertEqual(self.runner.happened.dropped, 0)
+        self.assertGreater(len(self.generations.draining), self.limits.generations)
+        self.assertFalse(self.runner._replacement.crowded, "a change of users would wait")
 
     def test_a_start_waits_for_memory(self) -> None:
         """Connections that end in a moment are not ended for it."""
