@@ -81,9 +81,9 @@ class Bills:
         """Whether all differences are of a kind that the core is known for."""
         few, many = low - self.billed, self.billed - high
         omitted = self._omitted() - self._accepted
-        if not many or not self._mixes:
-            return not many and few.total() <= omitted
-        return self.billed.total() <= high.total() and low.total() - self.billed.total() <= omitted
+        if self._mixes:
+            return low.total() - omitted <= self.billed.total() <= high.total()
+        return not many and few.total() <= omitted
 
     def forgive(self, foreseen: bool) -> None:
         """Correct the bills, so that differences are not reported again. `foreseen`: none was a fault."""
