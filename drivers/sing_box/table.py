@@ -122,11 +122,11 @@ class Table:
         return source not in self._by_source
 
     def is_alone(self, line: Line) -> bool:
-        """Whether no other line comes from its address.
+        """Whether no other line comes from its address, also after its end.
 
         Clients of one proxy share an address, and clients may forge one (X-Forwarded-For).
         """
-        return len(self._by_source[line.source]) == 1
+        return self._by_source.get(line.source, set()) <= {line.handle}
 
     def places(self, pairs: Collection[Pair]) -> dict[Endpoint, str]:
         """Map the source addresses of these users, and of their possible idle sessions, to the inbound.

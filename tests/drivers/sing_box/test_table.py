@@ -71,6 +71,15 @@ def test_connections_from_one_address() -> None:
     assert seen.of(KEYS) == [annas] and seen.is_alone(annas) and not seen.has("bert")
 
 
+def test_a_beginning_and_its_end_in_one_message() -> None:
+    """The line is returned, and is alone at its address unless another user is there."""
+    seen = Table(["in"])
+    (line,) = seen.take(streamed(new("1"), closed("1")), 0)
+    assert not line.ids and seen.is_alone(line)
+    seen.take(streamed(new("2", "bert")), 0)
+    assert not seen.is_alone(line)
+
+
 def test_connections_that_do_not_count() -> None:
     """Through an unmanaged inbound, without a user, without an address: they have no line, and no list is needed."""
     seen = Table(["in"])
