@@ -210,7 +210,9 @@ class Connections:
     def _end_unwanted(self) -> None:
         places, self._unwanted = self._unwanted, {}
         ended = Deferred.fromCoroutine(self.end_sessions(places))
-        ended.addErrback(lambda failure: self.log.failure("sessions of removed users could not be cut", failure))
+        ended.addErrback(
+            lambda failure: self.log.failure("idle sessions of removed users could not be cut: they stay open", failure)
+        )
 
 
 def _live(line: Line, flow: Flow | None, now: float) -> Live:

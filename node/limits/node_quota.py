@@ -99,7 +99,10 @@ class NodeQuotaLimit:
         try:
             self._look()
         except OSError as error:
-            self.log.error("NODE_QUOTA: the counters of network interfaces cannot be read: {fault}", fault=error)
+            self.log.error(
+                "NODE_QUOTA: the counters of network interfaces cannot be read: {fault}; the last reading counts",
+                fault=error,
+            )
             self._judge()
 
     async def _tick(self) -> None:
