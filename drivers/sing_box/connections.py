@@ -30,9 +30,7 @@ INLINE = 50
 CLOSING = 0.01
 # A handle is the inode of the socket in this many bytes, then the handle of the line.
 _INODE = 8
-_UNSEEN = (
-    "it leads to an inbound whose users the node does not manage, where the core does not report whose connections are"
-)
+_UNSEEN = "it leads to an inbound whose users the node does not manage: there the core reports no users of connections"
 
 
 def ignore(key: str, address: bytes) -> None:

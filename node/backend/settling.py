@@ -237,7 +237,7 @@ class Settling:
         if wait or found.removes:
             found.refused += await bringing
         else:
-            in_background(bringing, "users could not be applied to the core")
+            in_background(bringing, "changes of users could not be applied to the core; the next audit retries")
 
     async def _end_draining(self, keeper: Keeper) -> None:
         """End a draining run that cannot remove a user while it runs; it gets no new connections anyway.
