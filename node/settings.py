@@ -208,7 +208,7 @@ _BACKEND = (
         "GEO_UPDATE",
         "how often the node looks for newer geo files and installs them: never, daily, weekly or monthly",
         "never",
-        details="Set it where neither your panel nor a timer of yours updates them.",
+        details="Set it if neither your panel nor a timer updates them.",
     ),
     Setting(
         "GEO_URL",
@@ -232,8 +232,7 @@ _BACKEND = (
         "RESUME",
         "on or off: when the node starts, start the last backend again, with its users",
         "on",
-        details="Turn it off if only a controller may start a core: then none runs after a restart of the node until a "
-        "Start.",
+        details="Turn it off if only controllers may start a core: then a restarted node waits for a Start.",
     ),
     Setting(
         "TRAFFIC_INTERVAL",
@@ -305,7 +304,7 @@ _BACKEND = (
         "NODE_QUOTA_WAY",
         "bytes that count towards NODE_QUOTA: both, out or in",
         "both",
-        details="Set `out` or `in` if your hoster bills only that direction.",
+        details="Set the direction that your hoster bills.",
     ),
     Setting(
         "NODE_QUOTA_INTERFACE",

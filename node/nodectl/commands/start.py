@@ -32,7 +32,9 @@ TIMEOUT = 120.0
     metavar="FILE",
     help="Read the users to let in from this file. [default: no users]",
 )
-@click.option("--core", type=click.Choice(list(detect_core.CORES)), help="The core CONFIG is for. [default: detect it]")
+@click.option(
+    "--core", type=click.Choice(list(detect_core.CORES)), help="The core that CONFIG is for. [default: detect it]"
+)
 @click.option(
     "--keep-alive",
     type=click.IntRange(0),
