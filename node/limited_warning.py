@@ -25,7 +25,7 @@ class LimitedWarning:
         self._call: IDelayedCall | None = None
 
     def happened(self, address: str = "") -> None:
-        """Log the event, or count it: it happened once more, caused from this address."""
+        """Log an event that this address caused, or count it if the last line is too recent."""
         now = self._reactor.seconds()
         if now >= self._quiet_until:
             self._quiet_until = now + PERIOD

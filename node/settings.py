@@ -61,8 +61,8 @@ _SERVING = (
     Setting(
         "NODE_HOST",
         "IP address to listen on (default: all addresses, IPv4 and IPv6)",
-        details="Set it where controllers come by one address only, such as that of a VPN. Inbounds of the core listen "
-        "where the configuration says.",
+        details="Set it if controllers should reach the node by one address only, such as that of a VPN. The inbounds "
+        "of the core listen where the configuration says.",
     ),
     Setting(
         "REST_PORT",
@@ -189,14 +189,14 @@ _BACKEND = (
     Setting(
         "UPDATE_URL",
         "base URL of the node's wheels; the node appends /txnode-VERSION-py3-none-any.whl",
-        details="Needed to fetch another version of the node, with UPDATES=on.",
+        details="Set it, with UPDATES=on, to let the node fetch other versions of itself.",
     ),
     Setting(
         "UPDATE_PROXY",
         "proxy for the downloads of updates, as http://HOST:PORT (default: that of the environment)",
         secret=True,
-        details="Set it where the download servers are not reachable directly. It may hold a password, so it is no "
-        "option.",
+        details="Set it where the download servers are not reachable directly. It may hold a password, so it cannot be "
+        "an option.",
     ),
     Setting(
         "GEO_UPDATES",
@@ -208,7 +208,7 @@ _BACKEND = (
         "GEO_UPDATE",
         "how often the node looks for newer geo files and installs them: never, daily, weekly or monthly",
         "never",
-        details="Set it where no panel or timer of yours does.",
+        details="Set it if neither your panel nor a timer updates them.",
     ),
     Setting(
         "GEO_URL",
@@ -220,11 +220,11 @@ _BACKEND = (
         "ADOPT_SECONDS",
         "with ADOPT=on, seconds that cores run on without a node before they are ended, 1 to 86400",
         "300",
-        details="Raise it if it can take longer until the node is started again. Limits are not enforced in that time.",
+        details="Raise it if it can take longer until a node starts again. Nothing enforces limits in that time.",
     ),
     Setting(
         "KEEP_ALIVE_ACTION",
-        "what happens to the core when no controller has called for the keep-alive of its Start: stop or keep",
+        "what the node does with the core when no controller has called for the keep-alive of its Start: stop or keep",
         "stop",
         details="Set `keep` if users should stay connected while the panel is away.",
     ),
@@ -232,14 +232,14 @@ _BACKEND = (
         "RESUME",
         "on or off: when the node starts, start the last backend again, with its users",
         "on",
-        details="Off, no core runs after a restart of the node until a controller sends a Start.",
+        details="Turn it off if only controllers may start a core: then a restarted node waits for a Start.",
     ),
     Setting(
         "TRAFFIC_INTERVAL",
         "seconds between the node's own readings of the core's traffic counters, 0.1 to 3600",
         "10",
-        details="A core that crashes loses at most what it counted in this time. Lower it to lose less, raise it to "
-        "save processor time with very many users. Requests for statistics read the counters anyway.",
+        details="A core that crashes loses at most the bytes that it counted in this time. Lower it to lose fewer, "
+        "raise it to save processor time with very many users. Requests for statistics read the counters anyway.",
     ),
     Setting(
         "LIMITS",
@@ -281,12 +281,13 @@ _BACKEND = (
         "METRICS_USERS",
         "on or off: also report the bytes of each user as metrics, two series a user",
         "off",
-        details="With many users each scrape takes the node's processor time: see [metrics.md](metrics.md#costs).",
+        details="Turn it on for graphs by user. With many users each scrape takes processor time of the node: see "
+        "[metrics.md](metrics.md#costs).",
     ),
     Setting(
         "METRICS_NAMES",
         "prefix such as v2ray: also report figures under the names that exporters of cores use; see docs/metrics.md",
-        details="Set it to go on with a dashboard that was made for such an exporter.",
+        details="Set it to keep a dashboard that was made for such an exporter.",
     ),
     Setting(
         "NODE_QUOTA",
@@ -303,7 +304,7 @@ _BACKEND = (
         "NODE_QUOTA_WAY",
         "bytes that count towards NODE_QUOTA: both, out or in",
         "both",
-        details="Set what your hoster bills.",
+        details="Set the direction that your hoster bills.",
     ),
     Setting(
         "NODE_QUOTA_INTERFACE",

@@ -84,10 +84,10 @@ class Options(UsageOptions):
 
     synopsis = "[options]"
     longdesc = (
-        "Runs a proxy core for a controller that calls over REST or gRPC. Settings are read from .env in the working "
-        "directory, the environment and these options; a later source overrides an earlier one. Brackets have a "
-        "setting's name and default; docs/settings.md says when to change it. API_KEY and UPDATE_PROXY may hold "
-        "secrets and are no options: set them in .env or in the environment."
+        "Runs a proxy core for a controller that calls over REST or gRPC. The node reads settings from .env in the "
+        "working directory, the environment and these options; a later source overrides an earlier one. Brackets have "
+        "a setting's name and default; docs/settings.md says when to change it. API_KEY and UPDATE_PROXY may hold "
+        "secrets, and other users can read options: set these two in .env or in the environment."
     )
     optParameters = [  # noqa: N815, RUF012 - Twisted's form
         [setting.option, None, None, f"{setting.text} [{setting.name}={setting.default}]"]

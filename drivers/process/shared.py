@@ -137,7 +137,7 @@ class SharedRun(Run[A]):
                 await self._set_door()
             except CoreFailed as error:
                 self.log.warn(
-                    "new listeners of a closed core may accept connections: {fault}",
+                    "NODE_QUOTA: a core opened inbounds that could not be closed; they accept connections: {fault}",
                     fault=error,
                 )
 

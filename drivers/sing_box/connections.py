@@ -30,9 +30,7 @@ INLINE = 50
 CLOSING = 0.01
 # A handle is the inode of the socket in this many bytes, then the handle of the line.
 _INODE = 8
-_UNSEEN = (
-    "it leads to an inbound whose users the node does not manage, where the core does not report whose connections are"
-)
+_UNSEEN = "it leads to an inbound whose users the node does not manage: there the core reports no users of connections"
 
 
 def ignore(key: str, address: bytes) -> None:
@@ -210,7 +208,9 @@ class Connections:
     def _end_unwanted(self) -> None:
         places, self._unwanted = self._unwanted, {}
         ended = Deferred.fromCoroutine(self.end_sessions(places))
-        ended.addErrback(lambda failure: self.log.failure("sessions of removed users could not be cut", failure))
+        ended.addErrback(
+            lambda failure: self.log.failure("idle sessions of removed users could not be cut: they stay open", failure)
+        )
 
 
 def _live(line: Line, flow: Flow | None, now: float) -> Live:

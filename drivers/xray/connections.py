@@ -357,7 +357,7 @@ class Connections:
         try:
             found = await self._unlogged.claim(strays)
         except ApiFailed as error:
-            self.log.debug("connections without an access line stay unattributed for now: {fault}", fault=error)
+            self.log.debug("connections without an access line stay without a known user: {fault}", fault=error)
             return
         for (tag, where), keys in found.items():
             self._attribute(tag, where, keys)
@@ -405,7 +405,9 @@ class Connections:
         def run() -> None:
             del self._calls[name]
             ensureDeferred(work()).addErrback(
-                lambda failure: self.log.failure("checking or cutting the core's connections failed", failure)
+                lambda failure: self.log.failure(
+                    "checking or cutting the core's connections failed: some of removed users may stay open", failure
+                )
             )
 
         self._calls[name] = self._reactor.callLater(seconds, run)

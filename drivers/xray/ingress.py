@@ -28,8 +28,8 @@ _UPGRADE_SETTINGS = (
 )
 _FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
 
-_BY_UDP = "its users connect over UDP, where Xray does not tell connections apart"
-_BY_OTHERS = "its users connect through another server, and which of its connections is whose is unknown"
+_BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
+_BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
 
 
 @dataclass(frozen=True)

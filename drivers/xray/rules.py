@@ -95,7 +95,7 @@ def added(converted: Config, routing: Routing) -> list[RoutingRule]:
     router = router_of(converted)
     beside = converted.inbound or converted.outbound or router.balancing_rule
     if beside or len(router.rule) != len(routing.added):
-        raise InvalidRequest("it must be one routing rule and nothing else")
+        raise InvalidRequest("the rule must be one routing rule and nothing else")
     for rule, known in zip(router.rule, routing.added, strict=True):
         _refuse_ours(rule)
         rule.rule_tag = f"{_RULE}{known.token}:{rule.rule_tag}"

@@ -77,7 +77,7 @@ def _prefix(text: str) -> str:
     one = ip_address(address)
     # The core does not parse a zone, and takes a mapped address for its IPv4 one.
     if isinstance(one, IPv6Address) and (one.scope_id or one.ipv4_mapped):
-        raise ValueError(f"{text!r} is an IPv6 address with a zone, or one that maps IPv4")
+        raise ValueError(f"{text!r} is an IPv6 address with a zone, or an IPv4-mapped one")
     # A shortcut for prefixes of one address, which nearly all are.
     alone = str(one.max_prefixlen)
     return f"{one}/{alone}" if length in ("", alone) else str(ip_network(text, strict=False))

@@ -7,7 +7,7 @@ from node.logs import Logger, LogRing
 
 # Calls that are logged each time, and in the ring, too.
 _EVENTS = {"Start", "Stop"}
-# Pairs of method and caller that are remembered; after that many, all are forgotten, and logged once more.
+# How many pairs of method and caller are remembered; then the node forgets all, and logs each again.
 _REMEMBERED = 1000
 
 

@@ -179,7 +179,7 @@ class Calls:
         """Open a reader of events: those after a number, then what comes."""
         self.admit(method, caller)
         if self._journal is None:
-            raise Unsupported("this node keeps no events")
+            raise Unsupported("events are not available on this node: it has no journal")
         reader = EventReader(self._journal, request, caller)
         self._open.add(reader)
         return reader

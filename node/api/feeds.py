@@ -94,12 +94,12 @@ class ChunkFeed:
 
     async def feed(self, chunk: UsersChunk) -> None:
         if self._complete:
-            raise InvalidRequest("a chunk came after the last one")
+            raise InvalidRequest("a chunk arrived after the one that is marked as last")
         if chunk.index != self._next:
             raise InvalidRequest(f"expected chunk {self._next}, got chunk {chunk.index}")
         self._size += chunk.ByteSize()
         if self._size > MAX_BODY:
-            raise TooLarge(f"the chunks are larger than {MAX_BODY} bytes together")
+            raise TooLarge(f"the chunks together are larger than {MAX_BODY} bytes")
         require_few(len(self._users) + len(chunk.users))
         self._users += chunk.users
         self._next += 1
@@ -107,6 +107,6 @@ class ChunkFeed:
 
     async def finish(self) -> Empty:
         if not self._complete:
-            raise InvalidRequest("the last chunk is missing")
+            raise InvalidRequest("no chunk is marked as last: the stream is incomplete, and no user was changed")
         await self._members.update(self._users)
         return Empty()

@@ -24,7 +24,8 @@ def delimited(body: bytes) -> Iterator[bytes]:
     while position < len(body):
         length, position = _varint(body, position)
         if length > len(body) - position:
-            raise InvalidRequest(f"a message of {length} bytes was announced; {len(body) - position} bytes are left")
+            left = len(body) - position
+            raise InvalidRequest(f"the body is incomplete: it announces a message of {length} bytes, {left} are left")
         yield body[position : position + length]
         position += length
 
@@ -48,7 +49,7 @@ def _varint(body: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(_MAX_VARINT):
         if position + shift >= len(body):
-            raise InvalidRequest("the body ends inside the length of a message")
+            raise InvalidRequest("the body is incomplete: it ends inside the length of a message")
         byte = body[position + shift]
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:

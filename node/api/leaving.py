@@ -120,7 +120,7 @@ class Leaving:
             self._require_steady(several)
             for one, left in zip(there, (current, *draining), strict=True):
                 if self._traffic.known(one) != left.counters:
-                    # A slow reading has just been booked; the next node process would book it once more.
+                    # A slow reading has just been booked; the next node process would book it again.
                     raise NotNow("the counters of a core are being read")
             for run, each in zip(draining, snapshot.draining, strict=True):
                 _describe(run, each, snapshot.accepted)
@@ -162,7 +162,7 @@ class Leaving:
                 current, draining = await self._recovered(left, plan, heirs)
                 if left.run.mark:
                     draining = await self._regained(current, draining)
-            except Exception as error:  # noqa: BLE001 - reported: the last process goes on, or all is started anew
+            except Exception as error:  # noqa: BLE001 - reported: the last process goes on, or the cores start again
                 self._failed(_text_of(error))
                 return None
             there = [*filter(None, [current]), *draining]

@@ -302,7 +302,7 @@ class Backend:
 
     async def list_users(self, request: service_pb2.ListUsersRequest, call: Call) -> service_pb2.ListUsersResponse:
         if len(request.names) > LISTED:
-            raise InvalidRequest(f"more than {LISTED:,} names in one request")
+            raise InvalidRequest(f"a request may have at most {LISTED:,} names: send several")
         credentials = request.credentials and call.scope is Scope.ALL
         return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
 
@@ -314,7 +314,7 @@ class Backend:
 
     async def get_limits(self, request: service_pb2.GetLimitsRequest, _: Call) -> service_pb2.GetLimitsResponse:
         if len(request.names) > LISTED:
-            raise InvalidRequest(f"more than {LISTED:,} names in one request")
+            raise InvalidRequest(f"a request may have at most {LISTED:,} names: send several")
         return await self._limits.page(request)
 
     # Updates
@@ -333,7 +333,7 @@ class Backend:
 
     def _jobs(self) -> Updates:
         if self.updates is None:
-            raise Unsupported("this node has no updates")
+            raise Unsupported("updates are not available on this node")
         return self.updates
 
     # Routing
@@ -444,7 +444,7 @@ class Backend:
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # a Stop, or the node's end
-            self.log.failure("resuming the last backend failed; `info` has its state", failure)
+            self.log.failure("the last backend could not be resumed; `nodectl info` shows its state", failure)
 
     def _watch_controller(self, left: float | None = None) -> None:
         """Start the keep-alive of the current backend, with all of its time or with `left` seconds."""
@@ -475,7 +475,9 @@ class Backend:
             return
         self._keep_alive.stop()
         ensureDeferred(self._runner.stop(reason)).addErrback(
-            lambda failure: self.log.failure("the backend could not be stopped after its keep-alive expired", failure)
+            lambda failure: self.log.failure(
+                "the backend could not be stopped after its keep-alive expired: it goes on running", failure
+            )
         )
 
 

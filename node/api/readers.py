@@ -96,7 +96,7 @@ class EventReader(Reader):
         super().__init__(caller)
         self._journal = journal
         if len(request.kinds) > KINDS or any(len(kind) > LONGEST_KIND for kind in request.kinds):
-            raise InvalidRequest(f"more than {KINDS} kinds, or one of more than {LONGEST_KIND} characters")
+            raise InvalidRequest(f"`kinds` may have at most {KINDS} kinds, of at most {LONGEST_KIND} characters each")
         # Cached: decided once for each kind.
         self._fits = cache(partial(fits, wanted=tuple(request.kinds)))
         self._follow = request.follow

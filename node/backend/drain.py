@@ -118,7 +118,7 @@ class Drain:
                 self._journal.tell(Kind.DRAIN_BEGUN, "a core drains: a new one has taken over", **pid_of(run))
         self._forget()
         # Only now that the new run serves: one that fails to start costs no connections, nor waits for an end.
-        in_background(self._thin_out(), "a draining core could not be ended")
+        in_background(self._thin_out(), "a draining core above DRAIN_GENERATIONS could not be ended")
 
     async def _thin_out(self) -> None:
         """End draining runs beyond DRAIN_GENERATIONS, the one with the fewest connections first."""
@@ -137,7 +137,10 @@ class Drain:
         try:
             count = await run.connected() if isinstance(run, Shares) else math.inf
         except NodeError as error:
-            self.log.warn("connections of a draining core could not be counted: {reason}", reason=error.text)
+            self.log.warn(
+                "a draining core's connections could not be counted: {reason}; if memory is short, it is ended last",
+                reason=error.text,
+            )
             return math.inf
         if run in self._since and isinstance(count, int):
             self._connections[run] = count

@@ -21,7 +21,7 @@ def as_node_error(error: Exception) -> NodeError:
     """Convert the error that kept a core from starting to a `NodeError` for callers; log an unexpected one."""
     if isinstance(error, NodeError):
         return error
-    log.failure("a core could not be started")
+    log.failure("a core could not be started, by a fault of the node")
     return CoreFailed(f"internal error: {type(error).__name__}; the node's log has more")
 
 

@@ -81,7 +81,10 @@ class Watch:
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
-            self.log.failure("checking a core that did not answer failed", failure)
+            self.log.failure(
+                "a core did not answer, and the node failed to check whether it hangs; the periodic check goes on",
+                failure,
+            )
 
     async def _health(self, generation: Generation) -> None:
         asked = self._reactor.seconds()
@@ -113,16 +116,16 @@ class Watch:
             drift = await generation.audit()
             if drift:
                 self.log.warn(
-                    "{drift} users in the core differ from what it had confirmed: repairing them", drift=drift
+                    "{drift} users in the core differ from those that it confirmed: the node repairs them", drift=drift
                 )
         except NodeError as error:
-            self.log.warn("the core's users could not be audited: {reason}", reason=error.text)
+            self.log.warn(
+                "the core's users could not be audited: {reason}; the next audit tries again", reason=error.text
+            )
         try:
             await self._repair(generation)
         except NodeError as error:
-            self.log.warn(
-                "the core's users could not be repaired: {reason}; the next audit tries again", reason=error.text
-            )
+            self.log.warn("the core's users could not be repaired: {reason}; the next audit retries", reason=error.text)
 
 
 async def lives(run: Generation, reactor: IReactorTime) -> bool:

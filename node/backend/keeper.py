@@ -165,7 +165,7 @@ class Keeper:
             return Applied([], [])
         if kept := self.kept(changes, left):
             names = sorted({change.key for change in kept})
-            text = "the core still lets in {count} removed users: a new core replaces it. Users: {users}"
+            text = "the core still lets in {count} removed users: the node replaces it by a new core. Users: {users}"
             self.log.error(text, count=len(names), users=", ".join(names[:LISTED]))
         differ = {change.key for change in changes if self._packed(change) != change.packed}
         differ -= {change.key for change in kept}
@@ -219,7 +219,9 @@ class Keeper:
         try:
             await self.run.audit()
         except NodeError as error:
-            self.log.warn("the core's users could not be audited: {reason}", reason=error.text)
+            self.log.warn(
+                "the core's users could not be audited: {reason}; the next audit tries again", reason=error.text
+            )
 
 
 def out_of(run: Generation, leaving: Iterable[str], off: Collection[str]) -> list[str]:

@@ -180,7 +180,7 @@ class Pending:
         except CancelledError:
             raise
         except Exception:  # noqa: BLE001 - logged; the next batch goes on
-            self.log.failure("users could not be applied to the core")
+            self.log.failure("changes of users could not be applied to the core; the next audit retries")
 
     async def _batch(self) -> None:
         await self._collect()
@@ -292,7 +292,7 @@ class Pending:
 
     def _begin_again(self) -> None:
         again, self._again = self._again, set()
-        in_background(self.bring(again), "users could not be applied to the core")
+        in_background(self.bring(again), "changes of users could not be applied to the core; the next audit retries")
 
     def _refusals(self, changes: Iterable[Change], reason: str) -> list[Refusal]:
         return [Refusal(self._spelled(change.key), f"{change.tag}: {reason}") for change in changes]

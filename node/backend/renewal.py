@@ -80,7 +80,8 @@ class Renewal:
             return await self._replacement.beside(plan, lambda: self._accounts(run, ()), 0.0, SECONDS)
         except (NodeError, NotShared) as error:
             self.log.info(
-                "no new core to forget removed users: {reason}; the running one keeps them out", reason=str(error)
+                "no new core was started to forget removed users: {reason}; the running core keeps them out",
+                reason=str(error),
             )
             return run
 

@@ -198,7 +198,10 @@ class Replacement:
             if before in self._generations.serving:
                 await before.lead()
         except NotShared as error:
-            self.log.warn("new connections still go to a core that was given up: {reason}", reason=str(error))
+            self.log.warn(
+                "the node gave up a new core, but new connections still go to it, not to the previous one: {reason}",
+                reason=str(error),
+            )
 
     async def _launch(self, plan: Plan, target: Target, deadline: float, before: Shares | None = None) -> Generation:
         while True:

@@ -238,7 +238,7 @@ class Settling:
         if wait or found.removes:
             found.refused += await bringing
         else:
-            in_background(bringing, "users could not be applied to the core")
+            in_background(bringing, "changes of users could not be applied to the core; the next audit retries")
 
     async def _end_draining(self, keeper: Keeper) -> None:
         """End a draining run that cannot remove a user while it runs; it gets no new connections anyway.
@@ -246,9 +246,11 @@ class Settling:
         A run that a Start may fall back on, or that waits for a Start, is not ended for that.
         """
         if self._status.stopped or self._status.state is State.STARTING:
-            self.log.warn("a waiting core cannot cut a removed user's connections: they last until it ends")
+            self.log.warn(
+                "a removed user's connections last until the core ends: it cannot cut them, and a Start may need it"
+            )
         else:
-            self.log.info("ending a draining core: it cannot cut only a removed user's connections")
+            self.log.info("ending a draining core, because it cannot cut a removed user's connections alone")
             # Goes on if the call is aborted meanwhile.
             await lasting(ensureDeferred(self._end(keeper.run)))
 

@@ -180,7 +180,10 @@ class Supervisor:
             try:
                 await run.reroute(accepted.runs)
             except NodeError as error:
-                self.log.error("the core's routing could not be updated: {reason}", reason=error.text)
+                self.log.error(
+                    "the core's routing could not be updated: {reason}; old rules may hold until the next core",
+                    reason=error.text,
+                )
 
     async def end_all(self) -> None:
         """End every run, and restart none."""
@@ -233,7 +236,7 @@ class Supervisor:
             self._drain.begin()
         self._backoff.served()
         self._report_started(run)
-        in_background(self.catch_up(run), "the core's routing could not be updated")
+        in_background(self.catch_up(run), "the core's routing could not be updated, by a fault of the node")
 
     def _remember_accepted(self, run: Generation | None, accepted: Accepted | None) -> None:
         if run is not None and accepted is not None:
@@ -267,7 +270,10 @@ class Supervisor:
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
         self._cut += _cut_by(run) if run in self._generations.counting else 0
         if run in self._generations.serving:
-            in_background(self._replacement.book_last(run), "the last counters of an ended core could not be booked")
+            in_background(
+                self._replacement.book_last(run),
+                "the last counters of an ended core could not be booked: its latest traffic is not counted",
+            )
         unasked = self._generations.gone(run)
         self._accepted.pop(run, None)
         self._watched.discard(run)

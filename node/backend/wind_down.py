@@ -81,7 +81,7 @@ class WindDown:
         except CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - logged; the core must end in any case
-            self.log.failure("winding down a core failed: it is ended now")
+            self.log.failure("closing a core's connections and reading its last counters failed: the node ends it now")
             self._unread(generation, f"{type(error).__name__}, the node's log has more")
         try:
             if not answered:

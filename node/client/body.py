@@ -63,7 +63,7 @@ async def whole(response: IResponse) -> bytes:
     def take(data: bytes) -> None:
         found.extend(data)
         if len(found) > MAX_BODY:
-            raise UnexpectedReply(f"a reply of more than {MAX_BODY} bytes")
+            raise UnexpectedReply(f"the reply is larger than {MAX_BODY} bytes")
 
     body = Body(take)
     response.deliverBody(body)
@@ -92,7 +92,7 @@ class StreamBody(Generic[T]):
     def _take(self, data: bytes) -> None:
         found, self._tail = self._read(self._tail + data)
         if len(self._tail) > MAX_LINE:
-            raise UnexpectedReply(f"a log line or an event of more than {MAX_LINE} bytes")
+            raise UnexpectedReply(f"a log line or an event is larger than {MAX_LINE} bytes")
         self.inbox.put(found)
         self._listen()
         if self.inbox.full:

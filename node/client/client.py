@@ -186,7 +186,9 @@ class Client:
                 page = await self.list_users(after, names=part, credentials=credentials)
                 yield page
                 if (more := bool(page.next)) and page.next <= after:
-                    raise UnexpectedReply("the node's list of users does not end: `next` is not after the page before")
+                    raise UnexpectedReply(
+                        "the node's list of users does not advance: `next` is not after the last page"
+                    )
                 after = page.next
 
     async def set_limits(self, limits: Mapping[str, pb.Limits | None]) -> pb.SetLimitsResponse:

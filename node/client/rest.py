@@ -31,7 +31,7 @@ from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
 from node.client.line import LAST, Line
 from node.client.target import Target
-from node.client.way import Way
+from node.client.tls_endpoint import TlsEndpointFactory
 from node.errors import UsersRefused
 from protos.service_pb2 import Event
 
@@ -63,8 +63,9 @@ class RestTransport:
         self._credentials = target.credentials()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.cachedConnectionTimeout = IDLE
-        way = Way(reactor, target.name, target.port, target.certificate_name or target.name, target.certificates())
-        self._http = HTTPClient(Agent.usingEndpointFactory(reactor, way, pool=self._pool))
+        name = target.certificate_name or target.name
+        endpoints = TlsEndpointFactory(reactor, target.name, target.port, name, target.certificates())
+        self._http = HTTPClient(Agent.usingEndpointFactory(reactor, endpoints, pool=self._pool))
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
         if method.kind is Kind.FEED and method.cut is single:

@@ -59,10 +59,10 @@ class Headings:
         try:
             fields = self._decoder.decode(block, raw=True)
         except HPACKError as error:
-            raise BadHeadings(f"unreadable headers: {error}") from error
+            raise BadHeadings(f"the headers cannot be decoded: {error}") from error
         for name, value in fields:
             if name.startswith(b":") and not value.isascii():
-                raise BadHeadings("a request whose path is not ASCII")
+                raise BadHeadings("a pseudo-header of the request is not ASCII")
         authorization, keys = _values(fields, _AUTHORIZATION), _values(fields, _X_API_KEY)
         self.shown = len(authorization) + len(keys) <= _KEYS and self._knows(authorization, keys)
 
@@ -75,5 +75,5 @@ def _stripped(payload: bytes, flags: int) -> bytes:
     """Return the block of a HEADERS frame without its priority fields. `manners` refuses padding."""
     begin = _PRIORITY if flags & PRIORITY else 0
     if begin > len(payload):
-        raise BadHeadings("a HEADERS frame shorter than its priority fields")
+        raise BadHeadings("a HEADERS frame is shorter than its priority fields")
     return payload[begin:]

@@ -219,5 +219,5 @@ def notes(limit: Limit, tags: Iterable[str], unseen: Mapping[str, str], *, blind
     if not limit.addresses:
         return []
     if blind:
-        return ["addresses are not enforced: the core does not report whose its connections are"]
+        return ["addresses are not enforced: the core does not report the users of its connections"]
     return [f"addresses are not enforced in inbound {tag!r}: {unseen[tag]}" for tag in sorted(tags) if tag in unseen]

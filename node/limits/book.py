@@ -98,7 +98,7 @@ class Book:
     def limit_of(self, key: str) -> Limit:
         """The limit that holds for a user. Cheap if it is cached, or if no user has limits."""
         if not (self._own_limits or self._overrides or self._rules.by_inbound):
-            return self._rules.everybody
+            return self._rules.all_users
         limit = self._limits.get(key)
         if limit is None:
             tags = self._tags_of(key) if self._rules.by_inbound else ()
@@ -108,7 +108,7 @@ class Book:
     @property
     def limits_anybody(self) -> bool:
         """Whether any user may have limits."""
-        return bool(self._own_limits or self._overrides or self._rules.by_inbound or self._rules.everybody.any)
+        return bool(self._own_limits or self._overrides or self._rules.by_inbound or self._rules.all_users.any)
 
     def _own(self, key: str) -> bytes:
         override = self._overrides.get(key)
@@ -118,7 +118,7 @@ class Book:
     def limited(self) -> AbstractSet[str]:
         """The users who have limits."""
         if self._limited is None:
-            by_default = self._rules.everybody.any or self._rules.by_inbound
+            by_default = self._rules.all_users.any or self._rules.by_inbound
             candidates = self._users if by_default else {*self._own_limits, *self._overrides}
             self._limited = {key for key in candidates if key in self._users and self.limit_of(key).any}
         return self._limited
@@ -161,7 +161,7 @@ class Book:
         if self._rules.by_inbound:
             # They may be in other inbounds now.
             changed += [key for key in users if limits.get(key) != self.limit_of(key)]
-        elif self._rules.everybody.expires_at:
+        elif self._rules.all_users.expires_at:
             changed += [key for key in users if key not in was]
         self._judge_changed(changed)
         return self.off
@@ -204,7 +204,7 @@ class Book:
 
     def book(self, moved: Sums) -> list[tuple[str, int]]:
         """Add bytes that users carried. Returns the users with a quota, and their bytes in the counted direction."""
-        if not (self._counts or self._rules.everybody.quota or self._rules.by_inbound):
+        if not (self._counts or self._rules.all_users.quota or self._rules.by_inbound):
             return []
         return [
             (key, _counted(up, down, limit.way))

@@ -14,7 +14,7 @@ from protos.service_pb2 import Limits
 class Defaults:
     """Default limits of all users, and by inbound tag, which take precedence; of several inbounds the first by name."""
 
-    everybody: Limits = field(default_factory=Limits)
+    all_users: Limits = field(default_factory=Limits)
     inbounds: Mapping[str, Limits] = field(default_factory=dict)
 
 
@@ -25,7 +25,7 @@ class Rules:
         self._defaults = defaults
         self._made = lru_cache(maxsize=100_000)(self._make)
         # The limit of users without limits of their own, unless their inbound has defaults.
-        self.everybody = self._make(b"", ())
+        self.all_users = self._make(b"", ())
 
     def of(self, own: bytes, tags: tuple[str, ...]) -> Limit:
         """The limit that holds. Cached, as many users have the same."""
@@ -38,4 +38,4 @@ class Rules:
 
     def _make(self, own: bytes, tags: tuple[str, ...]) -> Limit:
         layers = [self._defaults.inbounds[tag] for tag in sorted(tags) if tag in self._defaults.inbounds]
-        return Limit.of([Limits.FromString(own), *layers, self._defaults.everybody])
+        return Limit.of([Limits.FromString(own), *layers, self._defaults.all_users])

@@ -22,7 +22,7 @@ from protos.service_pb2 import NodeQuota
 # Seconds between two readings of the interfaces, and two checks of closed inbounds.
 TICK = 1.0
 # The key of this record among the users' limits in the state file: no user has an empty name.
-NOBODY = ""
+NO_USER = ""
 
 _OVER = "NODE_QUOTA of {bytes:,} bytes is used up"
 _CLOSED = f"{_OVER}: the node takes no new connections of users until the reset day"
@@ -92,14 +92,17 @@ class NodeQuotaLimit:
 
     def everything(self) -> Mapping[str, bytes]:
         """The record to save."""
-        return {NOBODY: pack(self._spent)} if self._spent.seen else {}
+        return {NO_USER: pack(self._spent)} if self._spent.seen else {}
 
     def _look_now(self) -> None:
         """Read the interfaces; if that fails, log it and go on with the last reading."""
         try:
             self._look()
         except OSError as error:
-            self.log.error("NODE_QUOTA: the counters of network interfaces cannot be read: {fault}", fault=error)
+            self.log.error(
+                "NODE_QUOTA: the counters of network interfaces cannot be read: {fault}; the last reading counts",
+                fault=error,
+            )
             self._judge()
 
     async def _tick(self) -> None:

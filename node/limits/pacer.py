@@ -149,12 +149,12 @@ class Pacer:
         async with self._lock:
             await self._new_connections.settle(self._runs)
             now = self._reactor.seconds()
-            since, self._looked, everybody = now - self._looked, now, now >= self._due
+            since, self._looked, all_users = now - self._looked, now, now >= self._due
             soon = self._take_soon()
-            keys = soon | {key for key in self._users if everybody or self._limits_of(key).up}
+            keys = soon | {key for key in self._users if all_users or self._limits_of(key).up}
             flows = await self._round(keys, soon, since) if keys else {}
             self._up.look(flows, keys)
-            if everybody:
+            if all_users:
                 await self._let_go(self._down.look(flows), self._up.lose(flows))
                 took = self._reactor.seconds() - now
                 # Half a tick less, because a tick may come a little early.

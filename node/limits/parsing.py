@@ -36,7 +36,7 @@ def limits(text: str) -> Limits:
     return found
 
 
-def defaults(everybody: str, inbounds: str) -> Defaults:
+def defaults(all_users: str, inbounds: str) -> Defaults:
     """Parse LIMITS and LIMITS_INBOUNDS (`free: down=2M bytes=10GB/month; trial: addresses=1`).
 
     Raises `ValueError` with what is wrong.
@@ -47,7 +47,7 @@ def defaults(everybody: str, inbounds: str) -> Defaults:
         if named is None:
             raise ValueError(f"{part.strip()!r} has no tag of an inbound: write TAG: {WORDS}")
         found[named[1].strip()] = limits(named[2])
-    return Defaults(limits(everybody), found)
+    return Defaults(limits(all_users), found)
 
 
 def fault(read: Callable[[str], object], text: str) -> str:

@@ -120,7 +120,9 @@ class QuotaReadings:
     def _wake(self) -> None:
         self._call, self._busy = None, True
         ensureDeferred(self._look()).addErrback(
-            lambda failure: self.log.failure("the counters of users near their quota could not be read", failure)
+            lambda failure: self.log.failure(
+                "the counters of users near their quota could not be read; the node tries again", failure
+            )
         ).addBoth(self._over)
 
     def _over(self, _: object) -> None:

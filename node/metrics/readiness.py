@@ -49,7 +49,7 @@ class Readiness(Service):
         """Make the first checks at once."""
         super().startService()
         ensureDeferred(self.look()).addErrback(
-            lambda failure: self.log.failure("the first readiness check failed", failure)
+            lambda failure: self.log.failure("the first readiness check failed; the node tries again", failure)
         )
         self._looking.start()
 
@@ -71,7 +71,7 @@ class Readiness(Service):
             return error.text
         except Exception as error:  # noqa: BLE001 - logged; a check that cannot be made has failed
             if name not in self.faults:
-                self.log.failure("the readiness check of {name} failed", name=name)
+                self.log.failure("the readiness check {name} failed by a fault of the node: it is not ready", name=name)
             return f"internal error: {type(error).__name__}; the node's log has more"
 
 

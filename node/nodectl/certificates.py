@@ -48,7 +48,7 @@ def make(directory: Path, names: tuple[str, ...], force: bool) -> tuple[Path, tu
     there = [file for file in pair if file.exists()]
     if there and not force:
         files = " and ".join(map(str, there))
-        raise Unusable(f"there already: {files}. --force replaces them; controllers then need the new certificate")
+        raise Unusable(f"already there: {files}. --force replaces them; controllers then need the new certificate")
     try:
         made = _replaced(directory, names, there) if there else certificate.ensure(directory, names)
     except (OSError, ValueError) as error:

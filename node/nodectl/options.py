@@ -57,7 +57,7 @@ _TIMEOUT = click.option(
     metavar="SECONDS",
     callback=keep,
     expose_value=False,
-    help=f"Timeout of each call. [default: {TIMEOUT:g}, longer for slow commands]",
+    help=f"Give up a call after this time. [default: {TIMEOUT:g}, longer for slow commands]",
 )
 
 
@@ -71,7 +71,7 @@ def _file(envvar: str | None) -> Callable[[F], F]:
         callback=keep,
         expose_value=False,
         is_eager=True,
-        help="The nodes file. [env: NODECTL_NODES; default: ~/.config/txnode/nodes.toml]",
+        help="Read nodes from this file. [env: NODECTL_NODES; default: ~/.config/txnode/nodes.toml]",
     )
 
 

@@ -86,10 +86,10 @@ class Store:
         """Undo the upgrade of the file by a newer node. Call it before `open`. Blocking."""
         try:
             if self._database.go_back():
-                self.log.info("the state file was restored to what it was before the newer version upgraded it")
+                self.log.info("restored the state file from the copy made before the newer version upgraded it")
         except OSError as error:
             self.log.error(
-                "the state file could not be restored to what it was before the newer version upgraded it: {error}",
+                "the state file could not be restored from the copy made before the newer version upgraded it: {error}",
                 error=str(error),
             )
 
@@ -273,7 +273,7 @@ class Store:
             self._unread = False
             self._report_damage(str(failure.value))
         elif not failure.check(Unwritable):
-            self.log.failure("the state could not be written", failure)
+            self.log.failure("the state could not be written, by a fault of the node", failure)
         self._failed(str(failure.value))
         self._end()
         self._gathered.fire()

@@ -287,7 +287,7 @@ class Traffic:
         if text != before and foreseen:
             self.log.warn("{text}", text=text)
         elif text != before:
-            self.log.failure("counters were not read")
+            self.log.failure("the core's counters were not read, by a fault of the node; the next reading tries again")
         return text
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:

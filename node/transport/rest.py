@@ -96,7 +96,8 @@ def _admit(request: Request, method: Method) -> None:
         raise WrongVerb("HEAD is not an operation of this node")
     media_type = _media_type(request)
     if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
-        raise WrongMediaType(f"the body is {media_type or 'of no media type'}: send it as {MEDIA_TYPE}")
+        found = f"the body's media type is {media_type}" if media_type else "the body has no media type"
+        raise WrongMediaType(f"{found}: send {MEDIA_TYPE}")
 
 
 def _media_type(request: Request) -> str:

@@ -84,7 +84,7 @@ class Serving:
                 await self._serve()
             except Exception as error:  # noqa: BLE001 - whatever the error, the node needs a server
                 if pause == LAST_PAUSE:
-                    self.log.error("the gRPC server cannot be restarted; next try in 5 s: {error}", error=str(error))
+                    self.log.error("the gRPC server cannot be restarted: {error}; next try in 5 s", error=str(error))
                 pause = min(2 * pause, LAST_PAUSE)
 
     def _fade(self, server: Server) -> None:
@@ -131,4 +131,8 @@ class Serving:
         """
         if context.get("exception") not in self._errors():
             details = {name: repr(value) for name, value in context.items() if name != "message"}
-            self.log.error("gRPC's thread: {message} {details}", message=context["message"], details=str(details))
+            self.log.error(
+                "error in the thread of the gRPC server: {message} {details}",
+                message=context["message"],
+                details=str(details),
+            )

@@ -227,14 +227,14 @@ class Jobs:
         except NodeError as error:
             self.end(asked.job, FAILED, error.text)
         except Exception:  # noqa: BLE001 - logged, and the job fails
-            self.log.failure("an update job failed by a fault of the node")
+            self.log.failure("an update job failed, by a fault of the node")
             self.end(asked.job, FAILED, "a fault of the node: its log has the details")
         else:
             self.end(asked.job, DONE, asked.job.text)
 
     def _over(self, outcome: object, asked: _Asked) -> None:
         if isinstance(outcome, Failure):
-            self.log.failure("ending an update job failed", outcome)
+            self.log.failure("the end of an update job could not be recorded", outcome)
         if asked in self._asked:
             self._asked.remove(asked)
         if asked.job.state == WAITING:
@@ -250,7 +250,7 @@ class Jobs:
             await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _write, self._file, packed)
         except OSError as error:
             self.log.error(
-                "{file} cannot be written, a restart would lose the state of update jobs: {error}",
+                "{file} cannot be written: {error}; a restart would lose the state of update jobs",
                 file=self._file,
                 error=str(error),
             )

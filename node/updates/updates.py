@@ -102,9 +102,9 @@ class Updates:
         self._require(self._policy.programs, ASK_FOR)
         driver = self._drivers.get(request.type)
         if driver is None:
-            raise InvalidRequest(f"there is no driver for backend type {request.type}")
+            raise InvalidRequest(f"this node has no core of type {request.type}")
         if request.back == bool(request.version):
-            raise InvalidRequest("either version or back must be set, not both")
+            raise InvalidRequest("set either version or back: one of them, and not both")
         _require_short(request.version, request.sha256)
         subject = f"{driver.name} {'back to the earlier release' if request.back else shown(request.version)[1:-1]}"
 
@@ -119,7 +119,7 @@ class Updates:
     def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
         self._require(self._policy.lists, "geo file updates are off on this node (GEO_UPDATES=off)")
         if len(request.files) > FILES or (request.back and request.files):
-            raise InvalidRequest(f"either up to {FILES} files or back can be set, not both")
+            raise InvalidRequest(f"set either files, at most {FILES}, or back, not both")
         _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
 

@@ -299,7 +299,7 @@ def test_the_registry_is_in_its_place() -> None:
 
 # One place for each thing
 
-OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
+OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
 
 
 @pytest.mark.parametrize(

@@ -32,18 +32,6 @@ FORBIDDEN = re.compile(
     "|".join(rf"(?P<rule{place}>\b{rule}\b)" for place, (rule, _) in enumerate(RULES)), re.IGNORECASE
 )
 
-# Files, and directories (without those below them), in which such words are left. Take out what is clean, add nothing.
-NOT_YET: tuple[str, ...] = (
-    "docs",
-    "node/api",
-    "node/limited_warning.py",
-    "tests/node/api",
-    "tests/node/door/test_entrance.py",
-    "tests/node/state/test_store.py",
-    "tests/node/traffic/test_totals.py",
-    "tests/node/transport/test_site.py",
-)
-
 _LOGS = {"debug", "info", "warn", "warning", "error", "failure", "critical", "event"}
 _CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->|\]\([^)]*\)", re.DOTALL)
 
@@ -124,20 +112,9 @@ def findings() -> tuple[Found, ...]:
     return tuple(found)
 
 
-def _listed(file: str) -> bool:
-    return file in NOT_YET or str(Path(file).parent) in NOT_YET
-
-
 def test_no_forbidden_words() -> None:
-    """Files that are not in NOT_YET have none of the words."""
-    found = [str(each) for each in findings() if not _listed(each.file)]
-    assert not found, "\n".join(found)
-
-
-def test_the_list_only_shrinks() -> None:
-    """Every entry of NOT_YET still has such a word; the line of a clean one must go."""
-    dirty = {name for each in findings() for name in (each.file, str(Path(each.file).parent))}
-    assert not (clean := sorted(set(NOT_YET) - dirty)), f"clean, take them out of NOT_YET: {clean}"
+    """No file has any of the words."""
+    assert not findings(), "\n".join(map(str, findings()))
 
 
 def test_what_is_read_of_python() -> None:

@@ -115,7 +115,7 @@ def test_one_by_one(ctl: Ctl, echo: EchoServer) -> None:
     assert not made["refused"]
     eve = TestUser("eve", made["user"]["proxies"]["vless"]["id"], "unused")
     assert gets_in(HOME, eve, echo)
-    assert "there already" in ctl("add", "eve", "--inbound", HOME.tag, code=Exit.FAILED).err
+    assert "already on the node: eve" in ctl("add", "eve", "--inbound", HOME.tag, code=Exit.FAILED).err
 
     (renewed,) = ctl.result("change", "EVE", "--renew")["users"]
     assert stays_out(HOME, eve, echo)

@@ -21,7 +21,13 @@ def command() -> None:
 
 
 @command.command
-@click.option("--file", "source", type=click.Path(path_type=Path), metavar="FILE", help="Show this one instead.")
+@click.option(
+    "--file",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Show the certificate in this file instead.",
+)
 @json_option
 @click.pass_obj
 def show(session: Session, source: Path | None) -> None:
@@ -41,9 +47,14 @@ def show(session: Session, source: Path | None) -> None:
 
 
 @command.command
-@click.option("--san", "names", multiple=True, metavar="NAME", help="Add a host name or address; may be repeated.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Write here. [default: the node's STATE_DIR]")
-@click.option("--force", is_flag=True, help="Replace an existing one. Controllers then need the new certificate.")
+@click.option("--san", "names", multiple=True, metavar="NAME", help="Add this host name or address; may be repeated.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Write both files into this directory. [default: the node's STATE_DIR]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing pair. Controllers then need the new certificate.")
 @click.pass_obj
 def make(session: Session, names: tuple[str, ...], directory: Path | None, force: bool) -> None:
     """Make a key and a self-signed certificate with the names of this machine."""

@@ -60,7 +60,7 @@ def list_cores(session: Session) -> None:
 
 @command.command
 @_NAME
-@click.option("--version", metavar="RELEASE", help="Exactly this release of those in `core list`.")
+@click.option("--version", metavar="RELEASE", help="Install exactly this release, one of those in `core list`.")
 @click.pass_obj
 @_reporting
 def install(session: Session, name: str, version: str | None) -> None:

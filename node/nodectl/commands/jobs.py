@@ -19,7 +19,7 @@ from protos import service_pb2 as pb
 @click.argument("identity", metavar="[JOB]", required=False, default="")
 @click.pass_obj
 def command(session: Session, identity: str) -> None:
-    """Show the progress and results of each node's updates, the newest last."""
+    """Show the progress and results of each node's updates, the newest last, or of the update JOB alone."""
 
     async def work(node: Node) -> list[pb.Job]:
         return await node.client.jobs(identity)

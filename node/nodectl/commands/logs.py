@@ -24,11 +24,11 @@ QUIET = 0.5
 
 @click.command
 @click.option("--follow", "-f", is_flag=True, help="Keep printing new lines, over crashes and lost connections.")
-@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--grep", metavar="REGEX", help="Print only lines that match.")
 @click.option(
-    "--level", "least", type=click.Choice(LEVELS), help="Only lines of the core, of this level or a worse one."
+    "--level", "least", type=click.Choice(LEVELS), help="Print only lines of the core, of this level or a worse one."
 )
-@click.option("--source", type=click.Choice(SOURCES), help="Only lines of the core, or only of the node.")
+@click.option("--source", type=click.Choice(SOURCES), help="Print only lines of the core, or only of the node.")
 @options
 @click.pass_obj
 def command(session: Session, follow: bool, grep: str | None, least: str | None, source: str | None) -> None:

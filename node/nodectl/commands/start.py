@@ -26,14 +26,21 @@ TIMEOUT = 120.0
 
 @click.command
 @click.argument("config", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--users", type=click.Path(path_type=Path), metavar="FILE", help="Users to let in. [default: none]")
-@click.option("--core", type=click.Choice(list(detect_core.CORES)), help="The core CONFIG is for. [default: detect it]")
+@click.option(
+    "--users",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Read the users to let in from this file. [default: no users]",
+)
+@click.option(
+    "--core", type=click.Choice(list(detect_core.CORES)), help="The core that CONFIG is for. [default: detect it]"
+)
 @click.option(
     "--keep-alive",
     type=click.IntRange(0),
     default=0,
     metavar="SECONDS",
-    help="Stop the core after this long without a request. [default: never]",
+    help="Stop the core when no controller has called for this long. [default: never]",
 )
 @click.option(
     "--exclude",

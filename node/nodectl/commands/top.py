@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     type=click.FloatRange(0.2, 3600),
     default=2.0,
     metavar="SECONDS",
-    help="Time between refreshes. [default: 2]",
+    help="Refresh the screen this often. [default: 2]",
 )
 @options
 @click.pass_obj

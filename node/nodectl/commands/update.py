@@ -20,8 +20,8 @@ from protos import service_pb2 as pb
 # Seconds for each call.
 TIMEOUT = 15.0
 
-_WAIT = click.option("--no-wait", is_flag=True, help="Return at once: `nodectl jobs` shows the progress.")
-_DIGEST = click.option("--sha256", default="", metavar="DIGEST", help="The SHA-256 that the download must have.")
+_WAIT = click.option("--no-wait", is_flag=True, help="Return at once; `nodectl jobs` shows the progress.")
+_DIGEST = click.option("--sha256", default="", metavar="DIGEST", help="Refuse a download with another SHA-256.")
 _BACK = click.option("--back", is_flag=True, help="Go back to the version before the last update.")
 
 

@@ -25,9 +25,9 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--wide", is_flag=True, help="More columns, and the kinds of credentials (not the secrets).")
+@click.option("--wide", is_flag=True, help="Show more columns, and the kinds of credentials (not the secrets).")
 @click.option(
-    "--unconfirmed", is_flag=True, help="Only users whom the core has not confirmed in all inbounds, and why."
+    "--unconfirmed", is_flag=True, help="Show only users whom the core has not confirmed in all inbounds, and why."
 )
 @click.option("--credentials", is_flag=True, help="With --json: include credentials; needs a key of scope all.")
 @options

@@ -41,9 +41,14 @@ def _given(function: F) -> F:
 @click.command
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
-    "--inbound", "inbounds", multiple=True, required=True, metavar="TAG", help="An inbound to use; may be repeated."
+    "--inbound",
+    "inbounds",
+    multiple=True,
+    required=True,
+    metavar="TAG",
+    help="Let the users into this inbound; may be repeated.",
 )
-@click.option("--address", multiple=True, help="An address in a WireGuard tunnel, for which a key is made.")
+@click.option("--address", multiple=True, help="Give them this address in a WireGuard tunnel, and make a key.")
 @_given
 @options
 @click.pass_obj
@@ -64,7 +69,7 @@ def add(
     async def work(node: Node) -> dict[str, Any]:
         there = [row.name for row in (await listed(node, names)).users if row.inbounds or row.unknown]
         if there:
-            raise InvalidRequest(f"{', '.join(there)}: there already; to change them: nodectl users change")
+            raise InvalidRequest(f"already on the node: {', '.join(there)}; to change them: nodectl users change")
         return await _applied(node, users, private)
 
     _report(session, session.ask(work, PATIENCE))
@@ -73,7 +78,11 @@ def add(
 @click.command
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option(
-    "--inbound", "inbounds", multiple=True, metavar="TAG", help="The inbounds to use from now on; may be repeated."
+    "--inbound",
+    "inbounds",
+    multiple=True,
+    metavar="TAG",
+    help="Let the users into this inbound, and into no others but those given; may be repeated.",
 )
 @click.option("--renew", is_flag=True, help="Generate new credentials for all protocols but WireGuard.")
 @_given
@@ -91,7 +100,7 @@ def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...
         rows = (await listed(node, names, credentials=True)).users
         _require(names, rows)
         if large := [row.name for row in rows if row.shortened]:
-            raise InvalidRequest(f"{', '.join(large)}: too large to list and so to change: use nodectl users sync")
+            raise InvalidRequest(f"too large to be changed one by one: {', '.join(large)}; use nodectl users sync")
         users = []
         for name, row in ((name, row) for name in names for row in rows if not missing([name], [row])):
             user = pb.User(email=row.name, proxies=row.proxies, inbounds=inbounds or [*row.inbounds, *row.unknown])

@@ -23,7 +23,7 @@ NAMES, TIMEOUT = 1000, 60.0
 
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--off", is_flag=True, help="Only users who are barred by a limit.")
+@click.option("--off", is_flag=True, help="Show only users who are barred by a limit.")
 @options
 @click.pass_obj
 def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
@@ -39,7 +39,9 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--to", "words", metavar="LIMITS", help=f'The limits, for example "{parsing.WORDS}".')
 @click.option(
-    "--clear", is_flag=True, help="Remove limits set here. Those from the panel and the node's settings apply again."
+    "--clear",
+    is_flag=True,
+    help="Remove limits set here; those from the panel and the node's settings apply again.",
 )
 @options
 @click.pass_obj

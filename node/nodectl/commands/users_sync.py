@@ -37,7 +37,7 @@ _INBOUNDS = click.option(
     "inbounds",
     multiple=True,
     metavar="TAG",
-    help="An inbound for users without inbounds in FILE; may be repeated.",
+    help="Let users without inbounds in FILE into this inbound; may be repeated.",
 )
 COUNTED = ("added", "changed", "removed", "same", "refused")
 

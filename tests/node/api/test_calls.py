@@ -30,8 +30,8 @@ BY_NAME = {method.name: method for method in METHODS}
 BROKEN = (b"\x0a\x02\xff\xff", b"\x0a\x7fx", b"\x0a")
 
 
-def pass_on(told: list[object], word: bool) -> bool:
-    told.append(word)
+def pass_on(outcomes: list[object], word: bool) -> bool:
+    outcomes.append(word)
     return word
 
 
@@ -111,7 +111,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(self.backend.asked, [("online", request, Dialect.DEPLOYED)])
 
     def test_every_call_restarts_the_keep_alive(self) -> None:
-        """Refused and malformed ones, too."""
+        """Refused and malformed calls restart it, too."""
         self.successResultOf(self.unary("GetBaseInfo"))
         self.backend.fault = NotInitialized()
         self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
@@ -135,37 +135,37 @@ class CallTests(SynchronousTestCase):
     def test_every_waiter_gets_one_outcome(self) -> None:
         """The transport's first outcome of a reply reaches all who asked for it, once."""
         for whole in (True, False):
-            told: list[object] = []
-            self.backend.callbacks = [partial(pass_on, told), told.append]
+            outcomes: list[object] = []
+            self.backend.callbacks = [partial(pass_on, outcomes), outcomes.append]
             reply = self.successResultOf(self.unary("GetUserOnlineStats"))
             assert reply.delivered is not None
-            self.assertEqual(told, [])
+            self.assertEqual(outcomes, [])
             fire(reply.delivered, whole)
             fire(reply.delivered, not whole)
             self.calls.close()
-            self.assertEqual(told, [whole, whole])
+            self.assertEqual(outcomes, [whole, whole])
 
     def test_a_reply_that_is_never_made(self) -> None:
         """Work that asked and fails, or whose reply cannot be serialised, was not delivered; its error is answered."""
         for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
-            told: list[bool] = []
-            self.backend.fault, self.backend.callbacks = fault, [told.append]
+            outcomes: list[bool] = []
+            self.backend.fault, self.backend.callbacks = fault, [outcomes.append]
             self.failureResultOf(self.unary("GetUserOnlineStats"), kind)
-            self.assertEqual(told, [False])
+            self.assertEqual(outcomes, [False])
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_the_node_ends(self) -> None:
         """At the node's end nothing under way is delivered: neither replies, nor work without one."""
-        told: list[object] = []
+        outcomes: list[object] = []
         self.backend.hold = Deferred()
-        self.backend.callbacks = [partial(pass_on, told)]
+        self.backend.callbacks = [partial(pass_on, outcomes)]
         early = self.unary("GetUserOnlineStats")
         self.calls.close()
-        self.assertEqual(told, [False])
+        self.assertEqual(outcomes, [False])
         self.backend.callbacks = []
-        self.backend.late = lambda whole: told.append(f"late {whole}")
+        self.backend.late = lambda whole: outcomes.append(f"late {whole}")
         self.backend.hold.callback(None)
-        self.assertEqual(told, [False, "late False"])
+        self.assertEqual(outcomes, [False, "late False"])
         self.assertIsNone(self.successResultOf(early).delivered)
 
     def test_methods_that_are_not_watched(self) -> None:
@@ -178,13 +178,13 @@ class CallTests(SynchronousTestCase):
 
     def test_a_callback_that_fails(self) -> None:
         """The error is logged, and does not stop the transport."""
-        told: list[object] = []
-        self.backend.callbacks = [lambda _: told.remove(True)]
+        outcomes: list[object] = []
+        self.backend.callbacks = [lambda _: outcomes.remove(True)]
         reply = self.successResultOf(self.unary("GetUserOnlineStats"))
         assert reply.delivered is not None
-        reply.delivered.addCallback(told.append)
+        reply.delivered.addCallback(outcomes.append)
         fire(reply.delivered, True)
-        self.assertEqual(told, [None])
+        self.assertEqual(outcomes, [None])
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_a_stream_of_requests(self) -> None:
@@ -220,7 +220,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual((self.backend.touched, len(self.backend.asked)), (0, 1))
 
     def test_a_key_that_is_no_longer_valid(self) -> None:
-        """Its open streams end: readers at once, users with the next message, of which nothing is applied."""
+        """Streams opened with a revoked key end: readers at once, users with the next message, which is not applied."""
         reader = self.calls.logs(BY_NAME["GetLogs"], CALLER)
         feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         waiting = ensureDeferred(reader.next())
@@ -233,7 +233,7 @@ class CallTests(SynchronousTestCase):
         self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann"])
 
     def test_a_request_whose_key_was_revoked_meanwhile(self) -> None:
-        """It is refused, as are new streams."""
+        """The request is refused, as are new streams with this key."""
         calls = Calls(self.backend, self.ring, lambda key: key is not KEY)
         self.failureResultOf(ensureDeferred(calls.unary(BY_NAME["GetBaseInfo"], b"", CALLER)), Unauthenticated)
         for work in (lambda: calls.open(BY_NAME["SyncUser"], CALLER), lambda: calls.logs(BY_NAME["GetLogs"], CALLER)):

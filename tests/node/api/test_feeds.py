@@ -21,7 +21,7 @@ from tests.harness.memory import MemoryDriver, MemoryRecord, person
 
 
 async def _no_counters(_: Generation) -> bool:
-    """Nothing to read."""
+    """Read no counters."""
     return False
 
 
@@ -74,7 +74,7 @@ class UserFeedTests(FeedTests):
         self.assertEqual(self.accounts(), {"cy": b"one"})
 
     def test_a_later_message_mends(self) -> None:
-        """A user who was refused and is then applied is no error, also with another spelling of the e-mail."""
+        """A refused user is no error once the node has applied them, also with another spelling of the e-mail."""
         self.start()
         self.successResultOf(self.feed(person("ann", "bad", "a"), person("ann", "one", "a")))
         self.successResultOf(self.feed(person("Bob", "bad", "a"), person("bob", "two", "a")))
@@ -134,7 +134,7 @@ class UserFeedTests(FeedTests):
                 self.failureResultOf(reply, TooLarge)
 
     def test_errors_are_limited(self) -> None:
-        """If more users failed than are remembered, the newest are."""
+        """If more users fail than a stream remembers, it remembers the newest."""
         self.start()
         feed = UserFeed(self.runner.users)
         self.driver.fault = TooLarge("too many")
@@ -155,7 +155,7 @@ class UserFeedTests(FeedTests):
         self.assertEqual(len(self.driver.batches), 2)
 
     def test_a_stream_waits_at_the_limit(self) -> None:
-        """With the allowed number of users under way the next one waits, so that a stream cannot fill the memory."""
+        """When the allowed number of users is under way, the next one waits: a stream cannot fill the memory."""
         self.start()
         self.driver.applying.shut = True
         feed = UserFeed(self.runner.users)
@@ -187,7 +187,7 @@ class ChunkFeedTests(FeedTests):
         self.assertEqual((self.accounts("a"), self.accounts("b")), ({"ann": b"one", "cy": b"two"}, {"di": b"four"}))
 
     def test_nothing_before_the_last(self) -> None:
-        """Nothing of an incomplete set is applied."""
+        """No user of an incomplete set is applied."""
         self.start()
         feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("ann", "one", "a")]))))

@@ -1,4 +1,4 @@
-"""Messages in a REST body: what was written is parsed again, and lengths are not trusted."""
+"""Messages in a REST body: parsing returns the written messages, and trusts no length."""
 
 from __future__ import annotations
 

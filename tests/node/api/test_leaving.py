@@ -34,7 +34,7 @@ class LeavingGeneration(SharedGeneration):
 
     @property
     def number(self) -> int:
-        """In place of a process number."""
+        """A number in place of the process number."""
         return 1 + self.driver.cores.index(self)
 
     async def leave(self) -> Left:
@@ -61,7 +61,7 @@ class LeavingPlan(MemoryPlan):
 
 
 class LeavingDriver(SharingDriver):
-    """A driver whose cores can be left. `there` are those that it was told still live."""
+    """A driver whose cores can be left. `there` are the pids that `remain` received."""
 
     kind: type[MemoryGeneration] = LeavingGeneration
 
@@ -84,7 +84,7 @@ class LeavingDriver(SharingDriver):
         assert packed == b"together"
 
     async def regain(self, runs: Sequence[Generation]) -> None:
-        raise AssertionError("nobody was killed")
+        raise AssertionError("no node was killed")
 
     def remain(self, pids: Collection[int]) -> None:
         self.there = sorted(pids)
@@ -226,7 +226,7 @@ class Upgrades(LeavingTests):
         self.assertEqual(dict(self.successResultOf(self.leave()).run.counters), {"up": 2})
 
     def test_a_removed_user(self) -> None:
-        """They are cut from a draining run, too; other users stay."""
+        """After the hand-over a draining run cuts a removed user, too; other users stay."""
         old = self.started("a", ANN, BOB)
         self.started("a x", ANN, BOB)
         self.upgrade("a x", ANN, BOB)
@@ -245,7 +245,7 @@ class Upgrades(LeavingTests):
         self.assertEqual((self.generations.draining, self.names(self.current)), ((old,), {"ann", "cy"}))
 
     def test_a_run_on_probation(self) -> None:
-        """It can still be replaced by the one before it, in the remaining time."""
+        """In its remaining time the run before it can still replace it."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         self.pass_time(2)
@@ -255,7 +255,7 @@ class Upgrades(LeavingTests):
         self.assertEqual((self.current, self.driver.led, self.state[0]), (old, old, "running"))
 
     def test_a_run_after_its_probation(self) -> None:
-        """If it ends, another one is started."""
+        """If such a run ends, the node starts another one."""
         old = self.started("a", ANN)
         new = self.started("a x", ANN)
         self.pass_time(2)
@@ -276,7 +276,7 @@ class Upgrades(LeavingTests):
         self.assertEqual((self.fates, self.driver.there), ([[2, 3]], [2, 3]))
 
     def test_the_current_run_ends_in_between(self) -> None:
-        """Another one is started beside those that drain, and they do not replace it."""
+        """The next node starts another run beside the draining ones, which do not replace it."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(2)]
         handover = self.successResultOf(self.leave())
         runs[1].die()
@@ -301,7 +301,7 @@ class Upgrades(LeavingTests):
             self.assertEqual((self.current, self.generations.draining), (runs[2], (*runs[:2],)))
 
     def test_no_way_back(self) -> None:
-        """Then only the run that cannot be adopted is left out."""
+        """If the last process is gone, the next one leaves out only the run that it cannot adopt."""
         runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
         handover = self.successResultOf(self.leave())
         self.way_back, self.driver.faults = False, []
@@ -312,7 +312,7 @@ class Upgrades(LeavingTests):
         runs[0].die()
 
     def test_a_hand_over_of_an_earlier_version(self) -> None:
-        """It has one core, and no description of others."""
+        """Such a hand-over has one core, and does not describe others."""
         run = self.started("a", ANN)
         handover = self.successResultOf(self.leave())
         old = Handover(run=Run(pid=handover.run.pid, core=handover.run.core), together=handover.together)
@@ -327,7 +327,7 @@ class Rehearsals(LeavingTests):
             self.started(words, ANN)
 
     def test_configurations_of_a_rehearsal(self) -> None:
-        """Each is read once, and no answers are kept when all runs are left, or could not be."""
+        """The core reads each configuration once; its answers are dropped when all runs are left, or could not be."""
         prepared: list[str] = []
         prepare = self.driver.prepare
 
@@ -342,7 +342,7 @@ class Rehearsals(LeavingTests):
         self.assertEqual(self.driver.rehearsals, [True, False])
 
     def test_a_refused_configuration(self) -> None:
-        """Then there is no upgrade, and nothing has changed."""
+        """If the core refuses the configuration, there is no upgrade, and all runs go on."""
         self.patch(self.driver, "prepare", lambda *_: fail(CoreFailed("it cannot be read")))
         self.failureResultOf(ensureDeferred(self.leaving.rehearse()), CoreFailed)
         self.assertEqual(self.driver.rehearsals, [True, False])

@@ -247,7 +247,7 @@ class LeftTests(ListingCase):
     policy = Policy(resume=False)
 
     def test_users_who_would_come_back(self) -> None:
-        """They are wanted, and none is confirmed; another backend's users replace them."""
+        """Users that a resume would restore are wanted and unconfirmed; another backend's users replace them."""
         row = self.rows(credentials=True)["bob"]
         self.assertEqual((list(row.inbounds), list(row.confirmed)), (["a", "b", "elsewhere"], []))
         self.assertEqual((row.proxies.trojan.password, self.page().state, self.page().total), ("two", "stopped", 1))

@@ -190,7 +190,7 @@ def test_fields_have_the_numbers_in_the_field(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENUMS)
 def test_enumerations_have_the_numbers_in_the_field(name: str) -> None:
-    """The same for the values of enumerations."""
+    """The values of enumerations are those of deployed controllers."""
     values = service_pb2.DESCRIPTOR.enum_types_by_name[name].values
     assert {value.name: value.number for value in values} == ENUMS[name]
 
@@ -204,7 +204,7 @@ def test_fields_of_our_own_are_out_of_the_way(word: str) -> None:
 
 
 def test_numbers_of_a_coming_contract_are_reserved() -> None:
-    """So that this node does not use them by mistake."""
+    """Numbers that a coming contract uses are reserved, so that this node does not use them by mistake."""
     for name, message in service_pb2.DESCRIPTOR.message_types_by_name.items():
         described = DescriptorProto()
         message.CopyToProto(described)
@@ -214,7 +214,7 @@ def test_numbers_of_a_coming_contract_are_reserved() -> None:
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_fields_of_a_coming_contract_are_ignored(name: str) -> None:
-    """They cause no error, whatever their type, and do not change other fields."""
+    """Such fields cause no error, whatever their type, and do not change other fields."""
     message = getattr(service_pb2, name)
     for field in (bytes([RESERVED[name] << 3, 1]), bytes([RESERVED[name] << 3 | 2, 3]) + b"new"):
         read = message.FromString(field)

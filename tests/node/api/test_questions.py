@@ -106,7 +106,7 @@ class Replaced(QuestionTests):
         self.assertEqual(self.addresses(online), {*old.addresses, *new.addresses})
 
     def test_a_draining_run_that_ends(self) -> None:
-        """Its connections have ended with it."""
+        """The connections of a run that has ended do not count."""
         old, new = self.started("a", ANN), self.started("a x", ANN)
         online, count = self.meanwhile(self.online, self.count)
         # The current run answers, and then the other one is asked.
@@ -154,7 +154,7 @@ class Gone(QuestionTests):
             self.failureResultOf(question, NotInitialized)
 
     def test_a_living_run_that_fails(self) -> None:
-        """Its error is reported unchanged."""
+        """The error of a run that lives is reported unchanged."""
         core = self.started("a", ANN)
         core.silent = True
         asked = [self.stats(), self.online(), self.count()]
@@ -173,7 +173,7 @@ class WhileStarting(QuestionTests):
         return starting
 
     def test_the_old_run_answers(self) -> None:
-        """It serves all users, and controllers must not see an outage."""
+        """During a Start the old run serves all users, and controllers see no outage."""
         old = self.started("a", ANN)
         starting = self.starting(BOB)
         self.assertEqual(self.successResultOf(self.stats()).uptime, old.uptime)
@@ -200,7 +200,7 @@ class WhileStarting(QuestionTests):
 
 
 class WhileRestarting(QuestionTests):
-    """With a core that cannot share its listeners."""
+    """While a core that cannot share its listeners restarts."""
 
     kind = MemoryDriver
 

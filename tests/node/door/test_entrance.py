@@ -262,9 +262,9 @@ class RoomTests(DoorCase):
         await until(lambda: self.site.connections.bodies.taken == self.size)
         self.begin(second, 3)
         await until(second.heard(StreamEnded))
-        told = dict(second.heard(ResponseReceived)().headers)
-        self.assertEqual((told[":status"], told["grpc-status"]), ("200", "8"))
-        self.assertEqual(told["grpc-retry-pushback-ms"], "1000")
+        outcomes = dict(second.heard(ResponseReceived)().headers)
+        self.assertEqual((outcomes[":status"], outcomes["grpc-status"]), ("200", "8"))
+        self.assertEqual(outcomes["grpc-retry-pushback-ms"], "1000")
         second.events.clear()
         await self.asked(second, 5)
         first.http.send_data(3, bytes(self.size // 2), end_stream=True)
@@ -276,7 +276,7 @@ class RoomTests(DoorCase):
         await until(lambda: self.site.connections.bodies.taken == self.size)
 
     async def test_a_client_that_leaves_releases_its_memory(self) -> None:
-        """By a lost connection, and by a reset call."""
+        """A lost connection and a reset call release the memory of a body."""
         client = await self.shown()
         self.begin(client, 3)
         await until(lambda: self.site.connections.bodies.taken == self.size)
@@ -460,7 +460,7 @@ class RelayTests(DoorCase):
             await until(partial(are_here, number + 1))
 
     async def test_names_are_removed(self) -> None:
-        """Nothing is kept of a client that is gone."""
+        """The table of clients has no entry of a client that is gone."""
         client = await self.connect(Http2())
         await self.asked(client)
         self.assertEqual(len(self.upstream._clients), 1)
@@ -471,7 +471,7 @@ class RelayTests(DoorCase):
 
 
 class Slow(Protocol):
-    """Takes data only when it is told to."""
+    """Takes data only when the test lets it."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -555,7 +555,7 @@ class PressureTests(TestCase):
         self.assertEqual([self.client.first[3], self.client.first[9 + 3]], [Kind.SETTINGS, Kind.GOAWAY])
 
     async def test_a_call_that_the_server_has_not_begun(self) -> None:
-        """Even if the node counts as idle, a complete call is waited for; an open stream is not."""
+        """The node waits for a complete call, even if it counts as idle; it does not wait for an open stream."""
         call = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, Encoder().encode([(":path", "/x/Y")]))
         self.client.transport.write(call)  # type: ignore[union-attr]
         await until(lambda: self.behind[0].received == len(PREFACE) + len(call))
@@ -573,10 +573,10 @@ class PressureTests(TestCase):
         await self.check(self.client, self.behind[0], lambda: server)
 
     async def test_bytes_that_the_relay_has_not_read(self) -> None:
-        """They belong to a reply that the server has written: not delivered before the client has them."""
-        told: list[bool] = []
+        """A reply is not delivered before the client has all bytes that the server has written for it."""
+        outcomes: list[bool] = []
         delivered: Deferred[bool] = Deferred()
-        delivered.addCallback(told.append)
+        delivered.addCallback(outcomes.append)
         relayed = self.relay.protocol._inner
         self.client.transport.pauseProducing()  # type: ignore[union-attr]
         self.behind[0].transport.write(b"\xff\xff\xff" + bytes((0, 0, 0, 0, 0, 1)) + bytes(self.size))  # type: ignore[union-attr]
@@ -584,12 +584,12 @@ class PressureTests(TestCase):
         relayed.watch(delivered)
         ((end, _),) = relayed._marks
         self.assertEqual(end, relayed._passed + relayed._server.waiting())
-        self.assertEqual(told, [])
+        self.assertEqual(outcomes, [])
         self.client.transport.resumeProducing()  # type: ignore[union-attr]
-        await until(lambda: told == [True], 20)
+        await until(lambda: outcomes == [True], 20)
 
     async def test_a_client_that_leaves(self) -> None:
-        """What the client has sent before still reaches the server."""
+        """Bytes that the client has sent before it leaves still reach the server."""
         self.client.transport.write(bytes((0, 0, 5, 0, 0, 0, 0, 0, 1)) + b"hello")  # type: ignore[union-attr]
         self.client.transport.loseConnection()  # type: ignore[union-attr]
         await until(lambda: self.behind[0].received == len(PREFACE) + 14)

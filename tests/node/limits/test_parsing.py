@@ -27,7 +27,7 @@ def test_all_limits() -> None:
 def test_by_inbound() -> None:
     words = " free: down=2M bytes=10GB/month ; in:1: addresses=0 expires=2026-12-31T12:00;"
     found = defaults("addresses=3", words)
-    assert found.everybody == limits("addresses=3")
+    assert found.all_users == limits("addresses=3")
     assert found.inbounds == {
         "free": limits("down=2M bytes=10GB/month"),
         "in:1": limits("addresses=0 expires=2026-12-31T12:00"),

@@ -51,7 +51,7 @@ def reopened(file: Path) -> Saved:
 
 
 def reopened_copy(file: Path) -> Saved:
-    """What a node would find now, while another one has the file open."""
+    """Return what a node would find now, while another one has the file open."""
     saved = Database(file).peek()
     assert saved is not None
     return saved
@@ -63,7 +63,7 @@ def has_staged(file: Path) -> bool:
 
 
 def written(file: Path, *changes: Changes) -> Saved:
-    """What a later node finds after these changes."""
+    """Return what a later node finds after these changes."""
     database = Database(file)
     for change in changes:
         database.write(change)
@@ -77,7 +77,7 @@ def test_a_new_file_has_nothing(file: Path) -> None:
 
 
 def test_a_backend_with_users_and_traffic(file: Path) -> None:
-    """What was accepted is there again, users in their order."""
+    """The accepted backend is there again, with its users in their order."""
     saved = written(file, Changes(request=b"r", left=7.5, users={"b": b"B", "a": b"A"}, rows=rows(ROW)))
     assert saved == Saved(b"r", 7.5, (b"B", b"A"), (ROW,))
 
@@ -114,7 +114,7 @@ def test_a_new_backend_has_all_of_its_keep_alive(file: Path) -> None:
 
 
 def test_changes_of_its_routing(file: Path) -> None:
-    """They are written with the backend, or alone; another backend has none."""
+    """Routing changes are written with the backend, or alone; another backend has none."""
     first = Changes(request=b"r", left=1.0, routing=b"x")
     assert written(file, first).routing == b"x"
     saved = written(file, Changes(routing=b"y"))
@@ -130,7 +130,7 @@ def test_everything_is_written_again(file: Path) -> None:
 
 
 def test_staged_users(file: Path) -> None:
-    """They are not in force until they replace all others, in their order; then they can be changed."""
+    """Staged users are not in force until they replace all others, in their order; then they can be changed."""
     database = Database(file)
     database.write(Changes(request=b"r", users={"a": b"A"}))
     database.stage({"x": b"X"})
@@ -144,7 +144,7 @@ def test_staged_users(file: Path) -> None:
 
 
 def test_staged_users_of_a_node_that_was_killed(file: Path) -> None:
-    """Nothing is left of them, nor of those of a failed Start."""
+    """The next node has no staged users of the killed one, nor those of a failed Start."""
     database = Database(file)
     for staged in ({"a": b"A"}, {}):
         database.stage(staged)
@@ -188,7 +188,7 @@ def test_a_killed_writer_loses_nothing(file: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to be looked at as one" * 99, b"\0" * 5000])
 def test_a_file_that_is_no_database(file: Path, content: bytes) -> None:
-    """It is moved aside and reported, and the next try finds a new one."""
+    """Such a file is moved aside and reported, and the next try finds a new one."""
     file.write_bytes(content)
     database = Database(file)
     with pytest.raises(Damaged, match=r"moved to .*state\.db\.damaged-"):
@@ -209,7 +209,7 @@ def test_a_file_with_a_broken_page(file: Path) -> None:
 
 
 def test_a_file_of_a_newer_node(file: Path) -> None:
-    """It is refused with an explanation and not modified, by a node that reads it and by one that would write."""
+    """A node that reads or would write such a file refuses it with an explanation, and leaves it as it is."""
     with closing(Database(file)) as database:
         database.load()
     with closing(sqlite3.connect(file)) as connection:
@@ -223,7 +223,7 @@ def test_a_file_of_a_newer_node(file: Path) -> None:
 
 
 def test_a_file_of_an_older_node(file: Path) -> None:
-    """Its tables are upgraded step by step, with their content; a step that fails leaves them as they were."""
+    """The node upgrades the tables step by step, with their content; a step that fails leaves them as they were."""
     with closing(Database(file)) as database:
         database.write(Changes(request=b"backend", users={"ann": b"ann"}))
     more = ("ALTER TABLE users ADD COLUMN since REAL;", "CREATE TABLE others (key TEXT PRIMARY KEY);")
@@ -239,7 +239,7 @@ def test_a_file_of_an_older_node(file: Path) -> None:
 
 @pytest.mark.parametrize("version", range(1, len(STEPS)))
 def test_the_file_of_each_version(file: Path, version: int) -> None:
-    """It opens in this version, with its content, and a copy is kept for the version that wrote it."""
+    """Each file opens in this version, with its content, and the node keeps a copy for the version that wrote it."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         upgrade(connection, STEPS[:version])
         connection.execute("INSERT INTO backend (one, request) VALUES (1, ?)", (b"r",))
@@ -269,7 +269,7 @@ def test_back_from_a_newer_version(file: Path) -> None:
 
 
 def test_a_file_from_before_routing(file: Path) -> None:
-    """It is read, even if it cannot be written, and has no routing changes."""
+    """The node reads such a file, even if it cannot write it, and finds no routing changes."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         upgrade(connection, STEPS[:1])
         connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (b"r", 2.0))
@@ -304,7 +304,7 @@ def test_a_disk_that_cannot_be_written_can_be_read(file: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """That is not the same as an empty file."""
+    """The node does not take a file that it cannot read for an empty one."""
     (tmp_path / "state.db").mkdir()
     assert Database(tmp_path / "state.db").peek() is None
 
@@ -382,7 +382,7 @@ class StoreTests(TestCase):
         self.assertEqual(len(reopened(self.file).users), 2)
 
     async def test_staged_users_are_all_there_are(self) -> None:
-        """They are written once; the transaction that needs them writes no users."""
+        """Staged users are written once; the transaction that needs them writes no users."""
         self.store.users({"a": b"A"})
         self.store.stage({"c": b"C", "b": b"B"})
         await self.flush()
@@ -395,7 +395,7 @@ class StoreTests(TestCase):
         self.assertEqual([[*changes.users] for changes in self.database.written], [["a"], ["d"]])
 
     async def test_users_who_changed_since_they_were_staged(self) -> None:
-        """Others, or the same in another order, are written again; nothing is left of the staged ones."""
+        """Other users, or the same in another order, are written again; no staged ones are left."""
         for users in ({"b": b"B", "c": b"C"}, {"c": b"C"}, {"b": b"B", "c": b"other"}):
             self.store.stage({"c": b"C", "b": b"B"})
             self.store.users(users, clean=True)
@@ -424,7 +424,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file).users, (b"B",))
 
     async def test_a_disk_that_is_full_when_users_are_staged(self) -> None:
-        """It is reported once, as for any other write, and everything is written when there is space."""
+        """The fault is reported once, as for any other write, and all changes are written when there is space."""
         self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
         self.database.unstageable = [Unwritable("database or disk is full")]
         self.database.faults = [Unwritable("database or disk is full")]
@@ -485,7 +485,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file).users, (b"4",))
 
     async def test_a_full_disk(self) -> None:
-        """It is logged once and a warning for operators; no caller waits; when there is space everything is written."""
+        """The fault is logged once, and `info` warns; no caller waits; when there is space, all changes are written."""
         self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"}, rows=rows(ROW))
         self.database.faults = [Unwritable("database or disk is full")] * 3
         with capturedLogs() as events:
@@ -501,7 +501,7 @@ class StoreTests(TestCase):
         self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",), (ROW,)))
 
     async def test_a_file_that_breaks_meanwhile(self) -> None:
-        """It is moved aside, a new one is written, and `info` keeps the warning."""
+        """The node moves the damaged file aside, writes a new one, and `info` keeps the warning."""
         self.store.everything = lambda: Changes(users={"b": b"B"})
         self.database.faults = [Damaged("the state file is now elsewhere")]
         self.store.users({"a": b"A"})

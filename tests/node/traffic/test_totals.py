@@ -36,7 +36,7 @@ class Lasting(RuleBasedStateMachine):
         self.run, self.counts = 0, Tally[Place]()
         self.replies: list[SetAside] = []
         self.delivered: Tally[tuple[Scope, str, bool]] = Tally()
-        self.told: Tally[tuple[Scope, str, bool]] = Tally()
+        self.reported: Tally[tuple[Scope, str, bool]] = Tally()
         self.rows: dict[tuple[Scope, str], Row] = {}
         self.totals: dict[tuple[Scope, str], Row] = {}
 
@@ -50,7 +50,7 @@ class Lasting(RuleBasedStateMachine):
 
     @rule()
     def core_ends(self) -> None:
-        """Bytes that it had counted but that were not read are lost to the ledger as well."""
+        """Bytes that the core had counted and the node had not read are lost to the ledger as well."""
         self.run, self.counts = self.run + 1, Tally()
 
     @rule(scope=st.sampled_from(Scope))
@@ -68,22 +68,22 @@ class Lasting(RuleBasedStateMachine):
 
     @rule()
     def tell(self) -> None:
-        """As for a page of metrics: on disk first."""
+        """Report the totals as a page of metrics does: after they are on disk."""
         self.save()
         now = self.shown()
-        assert all(now[place] >= value for place, value in self.told.items())
-        self.told = now
+        assert all(now[place] >= value for place, value in self.reported.items())
+        self.reported = now
 
     @rule()
     def node_is_killed(self) -> None:
-        """Replies under way are not delivered; what was not written is lost."""
+        """Replies under way are not delivered; unwritten counters are lost."""
         self.replies.clear()
         self.ledger = Ledger(Totals(EVERY))
         self.ledger.restore(self.rows.values())
         self.ledger.totals.restore(self.totals.values())
         self.core_ends()
         now = self.shown()
-        assert all(now[place] >= value for place, value in self.told.items())
+        assert all(now[place] >= value for place, value in self.reported.items())
 
     @invariant()
     def they_are_what_the_ledger_saw(self) -> None:

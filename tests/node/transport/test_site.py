@@ -218,7 +218,7 @@ class AuthenticationTests(SiteCase):
         self.assertTrue(0.2 < took < 3, took)
 
     async def test_pipelined_after_a_refusal(self) -> None:
-        """What comes after a refused request is ignored."""
+        """The site ignores requests after a refused one."""
         self.serve()
         client = await self.connect()
         client.send(head(b"GET /a", b"x-api-key: no"), head(b"GET /b", BEARER))
@@ -247,10 +247,10 @@ class BodyTests(SiteCase):
     async def test_declared(self) -> None:
         """A declared length over the limit is 413 at the headers, in the caller's dialect, without 100 Continue."""
         self.serve()
-        for credential, told in ((BEARER, b'"too_large"'), (DEPLOYED, b"a body may have 67108864 bytes at most")):
+        for credential, answer in ((BEARER, b'"too_large"'), (DEPLOYED, b"a body may have 67108864 bytes at most")):
             client = await self.connect()
             client.send(head(b"POST /a", credential, b"Content-Length: 67108865", b"Expect: 100-continue"))
-            await until(client.holds(told))
+            await until(client.holds(answer))
             self.assertEqual(client.status, 413)
 
     async def test_chunked(self) -> None:
@@ -329,9 +329,9 @@ class BodyTests(SiteCase):
         self.assertEqual([path for _, path, *_ in self.probe.seen], [b"/%d" % n for n in range(5)])
 
     async def test_not_http(self) -> None:
-        """What is not HTTP is 400 and closed, in the caller's dialect if that is known."""
+        """Bytes that are not HTTP get a 400 and a closed connection, in the caller's dialect if the node knows it."""
         self.serve()
-        for text, told in (
+        for text, answer in (
             (b"what\r\n\r\n", b'"invalid_request"'),
             (head(b"GET /a", DEPLOYED, b"no colon", b"more: x"), b"this is not a valid HTTP/1.1 request"),
             (head(b"GET /a", BEARER, b"Content-Length: " + b"9" * 5000), b'"invalid_request"'),
@@ -343,7 +343,7 @@ class BodyTests(SiteCase):
             client.send(text)
             await until(lambda client=client: client.ended)  # type: ignore[misc]
             self.assertEqual((client.status, client.received.count(b"HTTP/1.1 400")), (400, 1), text[:50])
-            self.assertIn(told, client.body)
+            self.assertIn(answer, client.body)
         self.assertEqual(self.probe.seen, [])
 
 
@@ -496,7 +496,7 @@ class ConnectionTests(SiteCase):
         self.check_keep_alive(channel.transport.getHandle())
 
     async def test_tls(self) -> None:
-        """The same over TLS: no HTTP/2, kernel keep-alive, and clients cut that keep sending or are silent."""
+        """Over TLS, too: no HTTP/2, kernel keep-alive, and the site cuts clients that keep sending or are silent."""
         clock = Clock()
         server_tls, client_tls = self.make_tls([b"h2", b"http/1.1"])
         site = self.site = Site(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
@@ -575,7 +575,7 @@ class EndTests(SiteCase):
         await self.going(lambda: ends.called)
 
     async def test_dismissed(self) -> None:
-        """The same when the node stops; remaining connections may be cut then, because their clients have been told."""
+        """A node that stops may cut the remaining connections, because their clients got a notice."""
         client = await self.begin()
         ends = ensureDeferred(self.site.connections.dismiss())
         await self.going(lambda: client.ended and ends.called)
@@ -613,8 +613,8 @@ class EndTests(SiteCase):
         await until(lambda: waits.requests)
         ends = ensureDeferred(self.site.connections.finish(1.0, lambda: True))
         delivered: Deferred[bool] = Deferred()
-        told: list[bool] = []
-        delivered.addCallback(told.append)
+        outcomes: list[bool] = []
+        delivered.addCallback(outcomes.append)
         await self.going(lambda: all(one.session._last for one in self.site.connections))  # type: ignore[union-attr]
         self.site.deliveries.write(waits.requests[0], b"at last", delivered)
         waits.requests[0].finish()
@@ -623,9 +623,9 @@ class EndTests(SiteCase):
         other = await self.connect(self.client_tls)
         other.send(head(b"GET /a"))
         await until(lambda: other.ended)
-        self.assertEqual((told, client.ended, ends.called), ([], False, False))
+        self.assertEqual((outcomes, client.ended, ends.called), ([], False, False))
         await self.going(lambda: client.ended and ends.called)
-        self.assertEqual(told, [True])
+        self.assertEqual(outcomes, [True])
 
     async def test_a_reply_that_is_not_delivered(self) -> None:
         """The node waits for its delivery as long as for calls, and no longer."""

@@ -16,7 +16,7 @@ from zope.interface import implementer
 
 
 @implementer(IAgentEndpointFactory)
-class Way:
+class TlsEndpointFactory:
     """Connects to this host, whatever the URL, and checks `name`. Without `pem` it trusts the machine's authorities."""
 
     def __init__(self, reactor: IReactorTime, host: str, port: int, name: str, pem: bytes | None) -> None:
