@@ -223,6 +223,8 @@ def test_changes_are_collected(box: Box) -> None:
         while not syncing.done():
             seen.add(box.node.newest_core())
         syncing.result()
+    # The last one, too: on a busy machine a look may take longer than the change.
+    seen.add(box.node.newest_core())
     assert 2 <= len(seen) <= 4
 
 
