@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from twisted.trial.unittest import TestCase
 
 from drivers.install.releases import SING_BOX, XRAY
@@ -35,13 +35,14 @@ from tests.harness import grounds, in_turn
 from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
-# No deadline, as machines differ and may be busy.
-settings.register_profile("patient", deadline=None)
+# No deadline, and no complaint that examples are slow to make: machines differ and may be busy.
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("patient", **_PATIENT)
 settings.load_profile("patient")
 # For `scripts/test --fast`: a few examples of each property.
-settings.register_profile("brief", deadline=None, max_examples=15)
+settings.register_profile("brief", **_PATIENT, max_examples=10, stateful_step_count=30)
 # A long search, for tests/node/test_any_bytes.py and the like, with `--timeout=0`.
-settings.register_profile("nightly", deadline=None, max_examples=1_000, database=None)
+settings.register_profile("nightly", **_PATIENT, max_examples=1_000, database=None)
 
 # Forked, as the tests start some hundreds of nodes.
 NodeProcess.child = Forked
@@ -58,7 +59,7 @@ collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_geo_files.py"
 _NOWHERE = "/this/test/lacks/the/mark/core"
 _coreless = pytest.MonkeyPatch()
 # Seconds between two echoes of `talking`.
-_PAUSE = 0.004
+_PAUSE = 0.02
 # Seconds that a test without the mark `slow` may take in the default run, with a processor for each process.
 _LONG = 10.0
 # Lines of a node in the report of a failed test.
@@ -295,7 +296,9 @@ def on(fits: Callable[[Ground], bool]) -> pytest.MarkDecorator:
 
 def daily(some: Collection[object], of: Iterable[object]) -> list[Any]:
     """Parameters of a costly test: the default run tries `some` of them, the nightly run tries them all."""
-    return [each if each in some else pytest.param(each, marks=pytest.mark.nightly) for each in of]
+    nightly = pytest.mark.nightly
+    values = [(each, each if isinstance(each, tuple) else (each,)) for each in of]
+    return [each if each in some else pytest.param(*parts, marks=nightly) for each, parts in values]
 
 
 # Users are added while all connections stay.
