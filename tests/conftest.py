@@ -39,7 +39,7 @@ from tests.harness.grounds import GROUNDS, Ground
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # For `scripts/test --fast`: a few examples of each property.
-settings.register_profile("brief", deadline=None, max_examples=15)
+settings.register_profile("brief", deadline=None, max_examples=10, stateful_step_count=30)
 # A long search, for tests/node/test_any_bytes.py and the like, with `--timeout=0`.
 settings.register_profile("nightly", deadline=None, max_examples=1_000, database=None)
 
@@ -295,7 +295,9 @@ def on(fits: Callable[[Ground], bool]) -> pytest.MarkDecorator:
 
 def daily(some: Collection[object], of: Iterable[object]) -> list[Any]:
     """Parameters of a costly test: the default run tries `some` of them, the nightly run tries them all."""
-    return [each if each in some else pytest.param(each, marks=pytest.mark.nightly) for each in of]
+    nightly = pytest.mark.nightly
+    values = [(each, each if isinstance(each, tuple) else (each,)) for each in of]
+    return [each if each in some else pytest.param(*parts, marks=nightly) for each, parts in values]
 
 
 # Users are added while all connections stay.

@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, Defer
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from node.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown
+from node.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown, size
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing, printable
@@ -259,8 +259,15 @@ class Jobs:
 
 
 def _plain(text: str) -> str:
-    """Make a text fit for logs, terminals and replies: cut, and without control characters."""
-    return cut("\n".join(map(printable, text.split("\n"))), TEXT)
+    """Make a text fit for logs, terminals and replies: without control characters, and cut.
+
+    Of many lines the last ones stay: a traceback ends with the error.
+    """
+    lines = [printable(line) for line in text.strip("\n").split("\n")]
+    first, room = len(lines), TEXT + size("\n")
+    while first and (room := room - size("\n" + lines[first - 1])) >= 0:
+        first -= 1
+    return cut("\n".join(lines[first:] or lines[-1:]), TEXT)
 
 
 def _given_up(*_: object) -> None:

@@ -46,7 +46,8 @@ class Environment:
 
     def __init__(self, directory: Path, packed: bytes, version: str) -> None:
         self.root = directory / "environment"
-        subprocess.run([sys.executable, "-m", "venv", self.root], check=True)
+        # pip comes from there, too: to install it here takes longer than all else.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root], check=True)
         [self.modules] = self.root.glob("lib/python*/site-packages")
         (self.modules / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
         self.twistd = self.root / "bin" / "twistd"

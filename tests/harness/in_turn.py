@@ -1,14 +1,17 @@
 """Select and order the tests of a default run.
 
 A default run tries each test on one core, one protocol and one seed; `scripts/test --nightly` tries all of them. A
-hash of the test's name makes the choice, so a test runs with the same ones each time.
+hash of the test's name makes the choice, so a test runs with the same ones each time. Marks change this for a test:
+`both` keeps all, `turns` names more parameters of which one value is enough, `each_once` names parameters of which
+each value is needed, but not each combination. Of `unittest` classes with `in_turn = True` in one file, which try the
+same on different cores, each test method runs in one class.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,10 +21,12 @@ import pytest
 AXES = frozenset(
     {
         "adopting",
+        "alone",
         "anew",
         "aim",
         "box",
         "controller",
+        "core",
         "crashes",
         "ctl",
         "dialect",
@@ -37,14 +42,35 @@ _SLOW, _CORE, _UNIT = 15.0, 1.0, 0.05
 
 
 def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Keep one item of each test for all of its axes, or all if it is marked `both`. Returns the kept and the rest."""
+    """Keep the items of each test that the marks ask for, one if it has none. Returns the kept and the rest."""
     same: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
         same[_tried(item)].append(item)
-    chosen = {id(group[zlib.crc32(group[0].nodeid.encode()) % len(group)]) for group in same.values()}
+    chosen = {id(item) for group in same.values() for item in _some(group)}
     kept = [item for item in items if id(item) in chosen or item.get_closest_marker("both")]
     taken = {id(item) for item in kept}
     return kept, [item for item in items if id(item) not in taken]
+
+
+def _some(group: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """One of the group; with `each_once` as many as it needs to have each value of the named parameters."""
+    first = zlib.crc32(group[0].nodeid.encode()) % len(group)
+    left = [*group[first:], *group[:first]]
+    covered: set[object] = set()
+    while left:
+        best = max(left, key=lambda item: len(_values(item) - covered))
+        yield best
+        covered |= _values(best)
+        left = [item for item in left if not _values(item) <= covered]
+
+
+def _values(item: pytest.Item) -> set[object]:
+    """The parameters that `each_once` names, with the identity of their values."""
+    return {(name, id(value)) for name, value in _params(item).items() if name in _named(item, "each_once")}
+
+
+def _named(item: pytest.Item, mark: str) -> set[str]:
+    return {name for found in item.iter_markers(mark) for name in found.args}
 
 
 def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -56,9 +82,16 @@ def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def _tried(item: pytest.Item) -> object:
     """The test and its parameters that are not axes, by identity: items of a test share these objects."""
+    free = AXES | _named(item, "turns") | _named(item, "each_once")
+    name, path = item.nodeid.partition("[")[0], str(item.path)
+    if getattr(getattr(item, "cls", None), "in_turn", False):
+        name = f"{path}::{item.name}"
+    return name, tuple((name, id(value)) for name, value in _params(item).items() if name not in free)
+
+
+def _params(item: pytest.Item) -> Mapping[str, object]:
     callspec: Any = getattr(item, "callspec", None)
-    params = callspec.params if callspec else {}
-    return item.nodeid.partition("[")[0], tuple((name, id(value)) for name, value in params.items() if name not in AXES)
+    return callspec.params if callspec else {}
 
 
 def _weight(item: pytest.Item) -> float:

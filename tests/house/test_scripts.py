@@ -156,17 +156,21 @@ def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeyp
 
 
 def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
-    """The commands that `scripts/test` runs with a fake Python, and the other Xray of each."""
+    """The commands that `scripts/test` runs with a fake Python, and the other Xray of each.
+
+    Without the one that compiles the tests, which runs beside the linters.
+    """
     record = directory / "record"
     named = "${TXNODE_TEST_XRAY_NEW:+ on $TXNODE_TEST_XRAY_NEW}"
     _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*{named}" >>{record}\n')
     environment = {"PATH": os.environ["PATH"], "TXNODE_VENV": str(directory), **more}
     subprocess.run([_SCRIPTS / "test", *arguments], env=environment, check=True, capture_output=True)
-    return [line.removeprefix("-m ") for line in record.read_text().splitlines()]
+    return [line.removeprefix("-m ") for line in record.read_text().splitlines() if "--collect-only" not in line]
 
 
 _CHECKS = ["ruff", "ruff", "codespell_lib", "mypy"]
 _CORES = ["drivers.install"] * 3
+_PROCESSORS = len(os.sched_getaffinity(0))
 
 
 def _begins(commands: list[str]) -> list[str]:
@@ -177,7 +181,7 @@ def test_the_fast_run(tmp_path: Path) -> None:
     """`--fast` neither looks for nor installs cores, and skips marked tests; it runs the linters."""
     *checks, tests = _tested(tmp_path, "--fast", "-x")
     assert _begins(checks) == _CHECKS
-    assert tests.startswith("pytest -n auto ")
+    assert tests.startswith(f"pytest -n {_PROCESSORS + 1} ")
     assert tests.endswith(" -m not core and not slow and not machine and not nightly -x")
 
 
@@ -185,7 +189,7 @@ def test_the_default_run(tmp_path: Path) -> None:
     """It finds the cores, then runs each test on one of them, but those that need the machine's tools, or a night."""
     *checks, tests = _tested(tmp_path, "-x")
     assert _begins(checks) == [*_CORES, *_CHECKS]
-    assert tests.startswith("pytest -n 4 ") and " --in-turn " in tests
+    assert tests.startswith(f"pytest -n {min(3 * _PROCESSORS, 12)} ") and " --in-turn " in tests
     assert tests.partition(" -m ")[2] == "not machine and not nightly -x"
 
 

@@ -93,7 +93,7 @@ def backend(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["rest", "grpc"])
-@pytest.mark.both
+@pytest.mark.each_once("transport", "ground")
 def test_over_the_quota_is_out(
     ground: Ground, transport: str, node: NodeProcess, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:

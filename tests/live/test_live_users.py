@@ -31,6 +31,7 @@ from tests.conftest import (
     Place,
     connection,
     control,
+    daily,
     gets_in,
     live,
     member,
@@ -103,9 +104,9 @@ def opens_trojan(place: Place, password: str, echo: EchoServer) -> bool:
             return False
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The traffic of every kind, and strangers at it, are tried in test_traffic.
+@pytest.mark.parametrize("name", daily(NAMES[::2], NAMES))
 @over("grpc")
-@pytest.mark.both
 def test_life_of_a_user(
     name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
 ) -> None:
@@ -191,6 +192,7 @@ def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event,
 @pytest.mark.slow
 @pytest.mark.parametrize(("gone", "other"), [(ANNA, BERT), (BERT, ANNA)], ids=["first", "last"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+@pytest.mark.each_once("gone", "other", "beside")
 @over("rest")
 def test_removal_inside_a_handshake(
     gone: TestUser,
@@ -351,6 +353,7 @@ def test_two_spellings_in_one_set(controller: Controller, home: Place, echo: Ech
 
 @pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
 @pytest.mark.parametrize("name", ["vless-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128"])
+@pytest.mark.each_once("name", "sync")
 @over("grpc")
 def test_credential_moves(
     name: str, sync: Sync, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller

@@ -75,7 +75,7 @@ def test_a_log_file(tmp_path: Path) -> None:
     """The log goes as JSON to the file that twistd names, also after a rotation."""
     file = tmp_path / "node.log"
     with NodeProcess(tmp_path, twistd=[f"--logfile={file}"], LOG_FORMAT="json") as node:
-        until(lambda: "is ready" in file.read_text(), what="it is ready")
+        until(lambda: "is ready" in file.read_text(), 30, "it is ready")
         assert node.lines == []
         os.kill(node.pid, signal.SIGUSR1)
         until(lambda: file.with_name("node.log.1").exists(), what="the file is turned over")

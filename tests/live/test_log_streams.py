@@ -59,7 +59,7 @@ def rpc(node: NodeProcess) -> Controller:
     return RpcController(node)
 
 
-each_way = pytest.mark.parametrize("way", [bearer, deployed, rpc], ids=["bearer", "x-api-key", "grpc"])
+each_way = pytest.mark.parametrize("aim", [bearer, deployed, rpc], ids=["bearer", "x-api-key", "grpc"])
 
 _CORE = """\
 import os, sys
@@ -101,9 +101,9 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 @contextmanager
-def reading(way: Make, node: NodeProcess) -> Iterator[LogReader]:
+def reading(aim: Make, node: NodeProcess) -> Iterator[LogReader]:
     """An open reader: the node has replied."""
-    controller = way(node)
+    controller = aim(node)
     with controller.logs() as reader:
         until(lambda: reader.lines, what="the tail of the ring")
         yield reader
@@ -111,10 +111,10 @@ def reading(way: Make, node: NodeProcess) -> Iterator[LogReader]:
 
 
 @each_way
-def test_stream_outlives_everything(node: NodeProcess, ground: Ground, way: Make) -> None:
+def test_stream_outlives_everything(node: NodeProcess, ground: Ground, aim: Make) -> None:
     """A stream opens without a backend and survives Start, the core's death, Stop and the next Start."""
     controller = RestController(node)
-    with reading(way, node) as reader:
+    with reading(aim, node) as reader:
         for expected, do in (
             ("backend running", lambda: controller.start(a_backend(ground))),
             ("backend restarting: the core ended", lambda: kill(node.core_pids()[0], signal.SIGKILL)),
@@ -140,7 +140,7 @@ for number in range({LINES}):
 def test_every_reader_gets_every_line(tmp_path: Path, ground: Ground) -> None:
     """Each of nine readers, three of each kind, gets each of 10,000 lines of both outputs once, in the same order."""
     with node_with(tmp_path, FLOOD, ground, LOG_BUFFER_SIZE=str(2 * LINES)) as node, ExitStack() as stack:
-        readers = [stack.enter_context(reading(way, node)) for way in (bearer, deployed, rpc) for _ in range(3)]
+        readers = [stack.enter_context(reading(aim, node)) for aim in (bearer, deployed, rpc) for _ in range(3)]
         RestController(node).start(a_backend(ground))
         for reader in readers:
             reader.find("backend running", 30)
@@ -174,10 +174,10 @@ for number in range({LINES}):
 
 
 @each_way
-def test_slow_reader_is_told(tmp_path: Path, way: Make) -> None:
+def test_slow_reader_is_told(tmp_path: Path, aim: Make) -> None:
     """A reader that reads nothing loses its oldest lines, gets a line with the exact number, and delays no other."""
     with node_with(tmp_path, LONG_FLOOD) as node, ExitStack() as stack:
-        stream = stack.enter_context(unread(way, node))
+        stream = stack.enter_context(unread(aim, node))
         began = time.monotonic()
         RestController(node).start(a_backend())
         # A delay would last until the slow reader reads.
@@ -208,22 +208,22 @@ def dropped_of(lines: Iterable[str]) -> int:
 
 
 @contextmanager
-def unread(way: Make, node: NodeProcess) -> Iterator[Iterator[str]]:
+def unread(aim: Make, node: NodeProcess) -> Iterator[Iterator[str]]:
     """A stream that is open at the node, and that the caller has not read yet."""
-    if way is rpc:
+    if aim is rpc:
         with Rpc(node) as client:
             call: Any = client.GetLogs(Empty())
             call.initial_metadata()
             yield (log.detail for log in call)
             call.cancel()
         return
-    stream = Rest(node, dialect="bearer" if way is bearer else "x-api-key").logs(timeout=30)
+    stream = Rest(node, dialect="bearer" if aim is bearer else "x-api-key").logs(timeout=30)
     yield iter(stream)
     stream.close()
 
 
 @each_way
-def test_late_reader_gets_the_tail(tmp_path: Path, way: Make) -> None:
+def test_late_reader_gets_the_tail(tmp_path: Path, aim: Make) -> None:
     """A late reader gets the newest lines first, up to the replay's limit, and then new ones."""
     with node_with(tmp_path, FLOOD) as node, reading(bearer, node) as early:
         controller = RestController(node)
@@ -233,7 +233,7 @@ def test_late_reader_gets_the_tail(tmp_path: Path, way: Make) -> None:
         # A core may be running before the node has read all that it said.
         for last in (LINES - 1, LINES - 2):
             early.find(f"line {last} of the core", 30)
-        with reading(way, node) as late:
+        with reading(aim, node) as late:
             until(lambda: len(late.lines) >= REPLAY, what="the tail")
             assert late.lines[:REPLAY] == early.lines[-REPLAY:]
             controller.stop()
@@ -252,9 +252,9 @@ sys.stdout.flush()
 
 
 @each_way
-def test_long_and_odd_lines(tmp_path: Path, way: Make) -> None:
+def test_long_and_odd_lines(tmp_path: Path, aim: Make) -> None:
     """A line over 64 KiB is cut, those around it are whole; invalid UTF-8 does no harm."""
-    with node_with(tmp_path, LONG_LINES) as node, reading(way, node) as reader:
+    with node_with(tmp_path, LONG_LINES) as node, reading(aim, node) as reader:
         RestController(node).start(a_backend())
         reader.find("backend running", 20)
         reader.find("indented")
@@ -330,10 +330,10 @@ def read_until(response: HTTPResponse, last: str) -> Iterator[str]:
 
 
 @each_way
-def test_own_events_are_marked(node: NodeProcess, ground: Ground, way: Make) -> None:
+def test_own_events_are_marked(node: NodeProcess, ground: Ground, aim: Make) -> None:
     """Lines of the node itself begin with its mark, lines of the core do not."""
     controller = RestController(node)
-    with reading(way, node) as reader:
+    with reading(aim, node) as reader:
         controller.start(a_backend(ground))
         reader.find(" started")
         controller.stop()
@@ -367,6 +367,7 @@ def test_api_is_not_in_the_logs(node: NodeProcess, ground: Ground) -> None:
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
+@pytest.mark.turns("debug")
 def test_no_secrets_in_the_log(tmp_path: Path, debug: str, ground: Ground) -> None:
     """Neither keys, right or wrong, nor credentials, good or bad, are in the node's log or in log streams."""
     wrong, odd = secrets.token_urlsafe(24), service_pb2.User(email="odd", inbounds=["in"])

@@ -114,6 +114,7 @@ def one_by_one(controller: Controller, place: Place, crowd: list[User]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("remove", [by_start, by_sync, one_by_one])
+@pytest.mark.turns("remove")
 @over("rest")
 def test_removed_from_a_crowd(
     remove: Callable[[Controller, Place, list[User]], None],

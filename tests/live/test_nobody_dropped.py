@@ -514,6 +514,7 @@ class Called:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("last", ["Start", "Stop", "SyncUsers"])
+@pytest.mark.turns("last")
 def test_fifty_at_once(last: str, node: NodeProcess, home: Place, work: Place, echo: EchoServer) -> None:
     """Fifty Starts, Stops and syncs in random order over both transports end in the state of the last one."""
     chance = random.Random(last)

@@ -28,7 +28,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.transports import Transport
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import SOURCE, Place, gets_in, live, member, on, over, run, settled, stays_out, way
+from tests.conftest import SOURCE, Place, daily, gets_in, live, member, on, over, run, settled, stays_out, way
 from tests.harness.grounds import Ground
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
@@ -47,6 +47,7 @@ KINDS = (
     "shadowsocks-aes-256-gcm",
     "shadowsocks-2022-aes-128",
 )
+SIZES = [(name, SOME if number else MANY) for number, name in enumerate(KINDS)]
 
 # For cores whose access lines show which user connects from where.
 cuts = on(lambda ground: ground.cuts)
@@ -130,7 +131,8 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
     return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
-@pytest.mark.parametrize(("name", "size"), [("vless-raw", MANY), *((name, SOME) for name in KINDS[1:])])
+# Each of the two tests takes every second kind in the default run.
+@pytest.mark.parametrize(("name", "size"), daily(SIZES[::2], SIZES))
 @over("grpc")
 def test_removed_user_is_out(
     name: str,
@@ -153,7 +155,7 @@ def test_removed_user_is_out(
         assert gets_in(place, BERT, echo)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", daily(KINDS[1::2], KINDS))
 @over("rest")
 @live
 def test_changed_credential_is_out(
@@ -177,7 +179,7 @@ def test_changed_credential_is_out(
 
 
 @pytest.mark.parametrize("sync", [one_by_one, the_set])
-@pytest.mark.both
+@pytest.mark.each_once("sync", "controller", "ground")
 def test_every_sync_ends_connections(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
     """Over both transports, users removed by a change or missing in a list are cut, and the other stays."""
     run(controller, [home], [member(ANNA, home), member(BERT, home)])

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from protos.service_pb2 import Proxy, User, Vless
-from scripts.staging.controller import RpcController
+from scripts.staging.controller import ControllerError, RpcController
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
-from tests.conftest import Place, gets_in, member, stays_out
+from scripts.staging.wait import until
+from tests.conftest import Place, daily, gets_in, member, stays_out
 from tests.harness.grounds import SING_BOX, XRAY, Ground
 from tests.live.test_nobody_dropped import at_ease, known_to_core, undisturbed
 
@@ -74,7 +75,7 @@ SIZES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ground", "count", "inbounds"), SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("ground", "count", "inbounds"), daily([SIZES["ten inbounds"]], SIZES.values()), ids=SIZES)
 def test_very_many_accounts(
     tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer, ground: Ground, count: int, inbounds: int
 ) -> None:
@@ -89,14 +90,28 @@ def test_very_many_accounts(
         people = [member(person, *places) for person in (ANNA, CARL, DORA, EVE)]
         everybody = people + crowd(0, count - len(people), scene.tags)
         request = ground.backend([place.inbound for place in places], everybody)
-        assert scene.controller.start(request).running
+        repeated(lambda: scene.controller.start(request))
         scene.has(everybody)
         for place in scene.ends:
             stack.enter_context(at_ease(node, place, ANNA, echo))
         with undisturbed(node, places[0], ANNA, echo):
-            scene.controller.start(request)
+            repeated(lambda: scene.controller.start(request))
         sync_with_changes(scene, count)
         one_alone(scene)
+
+
+def repeated(call: Callable[[], object]) -> None:
+    """Repeat a call, as controllers do, while the node replies in time that it is still at it: on a busy machine."""
+
+    def taken() -> bool:
+        try:
+            call()
+        except ControllerError as error:
+            assert "the node continues in the background" in error.text, error.text
+            return False
+        return True
+
+    until(taken, 60, "the call is replied to with success")
 
 
 def sync_with_changes(scene: Scene, count: int) -> None:
@@ -108,7 +123,7 @@ def sync_with_changes(scene: Scene, count: int) -> None:
     rest = crowd(count // 100, count - 2 * count // 100, scene.tags)
     fresh = crowd(2 * count, count // 100, scene.tags)
     everybody = [*people, *changed, *rest, *fresh]
-    scene.controller.sync_users(everybody)
+    repeated(lambda: scene.controller.sync_users(everybody))
     scene.has(everybody)
     for person, look in ((BERT, gets_in), (CARL, stays_out), (again, gets_in), (DORA, stays_out)):
         scene.everywhere(look, person)
@@ -117,7 +132,7 @@ def sync_with_changes(scene: Scene, count: int) -> None:
 def one_alone(scene: Scene) -> None:
     """One of all these users is removed, and added again."""
     scene.everywhere(gets_in, EVE)
-    scene.controller.sync_user(member(EVE))
+    repeated(lambda: scene.controller.sync_user(member(EVE)))
     scene.everywhere(stays_out, EVE)
-    scene.controller.sync_user(member(EVE, *scene.places))
+    repeated(lambda: scene.controller.sync_user(member(EVE, *scene.places)))
     scene.everywhere(gets_in, EVE)

@@ -95,6 +95,7 @@ class SharingTests(TestCase):
     """Tests on each core."""
 
     __test__ = False
+    in_turn = True
     ground: Ground
 
     async def setUp(self) -> None:  # type: ignore[override]

@@ -443,7 +443,7 @@ def test_a_flow_that_is_cut_is_counted(alone: Box, echo: EchoServer) -> None:
     with client(*[(door, person) for person in people]) as ports, ThreadPoolExecutor(3) as pool:
         flows = [pool.submit(download, port) for port in ports]
         for person in people:
-            until(partial(has_received, person.email), 5)
+            until(partial(has_received, person.email), 20)
         alone.controller.sync_user(door.user(TestUser.new("new")))
         received = [flow.result(10) for flow in flows]
     for person, bytes_ in zip(people, received, strict=True):

@@ -56,6 +56,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> certs.Certificate:
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.each_once("name", "busy")
 def test_a_changed_credential(
     box: Box, certificate: certs.Certificate, echo: EchoServer, name: str, busy: bool
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_changed_credential(
 
 @pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.each_once("name", "busy")
 def test_a_removed_user(box: Box, certificate: certs.Certificate, echo: EchoServer, name: str, busy: bool) -> None:
     """Their sessions are cut, and no others."""
     door = Door(WAYS[name](certificate))

@@ -56,7 +56,8 @@ def test_another_spelling_of_a_login_ends_nobody(
         assert all(gets_in(port, echo) for port in ports)
         moved = before + 1000 * len(doors)
         until(lambda: box.counted(UserStat, again.email)["downlink"] >= moved, 2, "their bytes are counted")
-    assert box.node.core_pids() == cores
+    # The core of the test before may have ended meanwhile.
+    assert box.node.newest_core() == cores[-1] and {*box.node.core_pids()} <= {*cores}
 
 
 def test_another_spelling_of_a_login_comes_with_the_next_core(

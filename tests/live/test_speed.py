@@ -55,6 +55,8 @@ def nobody(key: str, address: Address) -> None:
 class SpeedTests(SingBoxRun):
     """The tests set the limits."""
 
+    in_turn = True
+
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
         self.limits: dict[str, Limit] = {}

@@ -66,6 +66,7 @@ def on_each(kind: Kind) -> list[Place]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("take", [False, True], ids=["at the end", "each time"])
+@pytest.mark.turns("take")
 def test_there_and_back(
     own_node: NodeProcess, all_kinds: Mapping[str, Kind], echo: EchoServer, meter: Meter, take: bool
 ) -> None:

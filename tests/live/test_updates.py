@@ -188,6 +188,7 @@ def test_a_download_goes_on_where_it_broke_off(rest: Controller, mirror: Mirror,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["fetching", "switching to it"])
+@pytest.mark.turns("moment")
 def test_a_node_that_dies_meanwhile(
     moment: str, updated: NodeProcess, rest: Controller, mirror: Mirror, ground: Ground, home: Place, echo: EchoServer
 ) -> None:
@@ -287,6 +288,7 @@ def test_geo_files_are_updated_and_go_back(listed: Listed, echo: EchoServer) -> 
     ],
     ids=["another digest", "without what is named", "no list"],
 )
+@pytest.mark.turns("content", "digest", "words")
 def test_wrong_geo_files_change_nothing(listed: Listed, content: bytes, digest: str, words: str) -> None:
     """The reason is reported, the old lists are used, also by the next core."""
     listed.offer(content, digest)

