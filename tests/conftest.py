@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from twisted.trial.unittest import TestCase
 
 from drivers.install.releases import SING_BOX, XRAY
@@ -35,13 +35,14 @@ from tests.harness import grounds, in_turn
 from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
-# No deadline, as machines differ and may be busy.
-settings.register_profile("patient", deadline=None)
+# No deadline, and no complaint that examples are slow to make: machines differ and may be busy.
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("patient", **_PATIENT)
 settings.load_profile("patient")
 # For `scripts/test --fast`: a few examples of each property.
-settings.register_profile("brief", deadline=None, max_examples=10, stateful_step_count=30)
+settings.register_profile("brief", **_PATIENT, max_examples=10, stateful_step_count=30)
 # A long search, for tests/node/test_any_bytes.py and the like, with `--timeout=0`.
-settings.register_profile("nightly", deadline=None, max_examples=1_000, database=None)
+settings.register_profile("nightly", **_PATIENT, max_examples=1_000, database=None)
 
 # Forked, as the tests start some hundreds of nodes.
 NodeProcess.child = Forked

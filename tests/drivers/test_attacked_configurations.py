@@ -20,7 +20,7 @@ from scripts.attack.mutation import bytes_of, mutate
 
 # Cases of one example, of which hypothesis chooses the first; more are cheaper than examples.
 EACH = 20
-EXAMPLES = 150 * int(os.environ.get("TXNODE_ATTACKS", "1"))
+EXAMPLES = 4 * settings().max_examples * int(os.environ.get("TXNODE_ATTACKS", "1"))
 seeds = st.integers(0, 2**48)
 
 

@@ -293,7 +293,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(steps, max_size=14))
 @example([("start", "a", "ann"), ("damage",), ("end",)])
 @example([("start", "a", "ann"), ("hard",), ("end",), ("damage",), ("end",)])

@@ -132,7 +132,7 @@ class Accounting(RuleBasedStateMachine):
             assert known - {name for taken in self.replies if taken.scope is scope for name in taken.rows} <= listed
 
 
-Accounting.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Accounting.TestCase.settings = settings(max_examples=3 * settings().max_examples, stateful_step_count=30)
 TestAccounting = Accounting.TestCase
 
 
