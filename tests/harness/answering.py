@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.sessions import Sessions
@@ -58,8 +58,11 @@ class Port:
         return {self.ask(name) for name in self.names for _ in range(20)}
 
     def ask(self, name: str) -> str:
-        with self.client(name) as client:
-            return answer(client)
+        """One client's answer. The kernel sends few refusals (ICMP) a second for all programs: up to three attempts."""
+        for _ in range(3):
+            with self.client(name) as client, suppress(TimeoutError):
+                return answer(client)
+        raise TimeoutError(f"neither an answer nor a refusal at {name}")
 
     @contextmanager
     def client(self, name: str) -> Iterator[socket.socket]:
