@@ -59,7 +59,7 @@ collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_geo_files.py"
 _NOWHERE = "/this/test/lacks/the/mark/core"
 _coreless = pytest.MonkeyPatch()
 # Seconds between two echoes of `talking`.
-_PAUSE = 0.004
+_PAUSE = 0.02
 # Seconds that a test without the mark `slow` may take in the default run, with a processor for each process.
 _LONG = 10.0
 # Lines of a node in the report of a failed test.

@@ -309,6 +309,7 @@ WIRES: Mapping[str, Callable[[NodeProcess], Wire]] = {"rest": rest_wire, "grpc":
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", list(WIRES))
 @pytest.mark.parametrize("leave", [Wire.close, Wire.reset], ids=["close", "reset"])
+@pytest.mark.turns("leave")
 def test_gone_in_the_middle_of_a_reply(
     crowded: tuple[NodeProcess, Bill], transport: str, leave: Callable[[Wire], None]
 ) -> None:

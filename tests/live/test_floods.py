@@ -13,6 +13,7 @@ from scripts.attack.floods import FLOODS, flooding
 from scripts.staging.controller import RestController, RpcController
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
+from tests.conftest import daily
 
 # Seconds for a call over gRPC, on a kept connection, and for one over REST, on a new one. On an idle machine it is less
 # than one.
@@ -31,7 +32,10 @@ def memory(node: NodeProcess) -> float:
     return float(psutil.Process(node.pid).memory_info().rss) / 2**20
 
 
-@pytest.mark.parametrize("kind", [*FLOODS, "idle"])
+KINDS = [*FLOODS, "idle"]
+
+
+@pytest.mark.parametrize("kind", daily(KINDS[::2], KINDS))
 def test_a_flood(node: NodeProcess, kind: str) -> None:
     """The node closes each flooding connection after few bytes, and controllers are not affected."""
     with closing(RpcController(node)) as rpc, closing(RestController(node)) as rest, rpc.logs() as reader:
