@@ -218,9 +218,15 @@ _BACKEND = (
     ),
     Setting(
         "ADOPT_SECONDS",
-        "with ADOPT=on, seconds that cores run on without a node before they are ended, 1 to 86400",
+        "seconds that cores run on without a node before they are ended, 1 to 86400; not counted while a node starts",
         "300",
         details="Raise it if it can take longer until a node starts again. Nothing enforces limits in that time.",
+    ),
+    Setting(
+        "KEEPER",
+        "on or off: a keeper starts the node again when it dies, and holds the cores meanwhile; see docs/upgrades.md",
+        "on",
+        details="Turn it off only for development: then a debugger reaches the node itself, and cores end with it.",
     ),
     Setting(
         "KEEP_ALIVE_ACTION",
@@ -356,6 +362,7 @@ class Settings:
     upgrade: bool
     updates: Updates
     adopt_seconds: float
+    keeper: bool
     outlive: bool
     resume: bool
     traffic_interval: float
@@ -459,6 +466,7 @@ class _Check:
             upgrade=self._word("UPGRADE_ON_START", "on", "off") == "on",
             updates=self._updates(),
             adopt_seconds=self._seconds("ADOPT_SECONDS", 1, 86_400),
+            keeper=self._word("KEEPER", "on", "off") == "on",
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),

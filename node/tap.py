@@ -24,8 +24,6 @@ from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
-from node.adoption.adoption import Adoption
-from node.adoption.handover_files import HandoverFiles
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -33,6 +31,7 @@ from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
 from node.backend.drain import Limits
 from node.contract.driver import Host
+from node.contract.keeper import NoKeeper
 from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
@@ -40,6 +39,10 @@ from node.door.upstream import Upstream
 from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
+from node.handover.program import CHECKING, KEPT, Program, Tried
+from node.handover.succession import Succession
+from node.handover.ties import Ties
+from node.handover.upgrade import Upgrades
 from node.keyfile import BadKeys
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
@@ -60,9 +63,6 @@ from node.transport.site import Site
 from node.updates.chosen import LISTS, Record
 from node.updates.policy import Sources
 from node.updates.updates import Updates
-from node.upgrade.program import SEVERAL, Program, Tried
-from node.upgrade.succession import Succession
-from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
 
 import_gc.resume()
@@ -166,11 +166,16 @@ class NodeService(Service):
         sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
         record.load()
         choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
-        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices)
+        ties = Ties.of(environment())
+        host = Host(
+            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
+            ties or NoKeeper(),
+        )
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)
-        self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
+        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.notify)
+        self._systemd = Systemd(notifier, reactor)
         authenticator = Authenticator(settings.api_key, settings.certified)
         secrets = [settings.api_key_file] if settings.api_key_file else []
         self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
@@ -190,7 +195,7 @@ class NodeService(Service):
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
-            *(reactor, environment()),
+            *(reactor, environment(), ties, settings.adopt_seconds),
             ring=self._ring,
             journal=self._journal,
             state=self._state,
@@ -202,11 +207,6 @@ class NodeService(Service):
             sweep=self._drivers.sweep,
         )
         self._ports = self._succession.ports
-        adopts, there = settings.drivers["ADOPT"] == "on", settings.state_dir / "adopt"
-        self._adoption = Adoption(
-            *(reactor, there, adopts, settings.adopt_seconds), lambda: self._drivers.mark, self._drivers.sweep
-        )
-        self._handover_files = HandoverFiles(reactor, there, adopts, self._backend)
         kept = settings.state_dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
@@ -231,7 +231,7 @@ class NodeService(Service):
 
     async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         """Run a command of the node's own to its end, such as another version's check."""
-        own = {"PYTHONPATH": str(modules)} if modules else {}
+        own = {CHECKING: "yes"} | ({"PYTHONPATH": str(modules)} if modules else {})
         return await self._drivers.run(command, {**environment(), **own}, seconds)
 
     def check(self) -> int:
@@ -243,7 +243,10 @@ class NodeService(Service):
         except (OSError, BadPair, BadKeys) as error:
             print(f"txnode {__version__} cannot start: {error}")  # noqa: T201
             return 1
-        print(SEVERAL)  # noqa: T201 - read by the node that runs the check
+        if CHECKING not in environment():
+            print("restart the node to change to this version, if the one that runs has no keeper")  # noqa: T201
+            return 1
+        print(KEPT)  # noqa: T201 - read by the node that runs the check
         print(f"txnode {__version__}")  # noqa: T201 - read by the node that runs the check
         return 0
 
@@ -304,7 +307,6 @@ class NodeService(Service):
             self._upgrades.prepare()
             self._certificates.load()
             self._keyring.load()
-            self._succession.adopt(self._adoption.begin())
             self._sweep()
             self._updates.load()
             saved = self._store.open()
@@ -316,12 +318,11 @@ class NodeService(Service):
             self._listen("grpc", self._settings.grpc_port, GRPC_FIRST)
             self._listen("rest", self._settings.rest_port, REST_FIRST)
             self._listen_for_metrics()
+            self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
-        self._adoption.protect()
-        self._handover_files.start()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
@@ -348,7 +349,6 @@ class NodeService(Service):
             ("the reactor lag meter", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
-            ("the cores that were not adopted", self._adoption.end),
             ("the event journal", self._journal.close),
             ("the state file", self._store.close),
             ("the certificate watch", self._watch.stopService),
@@ -384,6 +384,8 @@ class NodeService(Service):
             context = self._certificates.context_factory(protocols)
             held = self._succession.held(name, interface, port)
             self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
+            if held is not None:
+                os.close(held)
 
     def _listen_for_metrics(self) -> None:
         if (port := self._settings.metrics_port) is not None:
@@ -393,6 +395,7 @@ class NodeService(Service):
                 self._ports["metrics"] = self._reactor.listenTCP(port, site, interface=LOOPBACK)
             else:
                 self._ports["metrics"] = cast(Any, self._reactor).adoptStreamPort(held, socket.AF_INET, site)
+                os.close(held)
 
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))

@@ -7,31 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Handover(_message.Message):
-    __slots__ = ("format", "version", "lock", "ports", "ring", "run", "draining", "together")
-    class PortsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    __slots__ = ("format", "version", "ring", "run", "draining", "exact", "common")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    LOCK_FIELD_NUMBER: _ClassVar[int]
-    PORTS_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    EXACT_FIELD_NUMBER: _ClassVar[int]
+    COMMON_FIELD_NUMBER: _ClassVar[int]
     format: int
     version: str
-    lock: int
-    ports: _containers.ScalarMap[str, int]
     ring: Ring
     run: Run
     draining: _containers.RepeatedCompositeFieldContainer[Run]
-    together: Together
-    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., lock: _Optional[int] = ..., ports: _Optional[_Mapping[str, int]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., draining: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., together: _Optional[_Union[Together, _Mapping]] = ...) -> None: ...
+    exact: bool
+    common: bytes
+    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., draining: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., exact: bool = ..., common: _Optional[bytes] = ...) -> None: ...
 
 class Ring(_message.Message):
     __slots__ = ("name", "next", "lines")
@@ -44,7 +35,7 @@ class Ring(_message.Message):
     def __init__(self, name: _Optional[str] = ..., next: _Optional[int] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("type", "pid", "core", "descriptors", "counters", "since", "backend", "routing", "way_back", "mark", "config")
+    __slots__ = ("type", "pid", "core", "counters", "since", "backend", "routing", "way_back", "mark", "config", "saved")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -55,7 +46,6 @@ class Run(_message.Message):
     TYPE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     CORE_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -63,10 +53,10 @@ class Run(_message.Message):
     WAY_BACK_FIELD_NUMBER: _ClassVar[int]
     MARK_FIELD_NUMBER: _ClassVar[int]
     CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     type: int
     pid: int
     core: bytes
-    descriptors: _containers.RepeatedScalarFieldContainer[int]
     counters: _containers.ScalarMap[str, int]
     since: float
     backend: bytes
@@ -74,33 +64,16 @@ class Run(_message.Message):
     way_back: float
     mark: str
     config: str
-    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., since: _Optional[float] = ..., backend: _Optional[bytes] = ..., routing: _Optional[bytes] = ..., way_back: _Optional[float] = ..., mark: _Optional[str] = ..., config: _Optional[str] = ...) -> None: ...
-
-class Together(_message.Message):
-    __slots__ = ("packed", "descriptors")
-    PACKED_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
-    packed: bytes
-    descriptors: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, packed: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Standing(_message.Message):
-    __slots__ = ("format", "run")
-    FORMAT_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    format: int
-    run: Run
-    def __init__(self, format: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+    saved: bool
+    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., counters: _Optional[_Mapping[str, int]] = ..., since: _Optional[float] = ..., backend: _Optional[bytes] = ..., routing: _Optional[bytes] = ..., way_back: _Optional[float] = ..., mark: _Optional[str] = ..., config: _Optional[str] = ..., saved: bool = ...) -> None: ...
 
 class Common(_message.Message):
-    __slots__ = ("sharing", "installed", "answers")
-    SHARING_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("installed", "answers")
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    sharing: Sharing
     installed: _containers.RepeatedCompositeFieldContainer[Installed]
     answers: _containers.RepeatedCompositeFieldContainer[Answer]
-    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ..., installed: _Optional[_Iterable[_Union[Installed, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, installed: _Optional[_Iterable[_Union[Installed, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
 class Installed(_message.Message):
     __slots__ = ("path", "configured", "setpriv", "changed", "version", "number", "lines", "chosen")
@@ -173,16 +146,16 @@ class Group(_message.Message):
     def __init__(self, address: _Optional[_Union[Address, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., current: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("pid", "descriptor", "order", "ended")
+    __slots__ = ("pid", "number", "order", "ended")
     PID_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     pid: int
-    descriptor: int
+    number: int
     order: int
     ended: bool
-    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., order: _Optional[int] = ..., ended: bool = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., number: _Optional[int] = ..., order: _Optional[int] = ..., ended: bool = ...) -> None: ...
 
 class Spot(_message.Message):
     __slots__ = ("address", "current", "others")
@@ -205,36 +178,30 @@ class Reach(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("pid", "began", "outputs", "lines", "panic", "starved", "allowance", "adopted")
+    __slots__ = ("pid", "outputs", "lines", "panic", "starved", "allowance")
     PID_FIELD_NUMBER: _ClassVar[int]
-    BEGAN_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     PANIC_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
     ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
-    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     pid: int
-    began: int
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     lines: _containers.RepeatedScalarFieldContainer[str]
     panic: _containers.RepeatedScalarFieldContainer[str]
     starved: bool
     allowance: str
-    adopted: bool
-    def __init__(self, pid: _Optional[int] = ..., began: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., lines: _Optional[_Iterable[str]] = ..., panic: _Optional[_Iterable[str]] = ..., starved: bool = ..., allowance: _Optional[str] = ..., adopted: bool = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., lines: _Optional[_Iterable[str]] = ..., panic: _Optional[_Iterable[str]] = ..., starved: bool = ..., allowance: _Optional[str] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("number", "descriptor", "tail", "cutting")
+    __slots__ = ("number", "tail", "cutting")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     TAIL_FIELD_NUMBER: _ClassVar[int]
     CUTTING_FIELD_NUMBER: _ClassVar[int]
     number: int
-    descriptor: int
     tail: bytes
     cutting: bool
-    def __init__(self, number: _Optional[int] = ..., descriptor: _Optional[int] = ..., tail: _Optional[bytes] = ..., cutting: bool = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., tail: _Optional[bytes] = ..., cutting: bool = ...) -> None: ...
 
 class Accounts(_message.Message):
     __slots__ = ("by_key",)

@@ -179,21 +179,21 @@ class CoreProcess(ProcessProtocol):
         if self.transport is not None:
             self.transport.loseConnection()
 
-    def leave(self) -> Process:
-        """Stop reading the outputs, and return what the next node process needs to take over."""
-        assert self.transport is not None and self.pid is not None
+    def leave(self) -> None:
+        """Stop reading the outputs: what the core writes from here on is for the next node."""
         self._gathers = False
         for pipe in tuple(self._gathering):
             self._gathering.pop(pipe).cancel()
-        pipes = cast("Any", self.transport).pipes
-        outputs = []
-        for number, pipe in pipes.items():
+        for pipe in cast("Any", self.transport).pipes.values():
             pipe.pauseProducing()
-            tail, cutting = self._splitters[number].rest
-            outputs.append(Output(number=number, descriptor=pipe.fileno(), tail=tail, cutting=cutting))
+
+    @property
+    def packed(self) -> Process:
+        """What the next node needs to go on reading."""
+        rests = ((number, *splitter.rest) for number, splitter in self._splitters.items())
         return Process(
             pid=self.pid,
-            outputs=outputs,
+            outputs=[Output(number=number, tail=tail, cutting=cutting) for number, tail, cutting in rests],
             lines=self._last,
             panic=self._panic,
             starved=self.starved,

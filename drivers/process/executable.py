@@ -19,7 +19,7 @@ from drivers.process import memory
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
-from drivers.process.settings import ADOPT, CORE_MEMORY, executable_setting
+from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
@@ -193,8 +193,8 @@ class Installation:
             known = await self._found(chosen)
             self._stale.discard(chosen)
         most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
-        lives_on = self.host.settings.get(ADOPT.name) == "on"
-        spawner = replace(known.spawner, environment=self.environment(known.path), data=most, lives_on=lives_on)
+        keeper = self.host.keeper if self.host.keeper.lasts else None
+        spawner = replace(known.spawner, environment=self.environment(known.path), data=most, keeper=keeper)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
         known = replace(known, spawner=spawner, confinement=confinement).touching(Touched())
         changed = known.path.stat().st_mtime_ns

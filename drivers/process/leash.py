@@ -6,8 +6,7 @@ setpriv(1) where it supports this and there are no rules, which it does not know
 execve(2) (see prctl(2)) unless the file has capabilities, and is sent when the *thread* that spawned ends. Cores that
 escape it are killed by the sweep at the node's next start.
 
-With `-` for the parent the core may outlive the node. Its output then waits in its pipes, which it holds open for
-reading itself: otherwise its next line without a reader would end it (SIGPIPE).
+With `-` for the parent only the rules are set: the keeper has its children end with itself.
 
 Rules are for Landlock (landlock(7)): `read=PATH`, `write=PATH`, `device=PATH` and `run=PATH` allow that for a file or
 all below a directory, `bind=FIRST-LAST` TCP ports, `abstract` abstract sockets of other processes. All else that the
@@ -18,6 +17,10 @@ import ctypes
 import os
 import stat
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
@@ -46,16 +49,16 @@ BIND_TCP = 1
 SCOPE_ABSTRACT, SCOPE_SIGNAL = 1, 2
 
 
-def leashed(
-    command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = (), lives_on: bool = False
-) -> list[str]:
-    """Wrap a command so that the kernel kills it when the spawning thread ends, and enforces these rules.
-
-    With `lives_on` it is not killed.
-    """
-    if setpriv is not None and not rules and not lives_on:
+def leashed(command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = ()) -> list[str]:
+    """Wrap a command so that the kernel kills it when the spawning thread ends, and enforces these rules."""
+    if setpriv is not None and not rules:
         return [setpriv, "--pdeathsig", "KILL", "--", *command]
-    return [sys.executable, "-I", "-S", __file__, "-" if lives_on else str(os.getpid()), *rules, "--", *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *rules, "--", *command]
+
+
+def kept(command: "Sequence[str]", rules: tuple[str, ...]) -> list[str]:
+    """Wrap a command for the keeper, so that the kernel enforces these rules."""
+    return [sys.executable, "-I", "-S", __file__, "-", *rules, "--", *command] if rules else [*command]
 
 
 def version() -> int:
@@ -121,9 +124,7 @@ def _done(result: int) -> int:
 def main(arguments: list[str]) -> None:
     parent, end = arguments[0], arguments.index("--")
     rules, command = arguments[1:end], arguments[end + 1 :]
-    if parent == "-":
-        hold_outputs()
-    else:
+    if parent != "-":
         follow(int(parent))
     try:
         if rules:
@@ -132,14 +133,6 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")
         raise SystemExit(MISSING if isinstance(error, FileNotFoundError) else UNFIT) from error
-
-
-def hold_outputs() -> None:
-    """Open both output pipes for reading as well, so that they always have a reader."""
-    for number in (1, 2):
-        both = os.open(f"/proc/self/fd/{number}", os.O_RDWR)
-        os.dup2(both, number)
-        os.close(both)
 
 
 def follow(parent: int) -> None:

@@ -9,11 +9,10 @@ from typing import Generic, Protocol, TypeVar
 from drivers import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
-from drivers.process.shared import SharedRun
-from drivers.sockets import packing
+from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
-from node.contract.driver import Generation, Host, NotShared, Plan, Together
+from node.contract.driver import Host, NotShared, Plan
 from node.errors import CoreFailed
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
@@ -46,7 +45,7 @@ class Core:
     def __init__(self, host: Host, installation: Installation) -> None:
         self._host = host
         self._installation = installation
-        self._sharing = Sharing(host.reactor)
+        self._sharing = Sharing(host.reactor, Shelf(host.keeper, f"sharing/{installation.core.name}"))
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
@@ -54,31 +53,26 @@ class Core:
     async def version(self) -> str:
         return await self._installation.version()
 
-    async def leave(self) -> Together:
-        common = self._installation.packed
-        common.sharing.CopyFrom(await self._sharing.leave())
-        return Together(common.SerializeToString(), packing.descriptors(common.sharing))
+    async def leave(self) -> bytes:
+        await self._sharing.leave()
+        return self._installation.packed.SerializeToString()
 
     def rehearse(self, begin: bool) -> None:
         self._installation.keep(begin)
 
     def go_on(self, packed: bytes) -> None:
-        common = Common.FromString(packed)
-        self._installation.go_on(common)
+        self._installation.go_on(Common.FromString(packed))
         try:
-            self._sharing.go_on(common.sharing)
+            self._sharing.go_on()
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores could not be taken over: {error}") from error
 
-    async def regain(self, runs: Sequence[Generation]) -> None:
+    async def remain(self, pids: Collection[int], lead: int | None) -> None:
+        self._installation.look_again()
         try:
-            await self._sharing.regain([run.reach for run in runs if isinstance(run, SharedRun)])
+            await self._sharing.remain(pids, lead)
         except NotShared as error:
             raise CoreFailed(str(error)) from error
-
-    def remain(self, pids: Collection[int]) -> None:
-        self._sharing.remain(pids)
-        self._installation.look_again()
 
 
 class Planned(Generic[M]):

@@ -39,15 +39,7 @@ CORE_MEMORY = Setting(
     details="A core that needs more crashes and is started again, which protects the rest of the machine. Leave room "
     "for two: a new core runs beside the old one while that drains.",
 )
-ADOPT = Setting(
-    "ADOPT",
-    "on or off: cores run on when the node is killed, and the next node adopts them; see docs/adopt.md",
-    "off",
-    choices=("on", "off"),
-    details="Turn it on if users should stay connected through a crash of the node. systemd needs a drop-in for it: "
-    "see [adopt.md](adopt.md).",
-)
-SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, ADOPT)
+SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY)
 
 
 def executable_setting(core: Core) -> Setting:

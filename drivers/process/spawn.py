@@ -17,11 +17,13 @@ from pathlib import Path
 from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
-from drivers.process.leash import MISSING, UNFIT, leashed
+from drivers.process.kept import start
+from drivers.process.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
 from drivers.process.settings import CORE_MEMORY
 from node.contract.driver import Exit
+from node.contract.keeper import Keeper
 from node.errors import CoreFailed
 from node.reactor import Reactor
 
@@ -45,7 +47,7 @@ class Spawner:
     """Starts child processes that end with the node: through setpriv(1) if it supports that, else our script.
 
     `owner`: a directory that one node has at a time. `rules`: Landlock rules. `data`: bytes of its own memory that a
-    core may have. With `lives_on` processes do not end with the node.
+    core may have. With a `keeper` cores end with that instead.
     """
 
     reactor: Reactor
@@ -54,7 +56,7 @@ class Spawner:
     setpriv: str | None = None
     rules: tuple[str, ...] = ()
     data: int | None = None
-    lives_on: bool = False
+    keeper: Keeper | None = None
 
     def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
         """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, including 0.
@@ -62,7 +64,7 @@ class Spawner:
         Raises `CoreFailed` if it cannot be spawned.
         """
         replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(
-            process, command, files, self.lives_on
+            process, command, files, self.keeper
         )
         if self.data is not None:
             process.allowance = f"{CORE_MEMORY.name} allows a core {self.data // 1024**2} MiB"
@@ -70,11 +72,14 @@ class Spawner:
                 _limit(process.pid, resource.RLIMIT_DATA, self.data)
 
     def _spawn(
-        self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int], lives_on: bool = False
+        self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int], keeper: Keeper | None = None
     ) -> None:
-        argv = leashed([*command], self.setpriv, self.rules, lives_on)
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
+            if keeper is not None:
+                start(self.reactor, keeper, process, kept(command, self.rules), environment, files)
+                return
+            argv = leashed([*command], self.setpriv, self.rules)
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
         except OSError as error:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error

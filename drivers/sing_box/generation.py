@@ -10,8 +10,8 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.channel import COUNTERS, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
+from drivers.process.kept import left
 from drivers.process.paced import Paced, PacedRun
-from drivers.process.recovered import left, lives_on
 from drivers.process.shared import SharedRun
 from drivers.sing_box import listening
 from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
@@ -28,10 +28,10 @@ from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.connections import Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Exit, Host, Left
+from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed
 from protos.handover_pb2 import Accounts as Packed
-from protos.handover_pb2 import Label, Process, SingBoxRun
+from protos.handover_pb2 import Label, SingBoxRun
 
 # Seconds for which connections may end before they are closed: bytes of a write that is cut are not counted.
 DRY = 0.5
@@ -79,6 +79,8 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         self._batches = self._under_way = 0
         # The users of its configuration, and those who may connect now.
         self._configured = users
+        # They do not change, and may be many: packed once.
+        self._packed = b""
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
         self._connections = Connections(host.reactor, api, plan, process, self.accounts)
         descriptors, shared = self._connections.descriptors, listening.shared(plan.tree)
@@ -324,33 +326,39 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         if user not in names and user not in self._own_names:
             self._unknown_to_v2ray.add(user)
 
-    async def leave(self) -> Left:
-        process = left(self._process)
-        run = self._packed(process, self.accounts)
-        run.untold.extend(self._unknown_to_v2ray)
-        run.labels.extend(Label(tag=tag, key=key, name=name) for (tag, key), name in self._labels.items())
-        run.lingering, run.lacking = self.lingering, self._lacking
-        self._api.leave(run)
-        return Left(process.pid, [output.descriptor for output in process.outputs], run.SerializeToString())
+    async def leave(self) -> None:
+        self._process.leave()
 
-    def _packed(self, process: Process, accounts: Mapping[str, Accounts]) -> SingBoxRun:
-        """Return what any other node process needs to take over this core."""
-        return SingBoxRun(
-            process=process,
+    @property
+    def counts_in_node(self) -> bool:
+        return not self._counts
+
+    def packed(self, exact: bool) -> bytes:
+        """Without `exact` the core will list its live users."""
+        run = SingBoxRun(
+            process=left(self._process),
             port=self._endpoint.port,
             secret=self._endpoint.secret,
             stats_port=self._endpoint.stats_port,
             users_port=self._endpoint.users_port,
-            accounts={tag: Packed(by_key=some) for tag, some in accounts.items()},
-            configured={tag: Packed(by_key=some) for tag, some in self._configured.items()},
+            accounts={tag: Packed(by_key=some) for tag, some in self.accounts.items()} if exact else {},
             files=self._files.packed,
             nobody=self._live.random_key if self._live else "",
+            untold=self._unknown_to_v2ray,
+            labels=(Label(tag=tag, key=key, name=name) for (tag, key), name in self._labels.items()),
+            lingering=self.lingering,
+            lacking=self._lacking,
         )
+        self._api.leave(run)
+        if not self._packed:
+            configured = {tag: Packed(by_key=some) for tag, some in self._configured.items()}
+            self._packed = SingBoxRun(configured=configured).SerializeToString()
+        return run.SerializeToString() + self._packed
 
-    def go_on(self, run: SingBoxRun) -> None:
+    def go_on(self, run: SingBoxRun, exact: bool) -> None:
         """Restore the state that a previous node process left for this core."""
         # Changed in place: other objects hold references to these.
-        for tag, accounts in self.accounts.items():
+        for tag, accounts in self.accounts.items() if exact else ():
             accounts.clear()
             accounts |= run.accounts[tag].by_key
         self._unknown_to_v2ray = set(run.untold)
@@ -358,15 +366,6 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         self.lingering, self._lacking = run.lingering, run.lacking
         if self._live is not None:
             self._live.go_on(run.nobody)
-
-    @property
-    def handle(self) -> Left | None:
-        """None without v2ray_api: the sums from the stream of connections would be lost with the node."""
-        process = lives_on(self._process)
-        if process is None or not self._counts:
-            return None
-        run = self._packed(process, self._configured)
-        return Left(process.pid, (), run.SerializeToString())
 
     async def take_stock(self) -> None:
         """Set the `accounts` of live users to what the core lists. Raises `CoreFailed`."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files
+from drivers.process.kept import ANSWER, recover, silent
 from drivers.process.planned import Planned
 from drivers.process.ports import free_ports, is_open
-from drivers.process.recovered import ANSWER, recover
 from drivers.process.shared import watch
 from drivers.sing_box import config
 from drivers.sing_box.accounts import unlabelled
@@ -51,23 +51,23 @@ class SingBoxPlan(Planned[config.Plan]):
         await self._ready(core, api, endpoint, seconds)
         return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
-    async def recover(self, left: bytes) -> SingBoxGeneration:
+    async def recover(self, left: bytes, exact: bool) -> SingBoxGeneration:
         found = SingBoxRun.FromString(left)
         ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
         endpoint = config.Endpoint(found.port, found.secret, *ports)
         users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
-        recover(self._host.reactor, core, found.process)
+        recover(self._host.reactor, self._host.keeper, core, found.process)
         watch(core, self._sharing)
         api = Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
         api.go_on(found)
         files = Files.unpacked(found.files)
         run = SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, users, files)
-        run.go_on(found)
+        run.go_on(found, exact)
         if not await run.answers(ANSWER):
-            raise CoreFailed("the core that the previous node left running does not answer")
+            raise silent(core)
         await api.begin()
-        if found.process.adopted:
+        if not exact:
             await run.take_stock()
         return run
 

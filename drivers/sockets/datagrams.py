@@ -16,7 +16,6 @@ from drivers.sockets.group import Group, Member, Unsteerable
 from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import Address, pick
 from drivers.sockets.steering import Steering
-from drivers.sockets.udp_probe import UdpProbe
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
 # Where no program answers (the port `discard`).
@@ -40,7 +39,7 @@ class Datagrams(Steering):
             del self._groups[group.address]
 
     def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return look(pid, ports, socket.SOCK_DGRAM)
+        return self._held(look(pid, ports, socket.SOCK_DGRAM))
 
     def _new_group(self, address: Address, members: list[Member]) -> Group:
         return _Group(address, members)
@@ -55,17 +54,6 @@ class _Group(Group):
         self.members.append(member)
         self._expect_no_other()
         self.tidy()
-
-    def find_order(self, led: int) -> None:
-        self._expect_no_other()
-        probe = UdpProbe([member.listener for member in self.members])
-        try:
-            probe.open()
-            self._find_order(led, probe.goes_to, probe.goes_to)
-        except OSError as error:
-            raise Unsteerable(f"{self.address}: {error.strerror}") from error
-        finally:
-            probe.close()
 
     def _expect_no_other(self) -> None:
         if crowd(self.listener) != len(self.members):

@@ -1,17 +1,17 @@
 """A SO_REUSEPORT group: the listeners of one address in the kernel's order, and which gets new connections. Linux only.
 
-The node holds a duplicate of each listener: so the order changes only when the node closes one, and it does so only
-where that does not move the listener that gets connections.
+The node holds a duplicate of each listener (see `held`): so the order changes only when the node closes one, and it
+does so only where that does not move the listener that gets connections.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drivers.sockets.reuseport import NO_INDEX, RESET, Address, deafen, is_at, knock, pick, pick_by_hash
+from drivers.sockets.reuseport import NO_INDEX, RESET, Address, deafen, is_at, pick, pick_by_hash
 
 
 class Unsteerable(Exception):
@@ -71,34 +71,6 @@ class Group:
         self.members.append(member)
         self.expect(member, len(self.members) - 1, self.current)
         self.tidy()
-
-    def find_order(self, led: int) -> None:
-        """Probe the kernel's order of listeners that an earlier node process steered, and steer to the process `led`.
-
-        Or to the newest, if `led` is not there. Mostly the first guess is right and new connections go where they
-        went before; else some may go elsewhere for a moment.
-        """
-        # First by `knock`: `is_at` delays clients that connect meanwhile, and this listener may get all of them.
-        self._find_order(led, knock, is_at)
-
-    def _find_order(self, led: int, first: Way, way: Way) -> None:
-        if len(self.members) == 1:
-            self.begin()
-            return
-        found: dict[int, Member] = {}
-        # The newest is usually the last.
-        for member in sorted(self.members, key=lambda member: (member.pid != led, -member.order)):
-            index = self._index_of(member, found, way if found else first)
-            if not found:
-                self.steer(index)
-            found[index] = member
-        self.members = [found[index] for index in sorted(found)]
-
-    def _index_of(self, member: Member, found: Collection[int], way: Way) -> int:
-        for index in reversed(range(len(self.members))):
-            if index not in found and self.has(member, index, self.current if found else index, way):
-                return index
-        raise Unsteerable(f"another process also listens on port {self.address.port}")
 
     def steer(self, index: int) -> None:
         pick(self.listener, index)

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from drivers.sockets import packing
+from drivers.sockets import held
 from drivers.sockets.connections import Ports
 from drivers.sockets.datagrams import crowd
 from drivers.sockets.group import Unsteerable
+from drivers.sockets.held import Shelf
 from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
-from drivers.sockets.udp_hide import hide, interface_of, is_hidden, show
+from drivers.sockets.udp_hide import hide, is_hidden, show
 from protos.handover_pb2 import Reach, Sharing, Spot
 
 # Seconds without a socket at the address; an active client sends something in this time.
@@ -85,7 +86,8 @@ class Place:
 class Sessions:
     """Processes at the same UDP addresses, and which of them clients reach. One call at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
         self._places: dict[Address, Place] = {}
         self._ports: dict[int, Ports] = {}
 
@@ -95,7 +97,7 @@ class Sessions:
         Raises `Unsteerable`; then the process has to `leave`.
         """
         self._ports[pid] = ports
-        found = _look(pid, ports)
+        found = self._look(pid, ports)
         try:
             while found:
                 one = found.pop()
@@ -104,19 +106,15 @@ class Sessions:
             for one in found:
                 one.close()
 
-    def regain(self, places: Mapping[int, Ports], led: int) -> None:
-        """Add the processes of an earlier node process, and have clients reach `led`, or none.
+    def settle(self) -> None:
+        """Find out which sockets are visible: the node that left them may have been killed while it moved clients.
 
-        Raises `Unsteerable` and `OSError`; then call `close`.
+        Raises `Unsteerable` and `OSError`.
         """
-        self._ports |= places
-        for pid, ports in places.items():
-            for one in _look(pid, ports):
-                address = address_of(one)._replace(interface=interface_of(one))
-                self._places.setdefault(address, Place(address)).others[pid] = one
-        for place in self._places.values():
+        for place in self._taken(self._places.values()):
+            before, place.current = place.current, None
             for pid, one in list(place.others.items()):
-                if pid != led:
+                if pid != before:
                     hide(one)
                 elif not is_hidden(one):
                     place.hold(pid)
@@ -167,8 +165,8 @@ class Sessions:
     def pack(self, sharing: Sharing) -> None:
         """Pack everything for the next node process, which inherits the descriptors."""
         for place in self._places.values():
-            others = [packing.member(pid, one) for pid, one in place.others.items()]
-            sharing.sessions.append(Spot(address=packing.packed(place.address), current=place.current, others=others))
+            others = [held.member(pid, one) for pid, one in place.others.items()]
+            sharing.sessions.append(Spot(address=held.packed(place.address), current=place.current, others=others))
         for pid, ports in self._ports.items():
             first, end = [some.start for some in ports], [some.stop for some in ports]
             sharing.reaches.append(Reach(pid=pid, first=first, end=end))
@@ -176,8 +174,8 @@ class Sessions:
     def unpack(self, sharing: Sharing, sockets: Mapping[int, socket.socket]) -> None:
         """Restore what an earlier node process packed."""
         for spot in sharing.sessions:
-            others = {other.pid: sockets[other.descriptor] for other in spot.others}
-            address, current = packing.unpacked(spot.address), spot.current if spot.HasField("current") else None
+            others = {other.pid: sockets[other.number] for other in spot.others if other.number in sockets}
+            address, current = held.unpacked(spot.address), spot.current if spot.HasField("current") else None
             self._places[address] = Place(address, current, others)
         for reach in sharing.reaches:
             self._ports[reach.pid] = list(map(range, reach.first, reach.end))
@@ -186,7 +184,7 @@ class Sessions:
         """Add duplicates of the visible sockets at these places, if their process lives. Raises `Unsteerable`."""
         taken = {place.address: place for place in places}
         for pid in {place.current for place in taken.values() if place.current is not None}:
-            for one in _look(pid, self._ports[pid]):
+            for one in self._look(pid, self._ports[pid]):
                 place = taken.get(address_of(one))
                 if place is not None and place.current == pid:
                     place.others[pid] = one
@@ -194,15 +192,14 @@ class Sessions:
                     one.close()
         return list(taken.values())
 
-
-def _look(pid: int, ports: Ports) -> list[socket.socket]:
-    """Duplicates of a process's UDP sockets at these ports, none if it has exited. Raises `Unsteerable`."""
-    seen, found = look(pid, ports, socket.SOCK_DGRAM)
-    if seen.obstacles:
-        for one in found:
-            one.close()
-        raise Unsteerable("; ".join(seen.obstacles))
-    return found
+    def _look(self, pid: int, ports: Ports) -> list[socket.socket]:
+        """Duplicates of a process's UDP sockets at these ports, none if it has exited. Raises `Unsteerable`."""
+        seen, found = look(pid, ports, socket.SOCK_DGRAM)
+        if seen.obstacles:
+            for one in found:
+                one.close()
+            raise Unsteerable("; ".join(seen.obstacles))
+        return self._shelf.hold_all(found)
 
 
 def _hold(one: socket.socket, address: Address) -> None:

@@ -14,10 +14,10 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from drivers.sockets import packing
 from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
+from drivers.sockets.held import Shelf
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
@@ -52,9 +52,12 @@ class Sharing:
 
     log = Logger()
 
-    def __init__(self, reactor: PooledReactor) -> None:
+    def __init__(self, reactor: PooledReactor, shelf: Shelf) -> None:
         self._reactor = reactor
-        self._steering, self._datagrams, self._sessions = Steering(), Datagrams(), Sessions()
+        self._shelf = shelf
+        self._steering, self._datagrams, self._sessions = Steering(shelf), Datagrams(shelf), Sessions(shelf)
+        # What the keeper has for the next node.
+        self._stored = b""
         self._lock = DeferredLock()
         # The pids of processes that share, in the order in which they joined; and those about to exit.
         self._members: dict[int, None] = {}
@@ -163,18 +166,18 @@ class Sharing:
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 
-    async def leave(self) -> handover_pb2.Sharing:
-        """Pack the state for the next node process. A process that is alone is released, even if it awaits another."""
+    async def leave(self) -> None:
+        """Leave all to the next node. A process that is alone is released, even if it awaits another."""
         if len(self._members) == 1:
             self._awaits = False
             self._members.clear()
             self._led = None
             await self._do(self._close)
-        return await self._do(self._packed)
 
-    def go_on(self, sharing: handover_pb2.Sharing) -> None:
-        """Restore what an earlier node process packed, before any other call. Raises `OSError`."""
-        sockets = packing.sockets(packing.descriptors(sharing))
+    def go_on(self) -> None:
+        """Restore what an earlier node has left, before any other call. Raises `OSError`."""
+        sharing = self._shelf.stored()
+        sockets = self._shelf.take(sharing)
         self._members = dict.fromkeys(sharing.members)
         self._led = sharing.led if sharing.HasField("led") else None
         self._closed = set(sharing.closed)
@@ -182,25 +185,18 @@ class Sharing:
         self._datagrams.unpack(sharing.datagrams, sockets)
         self._sessions.unpack(sharing, sockets)
 
-    async def regain(self, reaches: Collection[Reach]) -> None:
-        """Take over these processes of a killed node, oldest first, and steer to the last one.
+    async def remain(self, pids: Collection[int], lead: int | None = None) -> None:
+        """Keep these of the restored processes; the others have exited.
 
-        How they were steered is probed in the kernel. Raises `NotShared`.
+        `lead` gets new connections: the node before may have been killed between any two steps. Raises `NotShared`.
         """
-        self._members = {reach.pid: None for reach in reaches}
-        (*_, self._led) = self._members
-        try:
-            await self._steered(self._regain, reaches, self._led)
-        except NotShared:
-            self._members.clear()
-            self._led = None
-            await self._do(self._close)
-            raise
-
-    def remain(self, pids: Collection[int]) -> None:
-        """Keep these of the restored processes; the others have exited."""
+        if lead is not None and lead in pids and self.has(lead):
+            self._led = lead
+            await self._steered(self._lead_again, lead)
         for pid in [pid for pid in self._members if pid not in pids]:
             self.gone(pid)
+        if len(self._members) == 1:
+            await self.leave()
 
     def gone(self, pid: int) -> None:
         """A process of the driver has exited. One that had not joined is the awaited one."""
@@ -241,12 +237,6 @@ class Sharing:
                 self._sessions.close()
             raise
 
-    def _regain(self, reaches: Collection[Reach], led: int) -> None:
-        self._steering.regain({reach.pid: reach.ports for reach in reaches}, led)
-        self._datagrams.regain({reach.pid: reach.datagrams for reach in reaches}, led)
-        self._sessions.regain({reach.pid: reach.sessions for reach in reaches}, led)
-        self._lead(led)
-
     def _quieten(self, pid: int) -> None:
         self._deafen(pid, True)
         self._datagrams.silence(pid)
@@ -275,6 +265,10 @@ class Sharing:
         self._steering.deafen(self._steering.missing(pid))
         self._sessions.lead(pid)
 
+    def _lead_again(self, pid: int) -> None:
+        self._sessions.settle()
+        self._lead(pid)
+
     def _is_closed(self) -> bool:
         """Whether any process that shares is closed."""
         return any(pid in self._closed for pid in list(self._members))
@@ -302,4 +296,18 @@ class Sharing:
         return result
 
     def _aside(self, work: Callable[[], T]) -> Deferred[T]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._done, work)
+
+    def _done(self, work: Callable[[], T]) -> T:
+        """Do the work, and store the outcome for the next node."""
+        try:
+            return work()
+        finally:
+            sharing = self._packed()
+            if (stored := sharing.SerializeToString()) != self._stored:
+                try:
+                    self._shelf.store(sharing)
+                    self._stored = stored
+                except OSError as error:
+                    text = "if the node dies now, new connections may not reach the current core: {error}"
+                    self.log.error(text, error=str(error))

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from drivers.sockets import packing
+from drivers.sockets import held
 from drivers.sockets.connections import Ports
 from drivers.sockets.group import Group, Member, Unsteerable
+from drivers.sockets.held import Shelf
 from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import Address, address_of, deafen, knock, waiting
 from protos import handover_pb2
@@ -26,6 +27,7 @@ class Steering:
     From its `join` to its `leave` a process must not open or close a listener itself.
     """
 
+    _shelf: Shelf
     _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
 
@@ -52,23 +54,6 @@ class Steering:
             for listener in listeners:
                 listener.close()
         return seen
-
-    def regain(self, places: Mapping[int, Ports], led: int) -> None:
-        """Add the processes that an earlier node process steered, oldest first, and steer to `led`.
-
-        Raises `Unsteerable`; then call `close`.
-        """
-        for pid, ports in places.items():
-            seen, listeners = self._look(pid, ports)
-            self._joined += 1
-            for listener in listeners:
-                address = address_of(listener)
-                group = self._groups.setdefault(address, self._new_group(address, []))
-                group.members.append(Member(pid, listener, self._joined))
-            if seen.obstacles:
-                raise Unsteerable("; ".join(seen.obstacles))
-        for group in self._groups.values():
-            group.find_order(led)
 
     def steer(self, pid: int) -> None:
         """Steer all new connections of the addresses on which this process listens to it. Raises `Unsteerable`."""
@@ -129,10 +114,9 @@ class Steering:
         """Pack everything for the next node process, which inherits the descriptors."""
         return [
             handover_pb2.Group(
-                address=packing.packed(group.address),
+                address=held.packed(group.address),
                 members=[
-                    packing.member(member.pid, member.listener, member.order, not member.alive)
-                    for member in group.members
+                    held.member(member.pid, member.listener, member.order, not member.alive) for member in group.members
                 ],
                 current=group.current,
             )
@@ -140,19 +124,28 @@ class Steering:
         ]
 
     def unpack(self, groups: Iterable[handover_pb2.Group], sockets: Mapping[int, socket.socket]) -> None:
-        """Restore what an earlier node process packed."""
+        """Restore what an earlier node process packed. It may have closed some of the sockets since."""
         for each in groups:
-            members = [
-                Member(member.pid, sockets[member.descriptor], member.order, not member.ended)
-                for member in each.members
-            ]
-            address = packing.unpacked(each.address)
-            group = self._groups[address] = self._new_group(address, members)
-            group.current = each.current
-            self._joined = max(self._joined, *(member.order for member in members))
+            order = list(each.members)
+            for index in reversed(range(len(order))):
+                if order[index].number not in sockets:
+                    # As in the kernel the last one has moved into the gap.
+                    last = order.pop()
+                    if index < len(order):
+                        order[index] = last
+            if order:
+                members = [Member(one.pid, sockets[one.number], one.order, not one.ended) for one in order]
+                address = held.unpacked(each.address)
+                group = self._groups[address] = self._new_group(address, members)
+                group.current = min(each.current, len(members) - 1)
+                self._joined = max(self._joined, *(member.order for member in members))
 
     def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return look(pid, ports, socket.SOCK_STREAM)
+        return self._held(look(pid, ports, socket.SOCK_STREAM))
+
+    def _held(self, found: tuple[Survey, list[socket.socket]]) -> tuple[Survey, list[socket.socket]]:
+        seen, listeners = found
+        return seen, self._shelf.hold_all(listeners)
 
     def _new_group(self, address: Address, members: list[Member]) -> Group:
         return Group(address, members)

@@ -9,8 +9,8 @@ from twisted.internet.defer import DeferredLock
 from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
+from drivers.process.kept import left
 from drivers.process.paced import Paced, PacedRun
-from drivers.process.recovered import left, lives_on
 from drivers.process.shared import SharedRun
 from drivers.sockets.connections import endpoint
 from drivers.sockets.sharing import Sharing
@@ -29,7 +29,7 @@ from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address, Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Host, Left
+from node.contract.driver import Applied, Host
 from node.contract.driver import Plan as AnyPlan
 from node.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.waiting import together
@@ -128,8 +128,12 @@ class XrayGeneration(SharedRun[Api], PacedRun):
 
     @property
     def warnings(self) -> Sequence[str]:
-        tunnels = [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
-        return [*self._files.warnings, *self._untrusted_proxy.warnings, *wireguard.crowded(self.accounts, tunnels)]
+        crowded = wireguard.crowded(self.accounts, self._tunnels)
+        return [*self._files.warnings, *self._untrusted_proxy.warnings, *crowded]
+
+    @property
+    def _tunnels(self) -> list[str]:
+        return [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):
@@ -230,38 +234,25 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         async with self._listeners:
             await super().join()
 
-    async def leave(self) -> Left:
+    async def leave(self) -> None:
         await self._connections.flush()
-        process = left(self._process)
+        self._process.leave()
+
+    counts_in_node = False
+
+    def packed(self, exact: bool) -> bytes:
+        """Without `exact` the core will list its users, but for those of WireGuard, whose list lacks their e-mails."""
+        some = self.accounts if exact else {tag: self.accounts[tag] for tag in self._tunnels if tag in self.accounts}
         run = XrayRun(
-            process=process,
+            process=left(self._process),
             socket=self._endpoint.socket,
             token=self._endpoint.token,
             direct=self._endpoint.direct,
-            accounts={tag: Packed(by_key=accounts) for tag, accounts in self.accounts.items()},
+            accounts={tag: Packed(by_key=accounts) for tag, accounts in some.items()},
             files=self._files.packed,
         )
         self._connections.leave(run)
-        descriptors = [output.descriptor for output in process.outputs]
-        return Left(process.pid, descriptors, run.SerializeToString())
-
-    @property
-    def handle(self) -> Left | None:
-        """What the next node process needs if this one is killed; it lists the users itself.
-
-        None with WireGuard inbounds, whose users cannot be recovered from the core's list.
-        """
-        process = lives_on(self._process)
-        if process is None or any(inbound.protocol == "wireguard" for inbound in self.plan.inbounds.values()):
-            return None
-        run = XrayRun(
-            process=process,
-            socket=self._endpoint.socket,
-            token=self._endpoint.token,
-            direct=self._endpoint.direct,
-            files=self._files.packed,
-        )
-        return Left(process.pid, (), run.SerializeToString())
+        return run.SerializeToString()
 
     async def take_stock(self) -> None:
         """Read users and connections from a core about which little is known. Raises `CoreFailed`."""

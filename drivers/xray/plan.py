@@ -10,8 +10,8 @@ from drivers.process import readiness as starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files
+from drivers.process.kept import ANSWER, recover, silent
 from drivers.process.planned import Planned
-from drivers.process.recovered import ANSWER, recover
 from drivers.process.shared import watch
 from drivers.xray import config, files, reloading, rules
 from drivers.xray.access import Shown
@@ -23,7 +23,6 @@ from drivers.xray.generation import XrayGeneration
 from drivers.xray.verdict import CONVERT, cause, is_refusal, look
 from node.contract.accounts import Accounts
 from node.contract.routing import Routing
-from node.errors import CoreFailed
 from protos.handover_pb2 import XrayRun
 
 # The first version whose api.listen may be a unix socket.
@@ -65,13 +64,13 @@ class XrayPlan(Planned[config.Plan]):
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         return core, untrusted_proxy
 
-    async def recover(self, left: bytes) -> XrayGeneration:
+    async def recover(self, left: bytes, exact: bool) -> XrayGeneration:
         found = XrayRun.FromString(left)
         endpoint = config.Endpoint(found.socket, found.token, found.direct)
         connections = Connections(self._host.reactor, self.made.ingress)
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
         core, untrusted_proxy = self._process(endpoint, connections)
-        recover(self._host.reactor, core, found.process)
+        recover(self._host.reactor, self._host.keeper, core, found.process)
         watch(core, self._sharing)
         api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
         run = XrayGeneration(
@@ -79,8 +78,8 @@ class XrayPlan(Planned[config.Plan]):
         )
         connections.go_on(found)
         if not await run.answers(ANSWER):
-            raise CoreFailed("the core that the previous node left running does not answer")
-        if found.process.adopted:
+            raise silent(core)
+        if not exact:
             await run.take_stock()
         return run
 

@@ -209,6 +209,11 @@ class Calls:
         """Return whether no call is under way. A stream of requests that waits for the next message is idle."""
         return not self._working
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is known of each reply whether it was delivered."""
+        return not self._undelivered
+
     def end_readers(self) -> None:
         """End all readers with an error that asks them to call again: another node process takes over."""
         for stream in tuple(self._open):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
@@ -14,7 +14,6 @@ from node import __version__
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.feeds import ChunkFeed, UserFeed, require_few
-from node.api.leaving import Leaving
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
@@ -27,6 +26,7 @@ from node.contract.driver import CountsOnline, Driver, Generation, Heirs, Measur
 from node.contract.routing import Routing
 from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.events.journal import Journal
+from node.handover.leaving import Leaving
 from node.keyfile import Scope
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance
@@ -53,6 +53,9 @@ from protos.service_pb2 import (
     StatRequest,
     SystemStatsResponse,
 )
+
+# Seconds between two looks whether the cores that were left are still wanted.
+HEIR = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Backend:
         journal: Journal | None = None,
     ) -> None:
         """`others` are further parts whose warnings `info` reports. `journal` gets the events."""
+        self._reactor = reactor
         self._journal = journal
         self._policy = policy
         self._ring = ring
@@ -184,17 +188,25 @@ class Backend:
         self._found(saved)
         self._limits.start()
 
-    def unsteady(self, several: bool) -> str:
+    def unsteady(self) -> str:
         """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
-        return self._runner.unsteady(several)
+        return self._runner.unsteady()
+
+    def marks(self) -> Mapping[Generation, str]:
+        """The marks of the runs that the next node can take over: see `Leaving.marks`."""
+        return self._leaving.marks()
+
+    def describe(self, saved: Collection[Generation]) -> Handover:
+        """Describe these runs for the next node, in case that this one dies: see `Leaving.describe`."""
+        return self._leaving.describe(saved=saved)
 
     async def rehearse(self) -> None:
         """Have the core check the running configurations for the next node process: see `Leaving.rehearse`."""
         await self._leaving.rehearse()
 
-    async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
+    async def leave(self, go: Callable[[Handover], Awaitable[None]]) -> None:
         """Call `go` with what the next node process needs to adopt the cores: see `Leaving.leave`."""
-        await self._leaving.leave(several, go)
+        await self._leaving.leave(go)
 
     def inherit(self, left: Handover, heirs: Heirs) -> None:
         """Adopt these runs of the last node process when the backend is resumed: see `Leaving.inherit`."""
@@ -416,14 +428,21 @@ class Backend:
         self._limits.restore((key, packed) for key, packed in saved.limits if key)
         self._own.restore(dict(saved.limits).get(""))
         if not self._runner.desired.loaded(saved) or not saved.request:
-            self._leaving.require_heir()
+            self._require_heir()
             return
         self._leaving.booked = saved.booked
         if saved.left is not None:
             self._store.keep_alive(saved.left)
         if self._policy.resume or self._leaving.inherits:
             resuming = ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
-            resuming.addCallback(lambda _: self._leaving.require_heir())
+            resuming.addCallback(lambda _: self._require_heir())
+
+    def _require_heir(self) -> None:
+        if self._runner.status.awaited:
+            # A failed resume is tried again, and may still take the core over.
+            self._reactor.callLater(HEIR, self._require_heir)
+            return
+        ensureDeferred(self._leaving.require_heir()).addErrback(self._not_resumed)
 
     async def _resume(self, saved: Saved) -> None:
         """Start the saved backend again, with its users and its remaining keep-alive, before any controller calls."""

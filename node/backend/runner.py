@@ -213,23 +213,20 @@ class Runner:
         asked = Backend.FromString(request)
         meaning = await self._meaning(accepted.driver, asked.config)
         fingerprint = (accepted.driver.name, meaning, frozenset(asked.exclude_inbounds))
+        if fingerprint == accepted.fingerprint:
+            return accepted if accepted.routing == routing else await accepted.with_routing(routing)
         return await self._prepare(accepted.driver, asked, fingerprint, routing)
 
     def inherit_draining(self, draining: Sequence[DrainingRun]) -> None:
         """Take over draining runs, oldest first, from the previous node process."""
         self._supervisor.inherit(draining)
 
-    def unsteady(self, several: bool) -> str:
-        """Why the runs cannot be handed over to the next node process now; empty if they can.
-
-        `several`: it can take over more than one run.
-        """
+    def unsteady(self) -> str:
+        """Why the runs cannot be handed over to the next node process now; empty if they can."""
         if self._supervisor.ending:
             return "a core is ending"
         if self._generations.draining and self.status.stopped:
             return "a stopped core waits for its Start (STOP_GRACE)"
-        if self._generations.draining and not several:
-            return "a core still drains, and the next version can take over one core only"
         if self.status.awaited:
             return f"the backend is {self.status.state}"
         return ""

@@ -13,18 +13,19 @@ from node.contract.driver import Generation
 class DrainingRun:
     """A draining run, the backend accepted for it, and when it began to drain.
 
-    `way_back`: seconds for which the node may still go back from the current run to it; None: it may not.
+    `since` is None if it drains from now on. `way_back`: seconds for which the node may still go back from the current
+    run to it; None: it may not.
     """
 
     run: Generation
     accepted: Accepted
-    since: float
+    since: float | None
     way_back: float | None = None
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The current run, and the draining ones, oldest first."""
+    """The current run, and the draining ones, oldest first; those that take over from the current one are last."""
 
     current: Generation
     accepted: Accepted

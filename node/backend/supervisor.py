@@ -135,12 +135,15 @@ class Supervisor:
     @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot of the runs; None without a current one."""
-        current, accepted = self._generations.current, self._desired.accepted
-        if current is None or accepted is None:
+        current, wanted = self._generations.current, self._desired.accepted
+        if current is None or (accepted := self._accepted.get(current, wanted)) is None:
             return None
+        if wanted is not None and accepted.means(wanted):
+            # Its routing may have changed since; while another backend is tried, the run may be of the one before.
+            accepted = wanted
         draining = [
             DrainingRun(run, self._accepted.get(run, accepted), self._drain.since(run), self._probation.left(run))
-            for run in self._generations.draining
+            for run in (*self._generations.draining, *self._generations.taking_over)
         ]
         return Snapshot(current, accepted, draining)
 
@@ -148,7 +151,8 @@ class Supervisor:
         """Take over draining runs, oldest first, from the previous node process."""
         self._accepted |= {each.run: each.accepted for each in draining}
         self._generations.inherit(each.run for each in draining)
-        self._drain.inherit({each.run: each.since for each in draining})
+        # One that was replaced when the node before was killed begins to drain now.
+        self._drain.inherit({each.run: each.since for each in draining if each.since is not None})
         self._way_back = next((each for each in draining if each.way_back is not None), None)
 
     async def run(self, deadline: float) -> None:

@@ -18,6 +18,7 @@ from twisted.internet.defer import Deferred
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.choices import Choices
 from node.contract.counters import Reading, Scope
+from node.contract.keeper import Keeper, NoKeeper
 from node.contract.routing import Routing
 from node.logs import Log
 from node.reactor import Reactor
@@ -39,7 +40,8 @@ _FATAL = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 class Host:
     """What a driver gets from the node: the reactor, the ring, a private directory (0700), its settings.
 
-    `withheld`: files and directories that no core may read. `choices` may change while the node runs.
+    `withheld`: files and directories that no core may read. `choices` may change while the node runs. `keeper` has what
+    outlives the node.
     """
 
     reactor: Reactor
@@ -48,6 +50,7 @@ class Host:
     settings: Mapping[str, str]
     withheld: Sequence[Path] = ()
     choices: Choices = field(default_factory=Choices)
+    keeper: Keeper = field(default_factory=NoKeeper)
 
 
 @dataclass(frozen=True)
@@ -305,62 +308,46 @@ class Gone(Exception):
     """The handed-over run has ended meanwhile; the text has the reason."""
 
 
-@dataclass(frozen=True)
-class Left:
-    """A handed-over run: its PID, and what the driver needs to go on with it.
-
-    `descriptors` are those named in `packed`: they stay open.
-    """
-
-    pid: int
-    descriptors: Sequence[int]
-    packed: bytes
-
-
 @runtime_checkable
 class Leaves(Generation, Protocol):
-    """A generation that can be handed over to the next node program, which runs in the same process."""
+    """A generation whose core the next node can go on with."""
 
-    async def leave(self) -> Left:
-        """Stop reading its output, which waits for the next program. Raises `errors.CoreFailed`."""
+    async def leave(self) -> None:
+        """Stop reading its output, which waits for the next node. Raises `errors.CoreFailed`."""
+
+    @property
+    def counts_in_node(self) -> bool:
+        """Whether the node adds up its counters: what it has added since `packed` ends with a node that is killed."""
+
+    def packed(self, exact: bool) -> bytes:
+        """What the next node needs to go on with it, for `Recovers.recover`. Raises `errors.CoreFailed`.
+
+        `exact`: after `leave`, all of it. Otherwise what the next node can find out, if slowly, is left out.
+        """
 
     def stay(self) -> None:
         """Read its output again: the hand-over did not happen, or is complete."""
 
 
 @runtime_checkable
-class LivesOn(Leaves, Protocol):
-    """A generation that another node process can take over if this one is killed."""
-
-    @property
-    def handle(self) -> Left | None:
-        """What that node needs, as long as the run lives: for `Recovers.recover`. None if it cannot take it over."""
-
-
-@runtime_checkable
 class Recovers(Protocol):
     """A plan of a core whose runs can be handed over: see `Leaves`."""
 
-    async def recover(self, left: bytes) -> Leaves:
+    async def recover(self, left: bytes, exact: bool) -> Leaves:
         """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
 
-        Its output is not read until `stay` is called: until then it can go back to the earlier program.
+        `exact`: as in `Leaves.packed`. Its output is not read until `stay` is called.
         """
-
-
-@dataclass(frozen=True)
-class Together:
-    """What a driver shares among all its runs, for the next node program. `descriptors` stay open."""
-
-    packed: bytes
-    descriptors: Sequence[int]
 
 
 class Heirs(Protocol):
     """Called with the outcome of recovering the cores that the previous version handed over."""
 
+    async def end_others(self) -> None:
+        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
+
     def taken(self, pids: Collection[int]) -> None:
-        """This version has taken over these cores. All others have ended when this returns."""
+        """This node has taken over these cores."""
 
     def go_back(self, reason: str) -> None:
         """A core cannot be taken over: go back to the previous version. Returns if there is none."""
@@ -454,17 +441,14 @@ class LeavesAll(Driver, Protocol):
     def rehearse(self, begin: bool) -> None:
         """Begin or end keeping the executable's answers, for the next program, which would ask the same again."""
 
-    async def leave(self) -> Together:
-        """What all runs share, to be handed over after the runs themselves."""
+    async def leave(self) -> bytes:
+        """What all runs share, to be handed over after the runs themselves; their sockets are with the keeper."""
 
     def go_on(self, packed: bytes) -> None:
-        """Take over what `leave` returned; before a run is recovered. Raises `errors.CoreFailed`."""
+        """Take over what `leave` returned, if anything; before a run is recovered. Raises `errors.CoreFailed`."""
 
-    async def regain(self, runs: Sequence[Generation]) -> None:
-        """Work out what the runs of a killed node share, oldest first; the last one is the current one.
+    async def remain(self, pids: Collection[int], lead: int | None) -> None:
+        """Note which runs are recovered and live; the others have ended. Raises `errors.CoreFailed`.
 
-        After the runs are recovered. Raises `errors.CoreFailed`.
+        `lead`: the run that new connections are directed to again; None after an exact hand-over.
         """
-
-    def remain(self, pids: Collection[int]) -> None:
-        """Note which handed-over runs are recovered and live; the others have ended."""

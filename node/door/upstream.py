@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import stat
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +55,9 @@ class Upstream:
     def sweep(self) -> None:
         """Remove the sockets of a killed node. To be called when this node has claimed the directory."""
         for left in self._directory.glob(f"{_NAME}*"):
-            if stat.S_ISSOCK(left.lstat().st_mode):
-                left.unlink(missing_ok=True)
+            with suppress(OSError):  # on a read-only disk they stay
+                if stat.S_ISSOCK(left.lstat().st_mode):
+                    left.unlink(missing_ok=True)
 
     def next_path(self) -> Path:
         """Return the path for the server's next socket."""

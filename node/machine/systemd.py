@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,11 +22,13 @@ _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in 
 class Notifier:
     """Sends notifications to systemd; does nothing if `address` is None.
 
-    `watchdog_interval`: seconds of silence after which systemd restarts the service; None without a watchdog.
+    `watchdog_interval`: seconds of silence after which systemd restarts the service; None without a watchdog. `through`
+    passes them on instead: systemd listens to the main process alone.
     """
 
     address: str | None
     watchdog_interval: float | None = None
+    through: Callable[[str], None] | None = None
 
     log: ClassVar[Logger] = Logger()
 
@@ -62,6 +64,8 @@ class Notifier:
         self._send("STATUS=" + " ".join(text.split()))
 
     def _send(self, message: str) -> None:
+        if self.through is not None:
+            self.through(message)
         if self.address is None:
             return
         name = "\0" + self.address[1:] if self.address[0] == "@" else self.address
@@ -128,8 +132,3 @@ class Systemd(Service):
         if self._pings:
             # The last ping may be that of the program before an upgrade, and the next one comes late.
             self._notifier.watchdog()
-
-    @property
-    def silence(self) -> float | None:
-        """Seconds after which systemd takes the node for dead; None without a watchdog."""
-        return self._notifier.watchdog_interval

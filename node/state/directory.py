@@ -8,6 +8,7 @@ import hashlib
 import os
 import stat
 import tempfile
+from functools import cached_property
 from pathlib import Path
 
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
@@ -49,11 +50,14 @@ class StateDirectory:
     def claim(self, lock: int | None = None) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it.
 
-        `lock`: the descriptor that already holds it, handed over by the previous node process.
+        `lock`: a descriptor that already holds it, of the node before; it may be of another STATE_DIR.
         """
         for directory in (self.path, self.run_dir, self.door_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(directory)
+        if lock is not None and not self._is_here(lock):
+            os.close(lock)
+            lock = None
         if lock is None:
             lock = self._open_lock()
         try:
@@ -70,10 +74,24 @@ class StateDirectory:
 
     def _of_sockets(self, name: str) -> Path:
         below = self.path / name
-        writable = os.access(self.path, os.W_OK) or not self.path.exists()
-        if writable and len(os.fsencode(below)) + _SOCKET_NAME <= _MAX_PATH:
+        if self._is_writable and len(os.fsencode(below)) + _SOCKET_NAME <= _MAX_PATH:
             return below
         return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}{_OTHERS[name]}"
+
+    def _is_here(self, lock: int) -> bool:
+        """Whether this descriptor is of the lock file, or of the directory where that cannot be made."""
+        there = (place.stat() for place in (self.path / "lock", self.path) if place.exists())
+        return any(os.path.samestat(os.fstat(lock), each) for each in there)
+
+    @cached_property
+    def _is_writable(self) -> bool:
+        """Whether files can be made there. Found out by making one: access(2) believes in a disk that has failed."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                return True
+        except OSError as error:
+            return error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM)
 
     def _open_lock(self) -> int:
         """Open the lock file; on a read-only disk an existing one, or else the directory itself."""

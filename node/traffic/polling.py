@@ -145,11 +145,8 @@ class Traffic:
         self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
 
-    async def persist(self, runs: Mapping[Generation, str]) -> None:
-        """Save the counters of these runs with their marks from now on, for a node that adopts them.
-
-        Returns when their current counters are on disk, or the disk has failed.
-        """
+    def follow(self, runs: Mapping[Generation, str]) -> None:
+        """Save the counters of these runs with their marks from now on, for a node that adopts them."""
         new = {run: mark for run, mark in runs.items() if run not in self._adoptable}
         self._adoptable = dict(runs)
         if new:
@@ -157,7 +154,11 @@ class Traffic:
             self.save()
         for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
+
+    async def flushed(self) -> bool:
+        """Wait until all that was saved is on disk. Returns whether it is; not if the disk has failed."""
         await self._store.flush()
+        return not self._store.fault
 
     def forget_others(self) -> None:
         """Delete the saved counters of all other runs: no node can adopt them."""

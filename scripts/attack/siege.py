@@ -49,7 +49,7 @@ def siege(node: NodeProcess, attack: Attack, seconds: float, *, cases: float = f
     Afterwards the node must have closed all connections and logged no unexpected error.
     """
     report, over = Report(), time.monotonic() + seconds
-    before = psutil.Process(node.pid).num_fds()
+    before = psutil.Process(node.node_pid).num_fds()
     lock = threading.Lock()
 
     def work(number: int) -> None:
@@ -64,7 +64,7 @@ def siege(node: NodeProcess, attack: Attack, seconds: float, *, cases: float = f
     with watched(node, report), ThreadPoolExecutor(WORKERS) as pool:
         for worker in [pool.submit(work, number) for number in range(WORKERS)]:
             worker.result()
-    until(lambda: psutil.Process(node.pid).num_fds() <= before + LEFT, RELEASED, "the connections are released")
+    until(lambda: psutil.Process(node.node_pid).num_fds() <= before + LEFT, RELEASED, "the connections are released")
     assert not (bad := [line for line in node.lines if any(word in line for word in BAD)]), bad
     return report
 
@@ -78,7 +78,7 @@ def watched(node: NodeProcess, report: Report) -> Iterator[None]:
         def watch() -> None:
             while not over.wait(_PAUSE):
                 report.slowest = max(report.slowest, timed(rpc), timed(rest))
-                report.memory = max(report.memory, psutil.Process(node.pid).memory_info().rss / 2**20)
+                report.memory = max(report.memory, psutil.Process(node.node_pid).memory_info().rss / 2**20)
 
         rpc.info()
         watching = pool.submit(watch)

@@ -102,7 +102,7 @@ def measured(on: Stage, ask: Ask, before: Callable[[], None], fresh: bool) -> Co
         for _ in range(ROUNDS):
             before()
             idle = _idle(on)
-            processor, begun = used(on.node.pid), time.perf_counter()
+            processor, begun = used(on.node.node_pid), time.perf_counter()
             if fresh:
                 with _connected(on) as connection:
                     size = len(ask(connection))
@@ -110,16 +110,16 @@ def measured(on: Stage, ask: Ask, before: Callable[[], None], fresh: bool) -> Co
                 size = len(ask(kept))
             walls.append(time.perf_counter() - begun)
             time.sleep(_MOMENT)
-            nodes.append(max(0.0, used(on.node.pid) - processor - idle))
+            nodes.append(max(0.0, used(on.node.node_pid) - processor - idle))
             sizes.append(size)
     return Cost(int(statistics.median(sizes)), statistics.median(walls), statistics.median(nodes))
 
 
 def _idle(on: Stage) -> float:
     """Processor seconds of the idle node during `_MOMENT`."""
-    before = used(on.node.pid)
+    before = used(on.node.node_pid)
     time.sleep(_MOMENT)
-    return used(on.node.pid) - before
+    return used(on.node.node_pid) - before
 
 
 def _series(ask: Ask, on: Stage) -> int:

@@ -152,7 +152,7 @@ def renewed(node: NodeProcess, directory: Path, times: int) -> None:
 
 
 def memory(node: NodeProcess) -> float:
-    return float(psutil.Process(node.pid).memory_info().rss) / 2**20
+    return float(psutil.Process(node.node_pid).memory_info().rss) / 2**20
 
 
 def timed(controller: RpcController | RestController) -> float:

@@ -128,7 +128,12 @@ def watching(on: Stage) -> Iterator[list[float]]:
 
 
 def memory(on: Stage) -> float:
-    return sum(map(proportional, psutil.Process(on.node.pid).children(recursive=True)))
+    return sum(map(proportional, cores(on)))
+
+
+def cores(on: Stage) -> list[psutil.Process]:
+    """The children of the keeper without the node."""
+    return [child for child in psutil.Process(on.node.pid).children() if child.pid != on.node.node_pid]
 
 
 def proportional(process: psutil.Process) -> float:
@@ -141,12 +146,12 @@ def proportional(process: psutil.Process) -> float:
 
 def spent(on: Stage) -> tuple[float, float]:
     """Processor seconds of the node, and of all its cores, ended ones included."""
-    node = psutil.Process(on.node.pid)
-    cores = node.cpu_times().children_user + node.cpu_times().children_system
-    for child in node.children():
+    ended = psutil.Process(on.node.pid).cpu_times()
+    used = ended.children_user + ended.children_system
+    for core in cores(on):
         with suppress(psutil.NoSuchProcess):
-            cores += processor(child.pid)
-    return processor(on.node.pid), float(cores)
+            used += processor(core.pid)
+    return processor(on.node.node_pid), float(used)
 
 
 def on_xray(port: int, crowd: Crowd, number: int) -> Backend:

@@ -79,11 +79,11 @@ def cost(on: Stage, name: str, limits: Limits | None) -> None:
         on.controller.set_limits({user.email: limits for user in users})
     with loading() as load:
         load.open([user.proxies.vless.id for user in users[:ACTIVE]], target.ports[0])
-        before, began = processor(on.node.pid), time.monotonic()
+        before, began = processor(on.node.node_pid), time.monotonic()
         while (took := time.monotonic() - began) < SECONDS:
             load.move()
             time.sleep(0.5)
-        used = (processor(on.node.pid) - before) / took
+        used = (processor(on.node.node_pid) - before) / took
     print(f"{USERS} users, {ACTIVE} active, {name}: node {100 * used:.1f} % of a processor, ", end="")
     print(f"its event loop at most {1000 * _lag(on):.0f} ms late", flush=True)
 

@@ -80,7 +80,7 @@ class Ours(Side):
     def __init__(self, on: Stage, listened: float = 0.0) -> None:
         node = on.node
         target = Address(node.host, node.rest_port, node.grpc_port, node.key, node.pem)
-        super().__init__("ours", target, node.pid, listened)
+        super().__init__("ours", target, node.node_pid, listened)
         self._on = on
 
     @property
@@ -169,5 +169,7 @@ def core_used(side: Side) -> float:
     """Processor seconds of its cores, ended ones included, in steps of 10 ms."""
     if side.core is None:
         return 0.0
-    ended = psutil.Process(side.pid).cpu_times()
+    parent = psutil.Process(side.core).parent()
+    assert parent
+    ended = parent.cpu_times()
     return float(ended.children_user + ended.children_system) + processor(side.core)

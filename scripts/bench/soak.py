@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
 def soak(on: Stage, core: Core, users: int, seconds: float) -> Run:
     crowd = Crowd(users, [TAG], steady=STEADY)
     with loading() as load, Mixed(on, load, core.request, free_port(), crowd, core.calm) as mixed:
-        with sampling(on.node.pid, on.node.state) as samples:
+        with sampling(on.node.node_pid, on.node.state) as samples:
             before = used(on)
             mixed.run(seconds)
             after = used(on)

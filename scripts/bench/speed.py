@@ -71,9 +71,9 @@ def cost(on: Stage, core: str) -> None:
             on.controller.set_limits({person.email: limit for person in people})
         with download(on, port, [person for person in people for _ in range(EACH)]) as all_of_them:
             time.sleep(SETTLE)
-            before, began = processor(on.node.pid), time.monotonic()
+            before, began = processor(on.node.node_pid), time.monotonic()
             (got,) = speeds(all_of_them)
-            part = 100 * (processor(on.node.pid) - before) / (time.monotonic() - began)
+            part = 100 * (processor(on.node.node_pid) - before) / (time.monotonic() - began)
         print(
             f"{MANY} users by {EACH} connections each, {name}: {got:.0f} Mbit/s, the node takes {part:.1f} % of a core"
         )

@@ -127,7 +127,7 @@ class Stage:
 
     def rss(self) -> float:
         """Resident memory of the node in MiB."""
-        return float(psutil.Process(self.node.pid).memory_info().rss) / 2**20
+        return float(psutil.Process(self.node.node_pid).memory_info().rss) / 2**20
 
     @contextmanager
     def client(self, target: Backing) -> Iterator[int]:
@@ -139,9 +139,9 @@ class Stage:
     def measure(self, work: Callable[[], object]) -> Cost:
         """The cost of `work`, which must not replace the core."""
         core = self.core
-        before = processor(self.node.pid), processor(core)
+        before = processor(self.node.node_pid), processor(core)
         wall = timed(work)
-        after = processor(self.node.pid), processor(core)
+        after = processor(self.node.node_pid), processor(core)
         return Cost(wall, after[0] - before[0], after[1] - before[1])
 
 

@@ -46,14 +46,14 @@ def starts(on: Stage, target: Backing, proxy: int, rounds: int) -> tuple[Cost, C
 
 
 def start(on: Stage, target: Backing, proxy: int) -> tuple[Cost, Cost]:
-    request, node = target.request(), processor(on.node.pid)
+    request, node = target.request(), processor(on.node.node_pid)
     with ThreadPoolExecutor(1) as pool:
         begun = time.perf_counter()
         replied = pool.submit(lambda: (on.controller.start(request), time.perf_counter())[1])
         first_byte(target.ports[0], proxy, on.echo)
         byte = time.perf_counter() - begun
         reply = replied.result() - begun
-    used = processor(on.node.pid) - node, processor(on.core)
+    used = processor(on.node.node_pid) - node, processor(on.core)
     return Cost(reply, *used), Cost(byte, *used)
 
 

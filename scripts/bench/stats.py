@@ -132,11 +132,11 @@ def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
 
 def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
     """Bytes that the node writes in a minute: to the disk, and by all write calls (files and sockets)."""
-    before, begun = written(on.node.pid), time.monotonic()
+    before, begun = written(on.node.node_pid), time.monotonic()
     while time.monotonic() - begun < _MINUTE:
         each()
         time.sleep(1)
-    now = written(on.node.pid)
+    now = written(on.node.node_pid)
     kib = [(after - earlier) / 1024 for after, earlier in zip(now, before, strict=True)]
     line(f"written in a minute, {name}", f"{kib[0]:.0f} KiB to the disk, {kib[1]:.0f} by all write calls")
 
@@ -205,10 +205,10 @@ def identities(target: Backing) -> list[str]:
 
 def processor_of(on: Stage, work: Callable[[], object]) -> float:
     """Processor seconds of the node for `work`, and for `_MOMENT` after it."""
-    before = used(on.node.pid)
+    before = used(on.node.node_pid)
     work()
     time.sleep(_MOMENT)
-    return used(on.node.pid) - before
+    return used(on.node.node_pid) - before
 
 
 def used(pid: int) -> float:

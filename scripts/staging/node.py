@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -76,7 +77,13 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
+        """The PID of the process that was started: the keeper, which gets signals, and whose end is the end of all."""
         return self._running.pid
+
+    @property
+    def node_pid(self) -> int:
+        """The PID of the node below the keeper: it leads a group. Raises `AssertionError` if none runs."""
+        return self.pid if self.environment.get("KEEPER") == "off" else node_below(self.pid)
 
     @property
     def lines(self) -> list[str]:
@@ -100,9 +107,16 @@ class NodeProcess:
         return self._running.stop(_STOP)
 
     def kill(self) -> int:
-        """Send KILL, as a crash: the node cleans up nothing. Returns the exit status."""
+        """Send KILL to the keeper, which ends all at once: nothing is cleaned up. Returns the exit status."""
         self._look()
         return self._running.kill()
+
+    def kill_node(self) -> int:
+        """Send KILL to the node, as a crash: the keeper starts the next one. Returns the PID of the killed one."""
+        self._look()
+        pid = self.node_pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
     def core_pids(self) -> list[int]:
         """The pids of the node's descendants that have executed a core, the oldest first."""
@@ -185,6 +199,15 @@ class NodeProcess:
 
     def _left(self) -> list[psutil.Process]:
         return [process for process in self._seen if _alive(process)]
+
+
+def node_below(keeper: int) -> int:
+    """The PID of the node below a keeper. Raises `AssertionError` if there is none."""
+    for child in psutil.Process(keeper).children():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(child.pid) == child.pid:
+                return child.pid
+    raise AssertionError("no node runs below the keeper")
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:

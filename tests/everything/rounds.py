@@ -144,7 +144,7 @@ def complaints(world: World, begin: int) -> Counter[str]:
 
 
 def size(world: World) -> Size:
-    process = psutil.Process(world.node.pid)
+    process = psutil.Process(world.node.node_pid)
     with process.oneshot():
         return Size(process.num_fds(), process.num_threads(), round(process.memory_info().rss / 2**20, 1))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
+from node.handover.keeper import FORWARDED, Keeper
 from scripts.staging.process import Child, Running
 
 # What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
@@ -119,6 +121,16 @@ def _become(argv: list[str], environment: dict[str, str], directory: Path, outpu
     _have_only(os.open(os.devnull, os.O_RDONLY), output.fileno(), output.fileno())
     _settle(environment, directory)
     sys.argv = argv
+    if environment.get("KEEPER") == "off":
+        _run()
+    else:
+        Keeper([{}, argv], _run).run()
+
+
+def _run() -> None:
+    # An executed program has no handlers of the keeper.
+    for number in (*FORWARDED, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     from twisted.scripts.twistd import run
 
     run()

@@ -39,5 +39,5 @@ def upgrade(node: NodeProcess, words: str = READY) -> None:
 
 def die_in_between(version: Version, core: int) -> None:
     """Kill this core between the two versions: when the next one begins, but not in its trial run."""
-    die = f"if VARIABLE in os.environ:\n    with suppress(OSError): os.kill({core}, 9)"
-    version.add("node/upgrade/handle.py", die)
+    die = f"_take = Succession.take\ndef _die(self):\n    _take(self)\n    os.kill({core}, 9)\nSuccession.take = _die"
+    version.add("node/handover/succession.py", die)

@@ -28,10 +28,21 @@ ROOMS: dict[str, set[str]] = {
         *("node.contract", "node.events", "node.machine", "node.state"),
         *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
-    "node.adoption": {"node.backend", "node.contract", "node.logs", "node.reactor", "node.secret_file"},
+    "node.handover": {
+        *("node", "node.backend", "node.contract", "node.events", "node.state.events"),
+        *("node.env_file", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
+    },
     "node.api": {
-        "node.adoption.handover_files",
-        *("node.backend", "node.contract", "node.events", "node.limits", "node.machine", "node.state", "node.traffic"),
+        *(
+            "node.handover.leaving",
+            "node.backend",
+            "node.contract",
+            "node.events",
+            "node.limits",
+            "node.machine",
+            "node.state",
+            "node.traffic",
+        ),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
@@ -47,7 +58,6 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.door": {"node.http2", "node.logs", "node.limited_warning", "node.sockets", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
-    "node.upgrade": {"node", "node.contract", "node.errors", "node.events", "node.logs", "node.reactor"},
     "node.updates": {
         *("node", "node.contract", "node.events", "node.errors", "node.logs", "node.periodic", "node.reactor"),
         "node.secret_file",
@@ -86,7 +96,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
     },
     "protos": set(),
-    "twisted.plugins": set(),
+    "twisted.plugins": {"node.handover.launch"},
 }
 # The wiring: `tap` puts the node together, `registry` names the drivers.
 WIRING = {"node.tap", "drivers.registry"}
@@ -305,7 +315,8 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
 @pytest.mark.parametrize(
     ("packages", "allowed"),
     [
-        (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
+        # A lock of the keeper's sockets: threads of the pool use them, too.
+        (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio", "node.handover.ties"}),
         (
             ["asyncio"],
             {"node.aio", "node.transport.rpc", "node.transport.serving", "node.transport.health", "node.client.rpc"},
@@ -355,19 +366,20 @@ def test_modules_that_may_import(packages: list[str], allowed: set[str]) -> None
 
 
 def test_modules_that_spawn() -> None:
-    """Cores are spawned in one place, which does not fork; the leash and an upgrade execute other programs."""
-    assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn", "node.adoption.adoption"}
-    # A separate program, which detaches from the node.
-    assert who_uses(attribute("fork", of="os")) == {"node.adoption.guard"}
+    """The keeper forks, and nothing else; without it, and for commands, there is one place that spawns."""
+    assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
+    # A separate program, without threads.
+    assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    becoming = {"drivers.process.leash", "node.upgrade.program", "node.upgrade.trampoline"}
+    becoming = {"drivers.process.leash", "node.handover.keeper", "node.handover.launch"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 
 def test_modules_that_read_the_environment() -> None:
     """Only the settings and separate programs read the environment; the bridge sets gRPC's variables."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
-    programs = {"drivers.install.install", "node.nodectl.session", "node.upgrade.trampoline"}
+    programs = {"drivers.install.install", "node.nodectl.session"}
+    programs |= {f"node.handover.{name}" for name in ("attempt", "keeper", "launch")}
     assert readers - programs == {"node.settings", "node.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
     lines = ast.unparse(modules()["node.aio"]).splitlines()

@@ -479,13 +479,13 @@ def test_deadline_of_a_call(node: NodeProcess, aim: Aim) -> None:
     async def whole(client: Client) -> None:
         hasty = client.within(0.3)
         assert (await client.info()).version
-        freeze(node.pid)
+        freeze(node.node_pid)
         try:
             for work in (hasty.info(), hasty.sync_users([ALICE])):
                 with pytest.raises(DeadlineExceeded):
                     await work
         finally:
-            os.kill(node.pid, signal.SIGCONT)
+            os.kill(node.node_pid, signal.SIGCONT)
         assert (await client.info()).version
 
     ask(aim(node), whole)
@@ -498,7 +498,7 @@ def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
 
         async def whole(client: Client) -> None:
             assert (await client.info()).version
-            freeze(node.pid)
+            freeze(node.node_pid)
             try:
                 # Not a GET, which REST repeats on another connection.
                 call = Deferred.fromCoroutine(client.sync_users([ALICE]))
@@ -508,7 +508,7 @@ def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
                 with pytest.raises(Unreachable):
                     await call
             finally:
-                os.kill(node.pid, signal.SIGCONT)
+                os.kill(node.node_pid, signal.SIGCONT)
             assert (await client.info()).version
 
         ask(replace(aim(node), port=relay.port), whole)
@@ -519,7 +519,7 @@ def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
     """A cancelled call leaves nothing open, and the client works on."""
 
     async def whole(client: Client) -> None:
-        freeze(node.pid)
+        freeze(node.node_pid)
         try:
             call = Deferred.fromCoroutine(client.info())
             await deferLater(background.reactor, 0.2)
@@ -527,7 +527,7 @@ def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
             with pytest.raises(CancelledError):
                 await call
         finally:
-            os.kill(node.pid, signal.SIGCONT)
+            os.kill(node.node_pid, signal.SIGCONT)
         assert (await client.info()).version
 
     ask(aim(node), whole)

@@ -48,7 +48,7 @@ def users(home: Place) -> list[User]:
 def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """No capability is needed to keep connections at a change, and to cut a removed user's."""
     with changing(tmp_path, home) as (node, controller):
-        assert "CapEff:\t0000000000000000" in Path(f"/proc/{node.pid}/status").read_text()
+        assert "CapEff:\t0000000000000000" in Path(f"/proc/{node.node_pid}/status").read_text()
         with connection(home, ANNA, echo) as anna, connection(home, BERT, echo) as bert:
             run(controller, [home], users(home), log=home.ground.verbose)
             assert len(runs(node)) == 2

@@ -59,7 +59,7 @@ def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
     with control(own_node, "grpc") as controller:
         run(controller, [home], [member(ANNA, home)])
     told = found(nodectl)
-    assert told["node"] == [("ok", f"process {own_node.pid}")]
+    assert told["node"] == [("ok", f"process {own_node.node_pid}")]
     assert {level for level, _ in told["ports"]} == {"ok"}
     assert told["inbounds"] == [("ok", "home")]
     assert told["state"] == [("ok", "running")]
@@ -68,12 +68,12 @@ def test_on_the_machine(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
     assert found(nodectl)["key-files"][0][0] == "fail"
     own_node.certificate.key.write_text("no key")
     assert found(nodectl)["certificate"][0][0] == "fail"
-    freeze(own_node.pid)
+    freeze(own_node.node_pid)
     try:
         os.kill(own_node.newest_core(), signal.SIGKILL)
         told = found(nodectl, "--timeout", "1")
     finally:
-        os.kill(own_node.pid, signal.SIGCONT)
+        os.kill(own_node.node_pid, signal.SIGCONT)
     assert told["inbounds"] == [("fail", f"home: no program listens on port {home.port}")]
     assert "does not answer" in told["node"][1][1]
     own_node.stop()

@@ -164,7 +164,7 @@ def test_files(node: NodeProcess) -> None:
 @pytest.mark.slow
 def test_a_disk_in_trouble(node: NodeProcess) -> None:
     """Events that cannot be written are served from memory, and written later."""
-    process = psutil.Process(node.pid)
+    process = psutil.Process(node.node_pid)
     with control(node, "rest") as controller, Listener(controller) as listener:
         listener.find("node.started")
         process.rlimit(psutil.RLIMIT_FSIZE, (1, psutil.Process().rlimit(psutil.RLIMIT_FSIZE)[1]))

@@ -225,7 +225,7 @@ def kill_node(street: Street) -> None:
 
 def kill_both(street: Street) -> None:
     pid = core(street.node)
-    freeze(street.node.pid)
+    freeze(street.node.node_pid)
     os.kill(pid, signal.SIGKILL)
     kill_node(street)
 

@@ -29,7 +29,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def memory(node: NodeProcess) -> float:
-    return float(psutil.Process(node.pid).memory_info().rss) / 2**20
+    return float(psutil.Process(node.node_pid).memory_info().rss) / 2**20
 
 
 KINDS = [*FLOODS, "idle"]

@@ -817,7 +817,7 @@ def test_strangers_cost_no_memory(tmp_path: Path) -> None:
         rest, rpc = RestWire(node), RpcWire(node)
         for wire in (rest, rpc):
             wire.call(START, b"", [])
-        before = psutil.Process(node.pid).memory_info().rss
+        before = psutil.Process(node.node_pid).memory_info().rss
         for wire in (rest, rpc):
             with ThreadPoolExecutor(4) as pool:
                 replies = list(pool.map(lambda method, wire=wire: wire.call(method, body, []), [START, *FEEDS] * 2))
@@ -829,7 +829,9 @@ def test_strangers_cost_no_memory(tmp_path: Path) -> None:
 
 def high_water(node: NodeProcess) -> int:
     """The node's peak memory in bytes (VmHWM of proc(5))."""
-    (line,) = (line for line in Path(f"/proc/{node.pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    (line,) = (
+        line for line in Path(f"/proc/{node.node_pid}/status").read_text().splitlines() if line.startswith("VmHWM:")
+    )
     return int(line.split()[1]) * 1024
 
 

@@ -593,4 +593,4 @@ def quick(node: NodeProcess, call: Callable[[], object]) -> None:
 def spent(node: NodeProcess) -> float:
     """Processor seconds of the node and its cores, ended ones included."""
     cores = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in node.core_pids()]
-    return sum(psutil.Process(node.pid).cpu_times()[:4]) + sum(cores)
+    return sum(psutil.Process(node.node_pid).cpu_times()[:4]) + sum(cores)

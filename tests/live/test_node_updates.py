@@ -42,7 +42,7 @@ def mirror() -> Iterator[Mirror]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Environment:
-    return Environment(tmp_path, wheel(BEFORE, {"node/upgrade/program.py": "PATIENCE = 8.0"}), BEFORE)
+    return Environment(tmp_path, wheel(BEFORE, {"node/handover/program.py": "PATIENCE = 8.0"}), BEFORE)
 
 
 @pytest.fixture

@@ -213,7 +213,7 @@ def small_disk(node: NodeProcess, home: Place) -> Iterator[psutil.Process]:
     """A node whose file size limit is smaller than a core's configuration."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
-    process = psutil.Process(node.pid)
+    process = psutil.Process(node.node_pid)
     process.rlimit(psutil.RLIMIT_FSIZE, (500_000, psutil.Process().rlimit(psutil.RLIMIT_FSIZE)[1]))
     yield process
 

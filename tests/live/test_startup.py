@@ -28,7 +28,7 @@ from scripts.staging.backend import backend
 from scripts.staging.controller import ControllerError, RestController, RpcController
 from scripts.staging.core import find_xray
 from scripts.staging.inbounds import Kind
-from scripts.staging.node import NodeProcess
+from scripts.staging.node import NodeProcess, node_below
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
 from scripts.staging.protocols import vless
@@ -152,7 +152,7 @@ def test_descriptors(place: Place) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         with place.node() as node:
-            assert psutil.Process(node.pid).rlimit(psutil.RLIMIT_NOFILE) == (min(hard, DESCRIPTORS), hard)
+            assert psutil.Process(node_below(node.pid)).rlimit(psutil.RLIMIT_NOFILE) == (min(hard, DESCRIPTORS), hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -259,7 +259,7 @@ def test_service_port(place: Place, protocol: str) -> None:
     """SERVICE_PORT, for SERVICE_PROTOCOL or else gRPC, is the only open port, and serves both."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL=protocol, SERVICE_PORT=str(port), REST_PORT="", GRPC_PORT="") as node:
-        assert _listening(node.pid) == {port}
+        assert _listening(node_below(node.pid)) == {port}
         address = Address("127.0.0.1", port, port, place.pair.certificate.read_text())
         for controller in (RestController(address), RpcController(address)):
             assert controller.info().version
@@ -270,7 +270,7 @@ def test_service_port_and_the_other(place: Place) -> None:
     """The other port is open as well if it is set by its own name."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL="grpc", SERVICE_PORT=str(port), GRPC_PORT="") as node:
-        assert _listening(node.pid) == {port, place.rest_port}
+        assert _listening(node_below(node.pid)) == {port, place.rest_port}
 
 
 def test_order_of_settings(place: Place) -> None:
@@ -279,11 +279,11 @@ def test_order_of_settings(place: Place) -> None:
     lines = [f"REST_PORT={place.rest_port}", f"GRPC_PORT={first}", f"export API_KEY='{KEY}'", "# STATE_DIR=/nothing"]
     (place.directory / ".env").write_text("\n".join(lines))
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT="") as node:
-        assert _listening(node.pid) == {place.rest_port, first}
+        assert _listening(node_below(node.pid)) == {place.rest_port, first}
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT=str(second)) as node:
-        assert _listening(node.pid) == {place.rest_port, second}
+        assert _listening(node_below(node.pid)) == {place.rest_port, second}
     with place.node(f"--rest-port={first}", API_KEY="", GRPC_PORT=str(second)) as node:
-        assert _listening(node.pid) == {first, second}
+        assert _listening(node_below(node.pid)) == {first, second}
 
 
 def test_settings_of_another_node(place: Place) -> None:
@@ -298,7 +298,7 @@ def test_settings_of_another_node(place: Place) -> None:
     ]
     (place.directory / ".env").write_text("\n".join(lines))
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT="", SERVICE_HOST="127.0.0.1") as node:
-        assert _listening(node.pid) == {port}
+        assert _listening(node_below(node.pid)) == {port}
         (told,) = [line for line in node.lines if "other nodes" in line]
         assert "GENERATED_CONFIG_PATH, SERVICE_HOST (here NODE_HOST), SECRET_KEY (here API_KEY)" in told
         assert "docs/migrate.md" in told
@@ -421,7 +421,7 @@ def test_watchdog(place: Place) -> None:
 def test_signals_before_it_is_ready(place: Place, number: signal.Signals, kinds: list[str]) -> None:
     """Signals during the start are held back: the node starts, and then handles them."""
     with place.child(_argv(), place._environment({}), directory=place.directory) as child:
-        until(lambda: waits(child.pid, number), 10, "the signal is held back")
+        until(lambda: waits(node_below(child.pid), number), 10, "the signal is held back")
 
         def ready() -> bool:
             os.kill(child.pid, number)
@@ -432,7 +432,7 @@ def test_signals_before_it_is_ready(place: Place, number: signal.Signals, kinds:
             last = listener.find("node.started").sequence
             for kind in kinds:
                 last = listener.find(kind, last).sequence
-        assert child.running and not waits(child.pid, number)
+        assert child.running and not waits(node_below(child.pid), number)
 
 
 def waits(pid: int, number: signal.Signals) -> bool:

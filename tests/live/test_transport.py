@@ -201,13 +201,13 @@ def test_both_protocols_on_each_port(node: NodeProcess) -> None:
 def test_the_server_behind_is_nobody_elses(node: NodeProcess) -> None:
     """gRPC listens on a unix socket that only the node's user can access, and on no port."""
     assert stat.S_IMODE(behind(node).stat().st_mode) == 0o600
-    links = psutil.Process(node.pid).net_connections("inet")
+    links = psutil.Process(node.node_pid).net_connections("inet")
     assert {link.laddr.port for link in links if link.status == "LISTEN"} == {node.rest_port, node.grpc_port}
 
 
 def behind(node: NodeProcess) -> Path:
     """The socket of gRPC's server."""
-    links = psutil.Process(node.pid).net_connections("unix")
+    links = psutil.Process(node.node_pid).net_connections("unix")
     (path,) = {path for link in links if (path := Path(str(link.laddr))).name.startswith("grpc.")}
     return path
 

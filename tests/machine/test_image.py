@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from node import __version__
 from scripts.staging.core import find_xray
+from scripts.staging.wait import until
 from tests.harness.container import Container, Image
 from tests.machine.conftest import CLONE
 
@@ -91,7 +93,8 @@ def test_what_is_in_it(image: Image) -> None:
 def test_it_serves_users(image: Image, scratch: Path) -> None:
     """It runs without root, capabilities and a writable root: a Start, traffic, a health check, a clean stop.
 
-    Another container with the same volume resumes the backend.
+    A node that is killed leaves its core running, and the next one goes on with it. Another container with the same
+    volume resumes the backend.
     """
     key = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
     container = Container(image, scratch / "txnode-bundle", scratch / "volume", {"API_KEY": key})
@@ -105,6 +108,13 @@ def test_it_serves_users(image: Image, scratch: Path) -> None:
             assert int(_status(container)["CapEff"], 16) == 0
             said = _visited(container, what, key)
             assert said["warnings"] == []
+            before = _children(container)
+            node, cores = before.pop("twistd"), before
+            node.kill()
+            until(lambda: "goes on with the core" in running.output, 30, "the next node goes on")
+            after = _children(container)
+            assert (after.pop("twistd") == node, after) == (False, cores)
+            _visited(container, "use", key)
             began = time.monotonic()
             container.stop()
             assert running.wait(30) == 0, running.output
@@ -116,6 +126,12 @@ def _healthy(container: Container) -> bool:
     kind, *command = container.image.config["Healthcheck"]["Test"]
     assert kind == "CMD"
     return container.run(*command) == ""
+
+
+def _children(container: Container) -> dict[str, psutil.Process]:
+    """The children of the keeper, the first process: the node as `twistd`, cores by the names of their programs."""
+    children = psutil.Process(container.pid).children()
+    return {"twistd" if os.getpgid(child.pid) == child.pid else child.name(): child for child in children}
 
 
 def _status(container: Container) -> dict[str, str]:

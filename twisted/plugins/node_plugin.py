@@ -7,16 +7,20 @@ from typing import Any
 
 from twisted.application.service import ServiceMaker
 
+from node.handover.launch import become_keeper
+
 
 class NodeMaker(ServiceMaker):
     """The service that twistd runs as `node`."""
 
     @property
     def options(self) -> Any:
-        """The options class. Reading it also blocks signals that would end the process before it has handlers for them.
+        """The options class. twistd reads this first, and only of the plugin that it runs.
 
-        twistd reads this first, and only of the plugin that it runs. `Handle.heed_signals` unblocks them.
+        So the process becomes the keeper here, before the node's modules are imported. In the node below it, signals
+        are blocked that would end it before it has handlers for them; `Succession.ready` unblocks them.
         """
+        become_keeper()
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR2))
         return super().options
 

@@ -542,6 +542,17 @@ def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[byt
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_the_sweep_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets that cannot be removed keep no node from starting."""
+    (tmp_path / "left.sock").touch()
+
+    def read_only(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    assert sweep(tmp_path) == []
+
+
 def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     """A core belongs to a directory, not to its path: another node may have another directory at the same path."""
     here, moved = tmp_path / "run", tmp_path / "moved"

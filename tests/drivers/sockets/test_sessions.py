@@ -88,7 +88,7 @@ def patient(client: socket.socket) -> str:
 @pytest.fixture(params=WHERE)
 def led(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     host, interface, names = WHERE[request.param]
-    with closing(Sessions()) as steering:
+    with closing(Sessions(handed_on.shelf())) as steering:
         port = Port(steering, host, names, interface)
         made = Led(port, steering)
         monkeypatch.setattr(sessions, "time", made)
@@ -126,9 +126,8 @@ def test_the_node_is_killed(led: Led, dark: bool) -> None:
     led.lead(new)
     if dark:
         led.sessions.silence(new.pid)
-    handed_on.killed(led.sessions)
-    led.sessions = led.port.steering = Sessions()
-    led.sessions.regain({one.pid: led.port.ports for one in (old, new)}, new.pid)
+    led.sessions = led.port.steering = handed_on.sessions(led.sessions)
+    led.sessions.settle()
     led.lead(new)
     assert led.met() == {"b"}
     led.sessions.hold(new.pid)
@@ -283,7 +282,7 @@ def test_close(led: Led) -> None:
     led.lead(new)
     led.sessions.close()
     assert led.met() == {"b"}
-    again = Sessions()
+    again = Sessions(handed_on.shelf())
     with closing(again), pytest.raises(Unsteerable, match="another process"):
         again.join(new.pid, led.port.ports)
 

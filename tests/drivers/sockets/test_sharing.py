@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from drivers.sockets import connections, sharing
 from drivers.sockets.connections import Ports
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.sharing import Reach, Sharing
+from drivers.sockets.sharing import Sharing
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from scripts.staging.ports import free_port
@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 
 class SharingTests(TestCase):
     def setUp(self) -> None:
-        self.sharing = Sharing(reactor)
+        self.sharing = Sharing(reactor, handed_on.shelf())
         self.first, self.second = sorted([(HOST, free_port()), (HOST, free_port())])
         self.ports: Ports = [range(port, port + 1) for _, port in (self.first, self.second)]
 
@@ -82,7 +82,7 @@ class SharingTests(TestCase):
         self.sharing = await handed_on.sharing(self.sharing, reactor)
         self.assertRaises(TimeoutError, meet, self.first, 0.2)
         dead.kill()
-        self.sharing.remain([old.pid, current.pid])
+        await self.sharing.remain([old.pid, current.pid])
         self.assertEqual([self.sharing.drains(each.pid) for each in (old, current)], [True, False])
         new = await self.joined("d")
         await self.sharing.lead(new.pid)
@@ -101,10 +101,9 @@ class SharingTests(TestCase):
         old = await self.joined("a")
         dead, current = await self.joined("b"), await self.joined("c", self.first)
         await self.sharing.lead(current.pid)
-        handed_on.killed_sharing(self.sharing)
         dead.kill()
-        self.sharing = Sharing(reactor)
-        await self.sharing.regain([Reach(one.pid, self.ports, [], []) for one in (old, current)])
+        self.sharing = handed_on.killed(self.sharing, reactor)
+        await self.sharing.remain([old.pid, current.pid], lead=current.pid)
         self.assertEqual([self.sharing.drains(each.pid) for each in (old, current)], [True, False])
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
         self.assertRaises(TimeoutError, meet, self.second, 0.2)
@@ -113,16 +112,6 @@ class SharingTests(TestCase):
         await self.end(old)
         self.assertFalse(self.sharing.has(current.pid))
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
-
-    async def test_the_node_is_killed_and_a_stranger_is_there(self) -> None:
-        """No process is held then."""
-        current = await self.joined("a")
-        handed_on.killed_sharing(self.sharing)
-        self.start("x")
-        self.sharing = Sharing(reactor)
-        with self.assertRaisesRegex(NotShared, "another process"):
-            await self.sharing.regain([Reach(current.pid, self.ports, [], [])])
-        self.assertFalse(self.sharing.has(current.pid))
 
     async def test_one_alone_is_not_handed_over(self) -> None:
         """A process alone is released."""
@@ -139,7 +128,7 @@ class SharingTests(TestCase):
         await self.sharing.lead(new.pid)
         self.sharing = await handed_on.sharing(self.sharing, reactor)
         new.kill()
-        self.sharing.remain([pid for pid in self.sharing._members if pid != new.pid])
+        await self.sharing.remain([pid for pid in self.sharing._members if pid != new.pid])
         await self.sharing.survey(before.pid, [])
         self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
 
@@ -305,7 +294,7 @@ class SharingTests(TestCase):
         self.assertEqual(meet(self.first), "a")
 
     def of_udp(self) -> Port:
-        port = Port(Sessions(), HOST, [HOST])
+        port = Port(Sessions(handed_on.shelf()), HOST, [HOST])
         self.addCleanup(port.stack.close)
         return port
 

@@ -75,7 +75,7 @@ def test_another_process_cannot_have_it(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node can still lock its directory, once; its sockets go elsewhere."""
+    """The node can still lock its directory, once; its sockets go elsewhere, though access(2) allows writing."""
     opened = os.open
 
     def read_only(path: Path, flags: int, *mode: int) -> int:
@@ -84,7 +84,6 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
         return opened(path, flags, *mode)
 
     monkeypatch.setattr(os, "open", read_only)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
     first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
     for _ in ("without the lock of an earlier node", "with it"):
         first.claim()
@@ -95,6 +94,25 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
     for directory in (first.run_dir, first.door_dir):
         assert not directory.is_relative_to(tmp_path)
         directory.rmdir()
+
+
+def test_a_lock_of_the_node_before(tmp_path: Path) -> None:
+    """It is used for the same directory; for another one, which the operator has set since, it is not."""
+    first, second, stranger = (
+        StateDirectory(tmp_path / "a"),
+        StateDirectory(tmp_path / "a"),
+        StateDirectory(tmp_path / "b"),
+    )
+    first.claim()
+    second.claim(os.dup(first.lock))
+    first.release()
+    stranger.claim(os.dup(second.lock))
+    assert os.path.samestat(os.fstat(stranger.lock), (tmp_path / "b" / "lock").stat())
+    third = StateDirectory(tmp_path / "b")
+    with pytest.raises(OSError, match="another node uses STATE_DIR"):
+        third.claim()
+    second.release()
+    stranger.release()
 
 
 def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:

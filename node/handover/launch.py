@@ -1,0 +1,65 @@
+"""Begins the keeper: `twistd node` executes it in place of itself, and it runs the same command as its child."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from node import env_file
+from node.handover import keeper
+
+# The setting that turns it off, and twistd's words with which no node runs, or not in this process.
+KEEPER, OPTION = "KEEPER", "--keeper"
+# The variable by which a version from before the keeper has this one go on with its cores.
+BEFORE = "TXNODE_HANDOVER"
+_NO_NODE = {"--help", "--version", "--check"}
+
+
+def become_keeper() -> None:
+    """Execute the keeper, if this process is a node to be that has none. Reads the setting before all others are read.
+
+    To be called before other modules are imported: the child imports all of them again.
+    """
+    words = sys.orig_argv
+    if BEFORE in os.environ:
+        raise SystemExit("restart the node to change to this version: the one that runs has no keeper")
+    if keeper.VARIABLE in os.environ or not is_node(sys.argv) or len(words) < 2 or words[1].startswith("-"):
+        return
+    if setting(sys.argv, os.environ, Path(".env")).lower() != "off":
+        command = [interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]]
+        os.execv(sys.executable, [*words_of(keeper.__file__), *command])  # noqa: S606 - the purpose
+
+
+def words_of(script: str) -> list[str]:
+    """The command that runs a keeper: imported, as a script would be compiled each time, which takes memory."""
+    there = Path(script)
+    code = f"import sys; sys.path.append({str(there.parent)!r}); import {there.stem} as keeper; keeper.main()"
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def is_node(words: Sequence[str]) -> bool:
+    """Whether this command runs a node in the process itself."""
+    if Path(words[0]).name != "twistd" or "node" not in words or _NO_NODE & {*words}:
+        return False
+    before = words[1 : words.index("node")]
+    return "--nodaemon" in before or any(word[:1] == "-" != word[1:2] and "n" in word for word in before)
+
+
+def setting(words: Sequence[str], environment: Mapping[str, str], file: Path) -> str:
+    """The value of KEEPER: of an option, else of the environment, else of the file."""
+    for place, word in enumerate(words):
+        if word.partition("=")[0] == OPTION:
+            return word.partition("=")[2] or "".join(words[place + 1 : place + 2])
+    try:
+        text = "" if KEEPER in environment else file.read_text()
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    return environment.get(KEEPER) or env_file.read(text).get(KEEPER, "")
+
+
+def interpreter(word: str) -> str:
+    """The interpreter's path: execve does not search PATH. Links are kept: they name the virtual environment."""
+    return word if os.path.isabs(word) else shutil.which(word) or word  # noqa: PTH117

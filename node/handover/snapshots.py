@@ -1,0 +1,153 @@
+"""The memory file that the next node goes on with if this one dies: written when the runs change, and every second."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+
+from node import __version__
+from node.backend.generations import Generations
+from node.contract.driver import Generation
+from node.contract.keeper import Keeper
+from node.logs import Logger, LogRing
+from protos.handover_pb2 import Handover
+
+# The format of `Handover`; others are not read.
+FORMAT = 3
+# Seconds between two snapshots at least, and the part of the time that they may take.
+PAUSE, SHARE = 1.0, 0.01
+
+
+class TrafficCounts(Protocol):
+    """The traffic counts: see `node.traffic.polling`."""
+
+    def follow(self, runs: Mapping[Generation, str]) -> None: ...
+
+    async def flushed(self) -> bool: ...
+
+    def forget_others(self) -> None: ...
+
+
+class Described(Protocol):
+    """The backend: see `node.api.operations`."""
+
+    @property
+    def generations(self) -> Generations: ...
+
+    @property
+    def traffic(self) -> TrafficCounts: ...
+
+    def marks(self) -> Mapping[Generation, str]:
+        """The marks of the runs that the next node can go on with."""
+
+    def describe(self, saved: Collection[Generation]) -> Handover:
+        """Describe these runs. `saved`: those whose counters are on disk under their marks."""
+
+
+class Snapshots:
+    """Writes them from `start` on."""
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, keeper: Keeper, backend: Described, ring: LogRing) -> None:
+        self._reactor = reactor
+        self._keeper = keeper
+        self._backend = backend
+        self._ring = ring
+        # The runs as they were described last, and those whose counters are on disk under their marks.
+        self._seen: Sequence[Generation] = ()
+        self._saved: frozenset[Generation] = frozenset()
+        self._written = b""
+        # Why the last one failed.
+        self._fault = ""
+        self._next: IDelayedCall | None = None
+        self._on = False
+
+    def go_on(self, left: Handover) -> None:
+        """Keep what the node before has left, as of a node that was killed: its counters are on disk."""
+        standing = Handover()
+        standing.CopyFrom(left)
+        standing.ClearField("common")
+        standing.exact = False
+        for run in (standing.run, *standing.draining):
+            run.ClearField("counters")
+        self._put(standing)
+
+    def start(self) -> None:
+        self._on = True
+        self._backend.generations.watch(self._changed)
+        self._changed()
+        self._next = self._reactor.callLater(PAUSE, self._tick)
+
+    def stop(self) -> None:
+        self._on = False
+        if self._next is not None and self._next.active():
+            self._next.cancel()
+
+    def _changed(self) -> None:
+        """Write at once: the kernel is about to give a run that takes over its first connection."""
+        marks = self._backend.marks()
+        if self._on and (seen := tuple(marks)) != self._seen:
+            self._seen = seen
+            self._backend.traffic.follow(marks)
+            self._write()
+            ensureDeferred(self._save(marks)).addErrback(self._failed)
+
+    def _failed(self, failure: Failure) -> None:
+        self.log.failure("no snapshot of the cores: if the node dies now, the next one starts them again", failure)
+
+    async def _save(self, marks: Mapping[Generation, str]) -> None:
+        """Note that the counters of these runs are on disk, if they are, and only those are needed."""
+        if await self._backend.traffic.flushed() and tuple(marks) == self._seen:
+            self._saved = frozenset(marks)
+            self._write()
+            self._backend.traffic.forget_others()
+
+    def _write(self) -> None:
+        if not self._on:
+            return
+        try:
+            handover = self._backend.describe(self._saved)
+            handover.format, handover.version = FORMAT, __version__
+            handover.ring.CopyFrom(self._ring.packed)
+            self._put(handover)
+            self._fault = ""
+        except Exception as error:  # noqa: BLE001 - logged; the next one may succeed
+            if str(error) != self._fault:
+                self._fault = str(error)
+                text = "no snapshot of the cores: if the node dies now, the next one starts them again: {error}"
+                self.log.failure(text, error=self._fault)
+
+    def _put(self, handover: Handover) -> None:
+        if (packed := handover.SerializeToString()) != self._written:
+            memory = memory_of(packed)
+            try:
+                self._keeper.put("state", [memory])
+            finally:
+                os.close(memory)
+            self._written = packed
+
+    def _tick(self) -> None:
+        began = time.thread_time()
+        self._write()
+        took = time.thread_time() - began
+        self._next = self._reactor.callLater(max(PAUSE, took / SHARE), self._tick)
+
+
+def memory_of(packed: bytes) -> int:
+    """A memory file with this content. Raises `OSError`."""
+    memory = os.memfd_create("txnode-state", os.MFD_CLOEXEC)
+    content = memoryview(packed)
+    try:
+        while content:
+            content = content[os.write(memory, content) :]
+    except OSError:
+        os.close(memory)
+        raise
+    return memory
