@@ -15,10 +15,10 @@ from twisted.python.failure import Failure
 from drivers.http2 import fields
 from drivers.http2.connection import Connection
 from drivers.http2.stream import End, Status, Stream
-from node.errors import CoreFailed, Unsupported
-from node.reactor import Reactor
-from node.sockets import dial
-from node.waiting import Signal
+from node.base.errors import CoreFailed, Unsupported
+from node.base.reactor import Reactor
+from node.base.sockets import dial
+from node.base.waiting import Signal
 
 # Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from node.secret_file import write_secret
+from node.base.secret_file import write_secret
 from node.settings import BadSettings, given
 
 CERTIFICATE = "certificate.pem"

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node import deployed, env_file
+from node import deployed
+from node.base import env_file
 from node.contract.settings import Setting, fault_of_address
 from node.limits import parsing
 from node.limits.defaults import Defaults

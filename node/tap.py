@@ -24,12 +24,15 @@ from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
-from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
 from node.backend.drain import Limits
+from node.base.aio import Aio
+from node.base.file_watch import FileWatch
+from node.base.logs import Logger, LogRing
+from node.base.reactor import Reactor
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
 from node.door import connections
@@ -43,16 +46,14 @@ from node.handover.program import CHECKING, KEPT, Program, Tried
 from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
-from node.keyfile import BadKeys
+from node.keys.keyfile import BadKeys
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
-from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.keyless import is_open_here, is_open_to_others
 from node.metrics.monitoring import Monitoring
 from node.metrics.pages import Meters
-from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, environment, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
@@ -63,7 +64,6 @@ from node.transport.site import Site
 from node.updates.chosen import LISTS, Record
 from node.updates.policy import Sources
 from node.updates.updates import Updates
-from node.watching import FileWatch
 
 import_gc.resume()
 

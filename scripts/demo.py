@@ -24,7 +24,7 @@ from drivers.install import install
 from drivers.install.releases import SING_BOX, XRAY, Core
 from drivers.process.leash import leashed
 from drivers.registry import DRIVER_SETTINGS
-from node.errors import NodeError
+from node.base.errors import NodeError
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, UserStat
 from scripts.staging import protocols, sing_box, transfer, transports

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_ALLOW, CORE_PATHS
+from node.base.errors import InvalidConfig
 from node.contract.driver import Host
-from node.errors import InvalidConfig
 
 # The start of the names of the node's own abstract sockets.
 OWN = "txnode"

@@ -15,8 +15,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from node.base.logs import Logger
 from node.contract.driver import Exit
-from node.logs import Logger
 from protos.handover_pb2 import Output, Process
 
 # The longest line; the rest up to the newline is cut.

@@ -15,10 +15,10 @@ from twisted.internet.error import ProcessExitedAlready
 
 from drivers.process.child import CoreProcess
 from drivers.sockets.pidfd import has_exited
+from node.base.errors import CoreFailed
+from node.base.reactor import Reactor
 from node.contract.driver import Gone
 from node.contract.keeper import Keeper, Spawned
-from node.errors import CoreFailed
-from node.reactor import Reactor
 from protos.handover_pb2 import Process
 
 # Seconds within which a recovered core must answer.

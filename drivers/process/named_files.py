@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from drivers.process.paths import Paths
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 
 # The most files that a configuration may name: each becomes a rule.
 MOST = 1000

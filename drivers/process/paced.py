@@ -13,9 +13,9 @@ from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.pacing import Setting, narrow, pace, set_all
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import listeners
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
 from node.contract.connections import Handle
-from node.logs import Logger
-from node.reactor import PooledReactor
 
 T = TypeVar("T")
 

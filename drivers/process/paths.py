@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivers.process.settings import CORE_PATHS
+from node.base.errors import InvalidConfig
 from node.contract.driver import Host
-from node.errors import InvalidConfig
 
 # The directories of certificate authorities on various systems; they are not secret.
 CERTIFICATES = (

@@ -11,9 +11,9 @@ from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
+from node.base.errors import CoreFailed
 from node.contract.accounts import Account
 from node.contract.driver import Host, NotShared, Plan
-from node.errors import CoreFailed
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 

@@ -12,10 +12,10 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.process.child import PANIC, CoreProcess
 from drivers.process.spawn import Done
+from node.base.errors import CoreFailed, InvalidConfig, PortTaken
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
 from node.contract.driver import fatal_lines
-from node.errors import CoreFailed, InvalidConfig, PortTaken
-from node.reactor import PooledReactor
 
 T = TypeVar("T")
 

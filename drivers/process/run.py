@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 from twisted.internet.defer import Deferred
 
 from drivers.process.child import CoreProcess
+from node.base.logs import Logger
 from node.contract.driver import Exit, Host
-from node.logs import Logger
 
 
 class Api(Protocol):

@@ -16,8 +16,8 @@ from drivers.sockets.listeners import Survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sharing import Reach, Sharing
 from drivers.sockets.sock_diag import listeners, listening
+from node.base.errors import CoreFailed
 from node.contract.driver import Host, NotShared, Plan
-from node.errors import CoreFailed
 
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000

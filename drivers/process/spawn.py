@@ -22,10 +22,10 @@ from drivers.process.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
 from drivers.process.settings import CORE_MEMORY
+from node.base.errors import CoreFailed
+from node.base.reactor import Reactor
 from node.contract.driver import Exit
 from node.contract.keeper import Keeper
-from node.errors import CoreFailed
-from node.reactor import Reactor
 
 # Seconds that a command may take, and the most bytes of its output file; of its other output the last lines are kept.
 SECONDS = 30.0

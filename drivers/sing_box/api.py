@@ -15,9 +15,9 @@ from drivers.sing_box.detours import Detours, Pair, pair_of
 from drivers.sing_box.table import Line, Table
 from drivers.sing_box.tally import Stream, Tally
 from drivers.sing_box.v2ray_api import BULK_DEADLINE, DEADLINE, Stats
-from node.logs import Logger
-from node.reactor import Reactor
-from node.waiting import Signal, together
+from node.base.logs import Logger
+from node.base.reactor import Reactor
+from node.base.waiting import Signal, together
 from protos import sing_box_pb2
 from protos.handover_pb2 import Label, SingBoxRun
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription

@@ -31,9 +31,9 @@ from drivers.sing_box.accounts import (
     random_entry,
 )
 from drivers.sing_box.overrides import DIRECTORIES, TAGGED, take_over
+from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.errors import InvalidConfig
 from protos.service_pb2 import User
 
 Json = dict[str, Any]

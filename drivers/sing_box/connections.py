@@ -18,10 +18,10 @@ from drivers.sockets.connections import Endpoint, at
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow, flows
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Handle, Live
-from node.logs import Logger
-from node.reactor import PooledReactor
 
 CONNECTIONS = "the core did not list its connections"
 # For more connections than this the kernel is asked in the reactor's thread pool.

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Set
 from drivers.sing_box.accounts import unlabelled
 from drivers.sockets.connections import Endpoint, endpoint
 from drivers.sockets.sock_diag import connected
+from node.base.logs import Logger
 from node.contract.accounts import key_of
-from node.logs import Logger
 from protos.sing_box_pb2 import Connection
 
 # The tag of an inbound, and the key of a user.

@@ -12,7 +12,7 @@ from typing import Any
 from drivers.process.confinement import Touched
 from drivers.process.named_files import Named, is_abstract, readable, texts
 from drivers.process.paths import Paths
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 
 Json = dict[str, Any]
 

@@ -25,11 +25,11 @@ from drivers.sing_box.status import StatusRun
 from drivers.sockets.connections import deafen, run_dry
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sharing import Sharing
+from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.connections import Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Exit, Host
-from node.errors import CoreFailed
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import Label, SingBoxRun
 

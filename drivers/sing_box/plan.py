@@ -20,8 +20,8 @@ from drivers.sing_box.executable import counts
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
 from drivers.sockets.reuseport import is_of_knock
+from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
-from node.errors import CoreFailed
 from protos.handover_pb2 import SingBoxRun
 
 # The descriptor from which the core reads the file of live users, so that their keys are not in any directory.

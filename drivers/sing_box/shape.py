@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from drivers.process.allowlist import shown
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 
 # A type, a list whose items all have one shape, or an object with the shapes of its optional members.
 Shape = type | tuple[type, ...] | list[Any] | Mapping[str, Any]

@@ -35,8 +35,8 @@ from zope.interface import implementer
 
 from drivers.channel import ApiFailed
 from drivers.sing_box.config import Endpoint
-from node.reactor import PooledReactor
-from node.waiting import together
+from node.base.reactor import PooledReactor
+from node.base.waiting import together
 
 # Seconds that the core may take: with each change it rebuilds the keys of all users.
 DEADLINE = 10.0

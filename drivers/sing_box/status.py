@@ -9,7 +9,7 @@ from drivers.channel import FIGURES, LATENCY, ONLINE, asking
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from drivers.sing_box.groups import NOT_MEASURED, latencies, measures
-from node.errors import Unsupported
+from node.base.errors import Unsupported
 from protos.service_pb2 import BackendStatsResponse, Latency
 
 

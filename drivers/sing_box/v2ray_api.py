@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drivers.channel import ApiFailed, Channel
-from node.reactor import Reactor
-from node.waiting import together
+from node.base.reactor import Reactor
+from node.base.waiting import together
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Stat
 

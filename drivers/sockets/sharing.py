@@ -23,10 +23,10 @@ from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Steering
+from node.base.errors import CoreFailed
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
 from node.contract.driver import NotShared
-from node.errors import CoreFailed
-from node.logs import Logger
-from node.reactor import PooledReactor
 from protos import handover_pb2
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from drivers.process.allowlist import Allowed
 from drivers.xray import streams, text
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos.xray_pb2 import Config, GeodataConfig, InboundHandlerConfig, OutboundHandlerConfig, StreamConfig
 
 APPS = (

@@ -16,8 +16,8 @@ from twisted.internet.task import deferLater
 from drivers.channel import ApiFailed, Channel
 from drivers.xray.router import Router
 from drivers.xray.wire import field
-from node.reactor import Reactor
-from node.waiting import together
+from node.base.reactor import Reactor
+from node.base.waiting import together
 from protos import xray_pb2
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"

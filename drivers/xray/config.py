@@ -43,10 +43,10 @@ from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.user_changes import NEEDS_PAUSE
 from drivers.xray.wire import field
+from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
 from node.contract.routing import Routing
-from node.errors import InvalidConfig
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 

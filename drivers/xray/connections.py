@@ -29,10 +29,10 @@ from drivers.xray.ingress import Ingress
 from drivers.xray.ownership.endpoints import Endpoints
 from drivers.xray.ownership.old_credentials import OldCredentials, Pair
 from drivers.xray.ownership.unlogged import Online, Unlogged
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
 from node.contract.connections import Address, Arrived, Handle, Live
-from node.logs import Logger
-from node.reactor import PooledReactor
 from protos.handover_pb2 import XrayRun
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])

@@ -7,8 +7,8 @@ from pathlib import Path
 from drivers.install.releases import XRAY
 from drivers.process.executable import ENVIRONMENT, Executable, Files, Installation
 from drivers.xray.geo import assets
+from node.base.errors import CoreFailed
 from node.contract.driver import Host
-from node.errors import CoreFailed
 
 _ASSETS = "XRAY_LOCATION_ASSET"
 # The files of the release archive, besides the executable and the geo files.

@@ -17,7 +17,7 @@ from drivers.process.confinement import Touched
 from drivers.process.named_files import is_abstract, readable, texts
 from drivers.process.paths import Paths
 from drivers.xray.streams import HYSTERIA, SPLIT_HTTP, TLS
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config, ReceiverConfig, SenderConfig, StreamConfig
 

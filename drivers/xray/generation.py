@@ -26,13 +26,13 @@ from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.ownership.unlogged import by_address
 from drivers.xray.selectors import OURS
 from drivers.xray.users import Users
+from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
+from node.base.waiting import together
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address, Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Host
 from node.contract.driver import Plan as AnyPlan
-from node.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
-from node.waiting import together
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import XrayRun
 from protos.service_pb2 import (

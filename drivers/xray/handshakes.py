@@ -23,7 +23,7 @@ from drivers.sockets.hush import Hush, unhush
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow
 from drivers.xray.ingress import HandshakePorts
-from node.reactor import PooledReactor
+from node.base.reactor import PooledReactor
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from drivers.xray.access import BadMask, Mask, Shown
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config, TypedMessage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 from drivers.xray.selectors import OURS
-from node.errors import InvalidRequest, shown
+from node.base.errors import InvalidRequest, shown
 from protos import xray_pb2
 from protos.service_pb2 import RouteResult, TestRouteRequest
 

@@ -14,8 +14,8 @@ from drivers.json_text import parse
 from drivers.xray.exclusive import bridged
 from drivers.xray.overrides import ROUTER
 from drivers.xray.selectors import OURS
+from node.base.errors import InvalidConfig, InvalidRequest, UnknownName, shown
 from node.contract.routing import Routing
-from node.errors import InvalidConfig, InvalidRequest, UnknownName, shown
 from protos.xray_pb2 import Config, RouterConfig, RoutingRule
 
 # Characters of one rule. The core takes requests of up to 4 MiB.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableSequence
 
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config
 

@@ -17,9 +17,9 @@ from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ownership.old_credentials import Pair
 from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
+from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Applied, Host
-from node.logs import Logger
 
 # The most bytes of framing around an account in its inbound.
 FRAME = 5

@@ -16,8 +16,8 @@ from socket import AF_INET, AF_INET6, inet_pton
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from drivers.xray.wire import field
+from node.base.errors import InvalidConfig, shown
 from node.contract.accounts import Accounts, Change, Unusable, key_of
-from node.errors import InvalidConfig, shown
 from protos import xray_pb2
 from protos.service_pb2 import Wireguard
 from protos.xray_pb2 import InboundHandlerConfig, User

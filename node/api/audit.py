@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.api.auth import Caller
-from node.logs import Logger, LogRing
+from node.base.logs import Logger, LogRing
 
 # Calls that are logged each time, and in the ring, too.
 _EVENTS = {"Start", "Stop"}

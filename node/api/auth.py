@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from node.errors import Forbidden, Unauthenticated
-from node.keyfile import Key, Scope, digest_of
+from node.base.errors import Forbidden, Unauthenticated
+from node.keys.keyfile import Key, Scope, digest_of
 from node.settings import DEFAULT_KEY
 
 _BEARER = "bearer "

@@ -1,4 +1,4 @@
-"""Run the calls of both transports: bytes in, bytes out, errors of `node.errors`. Runs on the reactor."""
+"""Run the calls of both transports: bytes in, bytes out, errors of `node.base.errors`. Runs on the reactor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
 from node.api.readers import GONE, EventReader, LogReader
-from node.errors import Internal, InvalidRequest, NodeError, ShuttingDown, Unauthenticated, Unsupported
+from node.base.errors import Internal, InvalidRequest, NodeError, ShuttingDown, Unauthenticated, Unsupported
+from node.base.logs import Logger, LogRing
+from node.base.waiting import fire
 from node.events.journal import Journal
-from node.keyfile import Key, Scope
-from node.logs import Logger, LogRing
-from node.waiting import fire
+from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import EventsRequest
 
 # The HTTP status of success.
@@ -74,7 +74,7 @@ class Call:
 class Reply:
     """The serialised reply. The transport must fire `delivered`, if given.
 
-    It does so on the reactor, with `node.waiting.fire`: the node's end may have fired it before.
+    It does so on the reactor, with `node.base.waiting.fire`: the node's end may have fired it before.
     """
 
     body: bytes

@@ -6,9 +6,9 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, 
 
 from node.api.methods import MAX_BODY, MAX_USERS
 from node.backend.members import Members, raise_refused
+from node.base.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
+from node.base.logs import Logger
 from node.contract.accounts import Refusal, key_of
-from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
-from node.logs import Logger
 from protos.service_pb2 import Empty, User, UsersChunk
 
 # Users of one stream that may be on their way to the core; at that number the stream is not read further.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from node.errors import InvalidRequest
+from node.base.errors import InvalidRequest
 
 # Bytes of a length: enough for 2**35, far above the limit of a body.
 _MAX_VARINT = 5

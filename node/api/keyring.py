@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.api.auth import Authenticator
-from node.keyfile import BadKeys, Key, parse
-from node.secret_file import exposed
-from node.watching import Files
+from node.base.file_watch import Files
+from node.base.secret_file import exposed
+from node.keys.keyfile import BadKeys, Key, parse
 
 # Bytes of the file: more than `MAX_KEYS` keys need.
 MAX_FILE = 1024 * 1024

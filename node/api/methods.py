@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from node.api.framing import delimited, single
-from node.keyfile import Scope
+from node.keys.keyfile import Scope
 from protos import service_pb2
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]

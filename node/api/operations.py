@@ -20,23 +20,23 @@ from node.backend.keepalive import KeepAlive
 from node.backend.listing import MOST as LISTED
 from node.backend.questions import Questions
 from node.backend.runner import Runner
+from node.base.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
+from node.base.logs import Logger, LogRing
+from node.base.periodic import Periodic, Warns
+from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
 from node.contract.counters import Scope as Counted
 from node.contract.driver import CountsOnline, Driver, Generation, Heirs, MeasuresLatency, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.events.journal import Journal
 from node.handover.leaving import Leaving
-from node.keyfile import Scope
+from node.keys.keyfile import Scope
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance
 from node.limits.defaults import Defaults
 from node.limits.node_quota import NodeQuotaLimit
 from node.limits.users import UserLimits
-from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
-from node.periodic import Periodic, Warns
-from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from node.api.auth import Caller
-from node.errors import InvalidRequest, NodeError
+from node.base.errors import InvalidRequest, NodeError
+from node.base.logs import LogRing
 from node.events.journal import Journal
 from node.events.kinds import Kind, fits
-from node.logs import LogRing
 from node.state.events import Packed
 from protos.service_pb2 import Event, EventsRequest
 

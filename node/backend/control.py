@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
 
-from node.errors import Aborted
-from node.waiting import Signal
+from node.base.errors import Aborted
+from node.base.waiting import Signal
 
 T = TypeVar("T")
 

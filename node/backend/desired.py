@@ -16,12 +16,12 @@ from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
 from node.backend.supplied import Supplied
+from node.base.errors import Unsupported
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Account, Accounts, Refusal, key_of
 from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
-from node.errors import Unsupported
 from node.machine.malloc import Memory
-from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from protos.service_pb2 import Backend, User
 

@@ -13,14 +13,14 @@ from twisted.internet.task import deferLater
 from node.backend.faults import in_background, pid_of
 from node.backend.generations import Generations
 from node.backend.probation import SECONDS as PROBATION
+from node.base.errors import NodeError
+from node.base.logs import Logger
+from node.base.periodic import Periodic
+from node.base.waiting import lasting, together
 from node.contract.driver import Generation, Shares
-from node.errors import NodeError
 from node.events.journal import Tells
 from node.events.kinds import Kind
-from node.logs import Logger
 from node.machine.memory import available, resident
-from node.periodic import Periodic
-from node.waiting import lasting, together
 
 # Seconds between two checks, and how long a core drains at least: as long as the node may go back to it, and until a
 # client whose handshake it answered has connected, within 3 s even if a packet is lost (1 s, then 3 s: Linux'

@@ -8,11 +8,11 @@ from typing import Any
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
+from node.base.errors import Aborted, CoreFailed, NodeError
+from node.base.logs import Logger, LogRing
 from node.contract.accounts import Refusal
 from node.contract.driver import Generation, Shares
-from node.errors import Aborted, CoreFailed, NodeError
 from node.events.users import UserEvents
-from node.logs import Logger, LogRing
 
 log = Logger()
 

@@ -11,10 +11,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from node.base.errors import NodeError
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.contract.driver import Exit, Generation
-from node.errors import NodeError
-from node.logs import Logger
-from node.periodic import Periodic
 
 # Seconds between two health checks, and how long an answer may take: a core that needs longer counts as hung.
 INTERVAL = 5.0

@@ -12,11 +12,11 @@ from node.backend.generations import Generations
 from node.backend.health import lives
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.state import State, Status
+from node.base.errors import NodeError
+from node.base.logs import Logger
 from node.contract.accounts import Change, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation, Plan, Shares
-from node.errors import NodeError
 from node.events.users import UserEvents
-from node.logs import Logger
 from protos.service_pb2 import User
 
 # Users that a log line names at most.

@@ -16,9 +16,9 @@ from node.backend.roster import Roster
 from node.backend.settling import Settling
 from node.backend.state import Status
 from node.backend.supplied import Tags
+from node.base.errors import UsersRefused, cut
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts, key_of
-from node.errors import UsersRefused, cut
-from node.reactor import PooledReactor
 from protos.service_pb2 import Limits, ListedUser, ListUsersResponse, User
 
 # Rows and bytes of a page at most: a quarter of what gRPC clients accept by default.

@@ -18,8 +18,8 @@ from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
 from node.backend.settling import Settling
 from node.backend.state import Status
+from node.base.errors import NotInitialized, UsersRefused
 from node.contract.accounts import Refusal, key_of
-from node.errors import NotInitialized, UsersRefused
 from node.events.users import UserEvents
 from protos.service_pb2 import User
 

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from node.backend.faults import log
-from node.errors import CoreFailed, NodeError
+from node.base.errors import CoreFailed, NodeError
 
 T = TypeVar("T")
 

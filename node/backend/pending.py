@@ -23,12 +23,12 @@ from node.backend.reconcile import Pairs, by_user, concerning, pairs
 from node.backend.refresh import RETRY, Refresh
 from node.backend.renewal import Renewal, Renewed
 from node.backend.state import Status
+from node.base.errors import InvalidConfig, NodeError
+from node.base.logs import Logger
+from node.base.waiting import Signal
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Generation
-from node.errors import InvalidConfig, NodeError
 from node.events.users import UserEvents
-from node.logs import Logger
-from node.waiting import Signal
 from protos.service_pb2 import User
 
 # Seconds for which changes are batched before a new run starts for them; the same at most, while the new run would end

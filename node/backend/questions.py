@@ -9,8 +9,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
 from node.backend.health import lives
+from node.base.errors import CoreFailed
 from node.contract.driver import Generation
-from node.errors import CoreFailed
 
 T = TypeVar("T")
 Ask = Callable[[Generation], Awaitable[T]]

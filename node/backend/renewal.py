@@ -10,10 +10,10 @@ from node.backend.faults import as_node_error
 from node.backend.generations import Generations
 from node.backend.replace import Check, Replacement
 from node.backend.state import Status
+from node.base.errors import CoreFailed, NodeError, NotStarted
+from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, apply, diff
 from node.contract.driver import Generation, NotShared
-from node.errors import CoreFailed, NodeError, NotStarted
-from node.logs import Logger
 
 # Seconds that the new run may take until it can take over.
 SECONDS = 5.0

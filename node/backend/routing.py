@@ -10,9 +10,9 @@ from node.backend.desired import FIXED, Accepted, Desired
 from node.backend.generations import Generations
 from node.backend.settling import Settling
 from node.backend.state import Status
+from node.base.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 from node.contract.driver import Reroutable, Routes
 from node.contract.routing import Routing
-from node.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 
 # Rules that may be added, and their characters in all: the core parses all of them again whenever one is added.
 MOST = 1000

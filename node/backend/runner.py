@@ -29,16 +29,16 @@ from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.supplied import Supplied
 from node.backend.wind_down import DRAINED, WindDown
+from node.base.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
+from node.base.logs import Logger, LogRing
+from node.base.reactor import PooledReactor
+from node.base.waiting import both
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
 from node.contract.routing import Routing
-from node.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.events.users import UserEvents
-from node.logs import Logger, LogRing
-from node.reactor import PooledReactor
-from node.waiting import both
 from protos.service_pb2 import Backend
 
 T = TypeVar("T")

@@ -21,11 +21,11 @@ from node.backend.keepers import Keepers
 from node.backend.pending import Pending
 from node.backend.reconcile import Pairs, pairs
 from node.backend.state import State, Status
+from node.base.errors import CoreFailed
+from node.base.logs import Logger
+from node.base.waiting import lasting, outcomes
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Applied, Generation
-from node.errors import CoreFailed
-from node.logs import Logger
-from node.waiting import lasting, outcomes
 
 # Users that an error names at most.
 LISTED = 20

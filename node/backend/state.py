@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from node.errors import CoreFailed, NotInitialized, NotStarted
+from node.base.errors import CoreFailed, NotInitialized, NotStarted
+from node.base.logs import Logger, LogRing
 from node.events.journal import Tells
 from node.events.kinds import Kind
-from node.logs import Logger, LogRing
 
 
 class State(StrEnum):

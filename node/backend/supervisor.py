@@ -24,12 +24,12 @@ from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.state import State, Status
+from node.base.errors import CoreFailed, InvalidConfig, NodeError
+from node.base.logs import Logger, LogRing
 from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
-from node.errors import CoreFailed, InvalidConfig, NodeError
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.events.users import UserEvents
-from node.logs import Logger, LogRing
 
 # Seconds that a core may take to start; less than the caller of a Start waits.
 START_TIMEOUT = 7.0

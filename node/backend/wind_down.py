@@ -11,10 +11,10 @@ from twisted.internet.task import deferLater
 
 from node.backend.faults import pid_of
 from node.backend.generations import Generations
+from node.base.logs import Logger
 from node.contract.driver import Generation
 from node.events.journal import Tells
 from node.events.kinds import Kind
-from node.logs import Logger
 
 # Seconds between two readings, and how many equal ones in a row end the reading once the counters have moved: on a busy
 # processor the core's threads may count what they carried a moment later.

@@ -1,7 +1,7 @@
 """A client for the whole interface, over REST or gRPC, for controllers, command lines and tests.
 
-`connect` makes a `Client` for a `Target`. Errors are those of `node.errors`, and `NoReply`. The node itself does not
-import this package.
+`connect` makes a `Client` for a `Target`. Errors are those of `node.base.errors`, and `NoReply`. The node itself does
+not import this package.
 """
 
 from node.client.client import DEADLINE, Client, connect

@@ -16,10 +16,10 @@ from twisted.web.iweb import IResponse
 
 from node.api.framing import arrived
 from node.api.methods import MAX_BODY
+from node.base.errors import InvalidRequest
 from node.client.failures import NoReply, StreamEnded, UnexpectedReply, Unreachable
 from node.client.inbox import Inbox
 from node.client.line import Line
-from node.errors import InvalidRequest
 from protos.service_pb2 import Event
 
 T = TypeVar("T")

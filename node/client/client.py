@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
-from node.aio import Aio
 from node.api.methods import METHODS
+from node.base.aio import Aio
 from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, UnexpectedReply
 from node.client.inbox import Inbox

@@ -1,4 +1,4 @@
-"""The errors of a client's calls: those of `node.errors` for the node's own, and those here without a reply.
+"""The errors of a client's calls: those of `node.base.errors` for the node's own, and those here without a reply.
 
 REST's JSON has the error's code. Over gRPC, and in the dialect of deployed clients, there are only a status and a text;
 where several errors have the same status, the beginning of the text decides.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from node import errors
 from node.api.auth import Dialect
 from node.api.methods import Method
-from node.errors import KINDS, NodeError
+from node.base import errors
+from node.base.errors import KINDS, NodeError
 
 
 class NoReply(NodeError):

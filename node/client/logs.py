@@ -12,11 +12,11 @@ from typing import Self
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW
 from node.client.again import until_done
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
 from node.client.line import Line
-from node.logs import NODE_MARK, REPLAY, TOO_SLOW
 
 # Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
 # count as complete in any case.

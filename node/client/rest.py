@@ -26,13 +26,13 @@ from twisted.web.iweb import IResponse
 from node.api.auth import Dialect
 from node.api.framing import single
 from node.api.methods import Kind, Method
+from node.base.errors import UsersRefused
 from node.client.body import EventBody, LogBody, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
 from node.client.line import LAST, Line
 from node.client.target import Target
 from node.client.tls_endpoint import TlsEndpointFactory
-from node.errors import UsersRefused
 from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"

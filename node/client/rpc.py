@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from node.aio import Aio  # first: it sets gRPC's environment
+from node.base.aio import Aio  # first: it sets gRPC's environment
 
 # isort: split
 import grpc

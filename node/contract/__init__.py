@@ -1,4 +1,4 @@
 """The contract between the node and its drivers: users, changes, counters, and the protocols of a driver.
 
-The node owns it. Drivers import this package and small modules of `node`, such as `node.errors` and `node.waiting`.
+The node owns it. Drivers import this package and `node.base`.
 """

@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from twisted.internet.defer import Deferred
 
+from node.base.logs import Log
+from node.base.reactor import Reactor
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.choices import Choices
 from node.contract.counters import Reading, Scope
 from node.contract.keeper import Keeper, NoKeeper
 from node.contract.routing import Routing
-from node.logs import Log
-from node.reactor import Reactor
 from protos.service_pb2 import (
     BackendStatsResponse,
     BalancerInfoResponse,

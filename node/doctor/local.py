@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from node.base.secret_file import exposed
 from node.doctor import credentials, kernel, machine, network, running
 from node.doctor.config import Listening, read
 from node.doctor.credentials import Pair
 from node.doctor.findings import Check, Finding, fail, ok, warn
 from node.doctor.running import Core
-from node.secret_file import exposed
 from node.settings import Settings
 from node.state.database import Database
 from protos.service_pb2 import Backend

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
 
+from node.base.limited_warning import LimitedWarning
+from node.base.logs import Logger
 from node.door.bodies import BUDGET, Bodies
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.headings import Knows
 from node.door.places import Places
-from node.limited_warning import LimitedWarning
-from node.logs import Logger
 
 # Seconds after which a client that acknowledges nothing, or reads nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30

@@ -23,8 +23,8 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport
 from twisted.python.failure import Failure
 
-from node.logs import Logger
-from node.waiting import fire
+from node.base.logs import Logger
+from node.base.waiting import fire
 
 # Seconds between two looks at a connection: the first, and the longest.
 FIRST_LOOK = 0.001

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.limited_warning import LimitedWarning
-from node.logs import Logger
+from node.base.limited_warning import LimitedWarning
+from node.base.logs import Logger
 
 # Wrong keys of one address that are answered at once, and how many more each second; and the delay of further answers
 # in seconds. A delayed client's connection counts as one without a key, which a newcomer may replace.

@@ -7,8 +7,8 @@ from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.limited_warning import LimitedWarning
-from node.logs import Logger
+from node.base.limited_warning import LimitedWarning
+from node.base.logs import Logger
 
 
 class Connection(Protocol):

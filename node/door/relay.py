@@ -15,6 +15,7 @@ from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from node.base.waiting import fire
 from node.door.bodies import AGAIN, Messages
 from node.door.connections import Connection, Connections
 from node.door.delivery import tcp, written
@@ -22,7 +23,6 @@ from node.door.frames import goaway, trailers
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
 from node.http2 import Code, Kind, frame, reset
-from node.waiting import fire
 
 # Seconds until the next attempt to connect, while a failed server is being replaced.
 RETRY = 0.02

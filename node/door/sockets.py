@@ -6,7 +6,7 @@ import socket
 
 from twisted.internet import tcp
 
-from node.sockets import Prompt
+from node.base.sockets import Prompt
 
 # Connections accepted in one reactor turn; with more, a crowd of new ones keeps earlier handshakes from ending.
 ADMITTED = 16

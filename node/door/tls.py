@@ -26,7 +26,7 @@ from OpenSSL.crypto import X509
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
 from zope.interface import implementer
 
-from node.watching import Files, FileWatch
+from node.base.file_watch import Files, FileWatch
 
 # The order of ALPN protocols on a port: the first one that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
-from node.sockets import dial
-from node.waiting import fire
+from node.base.sockets import dial
+from node.base.waiting import fire
 
 # Prefix of the server's socket files. Each has a new name: gRPC removes the file of a closed socket some time later.
 _NAME = "grpc."

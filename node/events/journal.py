@@ -16,10 +16,10 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.logs import printable
+from node.base.waiting import Waiters
 from node.events.kinds import ONE_READER, Kind
-from node.logs import printable
 from node.state.events import Margins, Packed
-from node.waiting import Waiters
 from protos.service_pb2 import Event
 
 # Most events kept, and most bytes: days for an ordinary node, minutes if the core crashes again and again.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from node import env_file
+from node.base import env_file
 from node.handover import keeper
 
 # The setting that turns it off, and twistd's words with which no node runs, or not in this process.

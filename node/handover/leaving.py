@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
 from node.backend.snapshot import DrainingRun, Snapshot
+from node.base.errors import CoreFailed, NodeError
+from node.base.logs import Logger
 from node.contract.driver import (
     Closes,
     Driver,
@@ -24,8 +26,6 @@ from node.contract.driver import (
     Recovers,
 )
 from node.contract.routing import Routing
-from node.errors import CoreFailed, NodeError
-from node.logs import Logger
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from node import __version__
-from node.errors import NodeError
+from node.base.errors import NodeError
 from node.handover.launch import interpreter
 
 # The option with which the program checks whether it could take over, instead of running.

@@ -13,9 +13,9 @@ from twisted.python.failure import Failure
 
 from node import __version__
 from node.backend.generations import Generations
+from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
 from node.contract.keeper import Keeper
-from node.logs import Logger, LogRing
 from protos.handover_pb2 import Handover
 
 # The format of `Handover`; others are not read.

@@ -15,8 +15,10 @@ from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.task import deferLater
 
 from node import __version__
+from node.base.errors import Aborted
+from node.base.logs import Logger, LogRing
+from node.base.waiting import finished
 from node.contract.driver import NotNow
-from node.errors import Aborted
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover import attempt
@@ -26,8 +28,6 @@ from node.handover.parts import Calls, Connections, HandoverBackend, Jobs, State
 from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, Snapshots, memory_of
 from node.handover.ties import Ties
-from node.logs import Logger, LogRing
-from node.waiting import finished
 from protos.handover_pb2 import Handover
 
 # Seconds that running calls have to finish before another version takes over.

@@ -15,12 +15,12 @@ from typing import Any
 
 from twisted.internet.task import deferLater
 
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.contract.keeper import Spawned
 from node.handover import keeper
 from node.handover.keeper import FEW, MESSAGE, VARIABLE
 from node.handover.launch import words_of
-from node.logs import Logger
-from node.periodic import Periodic
 
 # Seconds between two signs of life, and until a keeper that does not answer is given up.
 ALIVE, ANSWER = 2.0, 10.0

@@ -11,11 +11,11 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from node.errors import NodeError
+from node.base.errors import NodeError
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
+from node.base.waiting import fire
 from node.handover.program import Program, Refused, Try
-from node.logs import Logger
-from node.reactor import PooledReactor
-from node.waiting import fire
 
 # Seconds between two checks whether the runs can be handed over, and until the upgrade is refused because they cannot:
 # a core may take long to start, and if the next version takes over one core only, a draining one takes DRAIN_TIMEOUT.

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.errors import CoreFailed
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.contract.connections import Address, Live, SeesConnections
-from node.errors import CoreFailed
 from node.limits.address_events import AddressEvents
 from node.limits.addresses import Grouping, giving_way, silences
 from node.limits.batches import Batches
 from node.limits.limits import Limit
-from node.logs import Logger
-from node.periodic import Periodic
 
 # Seconds after a user was cut in which they are checked less often: clients reconnect at once, some for ever.
 JUST_NOW = 10.0

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
-from node.logs import Logger
+from node.base.logs import Logger
 
 # Seconds for which users are collected; the second for those who may wait.
 SOON, LATER = 0.1, 1.0

@@ -14,14 +14,14 @@ from twisted.internet.defer import TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from node.base.logs import Logger
+from node.base.periodic import Periodic
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Refusal
 from node.contract.counters import Scope
 from node.limits.book import Book, News, Report
 from node.limits.events import LimitEvents
 from node.limits.quota_readings import QuotaReadings
-from node.logs import Logger
-from node.periodic import Periodic
-from node.reactor import PooledReactor
 from node.state.store import Store
 from node.traffic.readings import FEW, Wanted
 from node.traffic.sums import Sums

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, News, Spent, pack, unpack
 from node.limits.inbound_gate import InboundGate
-from node.logs import Logger
 from node.machine.interfaces import Interfaces, of_machine, read_interfaces
-from node.periodic import Periodic
 from node.state.store import Store
 from protos.service_pb2 import NodeQuota
 

@@ -11,13 +11,13 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
+from node.base.errors import CoreFailed, shown
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.contract.connections import Address, Handle, Live, Paces
-from node.errors import CoreFailed, shown
 from node.limits.limits import Limit
 from node.limits.new_connections import NewConnections, PacedRun
 from node.limits.speed import Down, Up
-from node.logs import Logger
-from node.periodic import Periodic
 
 # Seconds between two rounds for users with an upload limit, and between two rounds for all users; the latter grow up to
 # the third number, …

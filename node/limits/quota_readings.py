@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from node.base.logs import Logger
 from node.contract.counters import Scope
-from node.logs import Logger
 from node.traffic.readings import FEW, Wanted
 
 # Bytes by which users may exceed their quota: this part of it, or this number, whichever is greater.

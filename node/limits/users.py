@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.supplied import check
+from node.base.errors import InvalidRequest, shown
+from node.base.reactor import PooledReactor
 from node.contract.accounts import Unusable, key_of
 from node.contract.connections import Address, SeesConnections
-from node.errors import InvalidRequest, shown
 from node.events.journal import Tells
 from node.limits.address_events import AddressEvents
 from node.limits.address_limits import AddressLimits, notes
@@ -21,7 +22,6 @@ from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
 from node.limits.listing import Listing
 from node.limits.pacer import Pacer
-from node.reactor import PooledReactor
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import (

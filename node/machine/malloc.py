@@ -12,8 +12,8 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 
-from node.logs import Logger
-from node.reactor import PooledReactor
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
 
 # malloc.h: number of heaps for all threads. In Python they take turns anyway.
 _M_ARENA_MAX = -8

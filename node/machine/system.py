@@ -10,7 +10,7 @@ import psutil
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
-from node.periodic import Periodic
+from node.base.periodic import Periodic
 
 _LOOPBACK = "lo"  # its name in every network namespace of Linux
 

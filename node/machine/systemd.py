@@ -12,8 +12,8 @@ from typing import ClassVar
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
-from node.logs import Logger
-from node.periodic import Periodic
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 
 _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in trouble
 

@@ -17,9 +17,9 @@ from node import __version__
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.state import State
+from node.base.errors import NodeError
 from node.contract.counters import DIRECTIONS, Row, Scope
 from node.contract.driver import Generation, HasProcess
-from node.errors import NodeError
 from node.machine.usage import Usage, most_files, open_files, usage
 from node.metrics.families import Sample, Samples
 from node.metrics.lag import Lag

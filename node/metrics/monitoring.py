@@ -8,12 +8,12 @@ from typing import Protocol
 
 from node.backend.generations import Generations
 from node.backend.runner import Runner
+from node.base.reactor import PooledReactor
 from node.contract.counters import Scope
 from node.metrics.figures import Figures, Sources
 from node.metrics.lag import Lag
 from node.metrics.pages import Meters, Pages
 from node.metrics.readiness import Readiness, checks
-from node.reactor import PooledReactor
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import LimitsSummary, NodeQuota

@@ -17,10 +17,10 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.api.pages import Answer, Page
+from node.base.reactor import PooledReactor
 from node.metrics.families import ALIASES, CALLS, READ, REFUSALS, Samples, made
 from node.metrics.figures import Figures
 from node.metrics.readiness import Readiness
-from node.reactor import PooledReactor
 
 T = TypeVar("T")
 

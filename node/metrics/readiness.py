@@ -11,10 +11,10 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
 from node.backend.state import State, Status
+from node.base.errors import NodeError
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 from node.contract.driver import Accepts
-from node.errors import NodeError
-from node.logs import Logger
-from node.periodic import Periodic
 from node.state.store import Store
 
 # Seconds between two rounds of checks.

@@ -7,10 +7,10 @@ from enum import IntEnum
 
 import click
 
-from node import errors
+from node.base import errors
+from node.base.errors import NodeError
+from node.base.logs import printable
 from node.client import NoReply, UnexpectedReply
-from node.errors import NodeError
-from node.logs import printable
 
 
 class Exit(IntEnum):

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from node import keys
-from node.keyfile import SCOPES as _SCOPES
-from node.keyfile import BadKeys
+from node.keys import manage as keys
+from node.keys.keyfile import SCOPES as _SCOPES
+from node.keys.keyfile import BadKeys
 from node.nodectl.exits import Unusable
 
 SCOPES = tuple(_SCOPES)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from node.logs import printable
+from node.base.logs import printable
 from node.nodectl.output import print_error, print_json, print_table, table
 from node.nodectl.polling import Line, Watched, busiest, poll, until_quit
 from node.nodectl.running import Fleet, Outcome

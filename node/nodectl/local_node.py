@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node import env_file
+from node.base import env_file
 from node.certificate import CERTIFICATE
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from node.base.logs import NODE_MARK
 from node.client.logs import CLIENT_MARK
-from node.logs import NODE_MARK
 
 # From the least to the most severe. Lines of the node and of access logs have none.
 LEVELS = ("debug", "info", "warning", "error")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from node.errors import Forbidden, UsersRefused
+from node.base.errors import Forbidden, UsersRefused
 from node.nodectl.output import note
 from node.nodectl.running import Node
 from node.nodectl.users.difference import Difference

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from node.errors import NodeError
-from node.logs import printable
+from node.base.errors import NodeError
+from node.base.logs import printable
 from node.nodectl.exits import advice_for
 from node.nodectl.units import size
 

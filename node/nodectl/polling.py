@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFDSet
 from twisted.internet.task import deferLater
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from node.nodectl.running import Fleet, Node, Outcome, Work, attempt, parallel
 from node.nodectl.screen import keys
 from node.nodectl.traffic import Bytes, Rate, by_name, rates

@@ -12,11 +12,11 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, 
 from twisted.internet.interfaces import IReactorFDSet
 from twisted.python.failure import Failure
 
-from node.aio import Aio
+from node.base.aio import Aio
+from node.base.errors import NodeError
+from node.base.reactor import Reactor
 from node.client import Client, Target, connect
-from node.errors import NodeError
 from node.nodectl.pipe import on_broken_pipe
-from node.reactor import Reactor
 
 # Nodes that are called in parallel.
 AT_ONCE = 32

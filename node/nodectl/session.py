@@ -12,8 +12,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 from rich.console import Console
 
+from node.base.errors import NodeError
+from node.base.reactor import Reactor
 from node.client import Target
-from node.errors import NodeError
 from node.nodectl import profiles
 from node.nodectl.exits import Exit, Unusable, code_of, together
 from node.nodectl.local_node import LocalNode, find
@@ -22,7 +23,6 @@ from node.nodectl.output import Row, print_error, print_json, print_table
 from node.nodectl.profiles import LOCAL, Nodes, Profile
 from node.nodectl.running import Fleet, Node, Outcome, Work, ask, attempt, each, run
 from node.nodectl.targets import target_of
-from node.reactor import Reactor
 
 T = TypeVar("T")
 # Default timeout of a call, in seconds.

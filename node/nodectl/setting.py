@@ -7,8 +7,8 @@ import re
 import stat
 from pathlib import Path
 
-from node import env_file
-from node.secret_file import write_secret
+from node.base import env_file
+from node.base.secret_file import write_secret
 
 
 def write(file: Path, name: str, value: str) -> None:

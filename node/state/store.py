@@ -16,12 +16,12 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
+from node.base.logs import Logger
+from node.base.reactor import PooledReactor
+from node.base.waiting import Signal
 from node.contract.counters import Row
-from node.logs import Logger
-from node.reactor import PooledReactor
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable
 from node.state.events import Margins, Packed
-from node.waiting import Signal
 
 T = TypeVar("T")
 

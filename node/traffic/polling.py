@@ -11,18 +11,18 @@ from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from node.base.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
+from node.base.logs import Logger
+from node.base.periodic import Periodic
+from node.base.waiting import lasting
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
-from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
-from node.logs import Logger
-from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
 from node.traffic.reply import NamedBytes, packed
 from node.traffic.sums import Sums
 from node.traffic.totals import OTHERS, Totals
-from node.waiting import lasting
 from protos import service_pb2
 from protos.columns_pb2 import Stats
 from protos.service_pb2 import StatRequest

@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from node.base.waiting import together
 from node.contract.counters import Scope
 from node.contract.driver import Generation
-from node.waiting import together
 
 # Seconds that a caller who wants all counters waits for a run; a slower reading is booked when it comes.
 PATIENCE = 5.0

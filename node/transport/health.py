@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from node.aio import Aio  # noqa: F401 - first: it sets gRPC's environment
+from node.base.aio import Aio  # noqa: F401 - first: it sets gRPC's environment
 
 # isort: split
 import grpc

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from node.aio import Aio  # noqa: F401 - first: it sets gRPC's environment
+from node.base.aio import Aio  # noqa: F401 - first: it sets gRPC's environment
 
 # isort: split
 import grpc

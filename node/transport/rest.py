@@ -21,11 +21,11 @@ from node.api.auth import Dialect
 from node.api.calls import Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Page
-from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
-from node.logs import Logger
+from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
+from node.base.logs import Logger
+from node.base.waiting import fire, lasting
 from node.transport.site import Request
 from node.transport.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
-from node.waiting import fire, lasting
 from protos.service_pb2 import EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"

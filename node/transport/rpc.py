@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from node.aio import Aio  # first: it sets gRPC's environment
+from node.base.aio import Aio  # first: it sets gRPC's environment
 
 # isort: split
 import grpc
@@ -28,14 +28,14 @@ from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.api.readers import EventReader, LogReader, PlacedReader
+from node.base.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
+from node.base.logs import Logger
+from node.base.waiting import fire
 from node.door.bundles import BUNDLED, bundle
 from node.door.upstream import Upstream
-from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
-from node.logs import Logger
 from node.transport.health import Health
 from node.transport.reflection import Reflection
 from node.transport.serving import Serving
-from node.waiting import fire
 from protos.service_pb2 import EventsRequest, Log
 
 # Seconds that calls under way have to end at shutdown.

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from node.logs import Logger
+from node.base.logs import Logger
 
 # Seconds before an attempt to restart the server: the first one, and the longest.
 FIRST_PAUSE = 0.02

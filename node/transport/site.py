@@ -24,11 +24,7 @@ from twisted.web.resource import IResource
 from node.api.auth import ANONYMOUS, Authenticator, Caller, Dialect, bearer_of, dialect
 from node.api.methods import MAX_BODY, scope_of
 from node.api.pages import Page
-from node.door import connections
-from node.door.bodies import AGAIN, SMALL
-from node.door.connections import Connection, Connections
-from node.door.delivery import queued, tcp
-from node.errors import (
+from node.base.errors import (
     Crowded,
     Forbidden,
     Internal,
@@ -38,8 +34,12 @@ from node.errors import (
     TooLarge,
     Unauthenticated,
 )
-from node.keyfile import Scope
-from node.logs import Logger
+from node.base.logs import Logger
+from node.door import connections
+from node.door.bodies import AGAIN, SMALL
+from node.door.connections import Connection, Connections
+from node.door.delivery import queued, tcp
+from node.keys.keyfile import Scope
 
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")

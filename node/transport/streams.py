@@ -16,7 +16,7 @@ from node.api.auth import Dialect
 from node.api.calls import Calls
 from node.api.methods import Method
 from node.api.readers import PlacedReader
-from node.errors import InvalidRequest
+from node.base.errors import InvalidRequest
 from node.transport.site import Request
 from protos.service_pb2 import Event, EventsRequest
 

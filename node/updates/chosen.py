@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from node.base.logs import Logger
+from node.base.secret_file import write_secret
 from node.contract.choices import Choices
-from node.logs import Logger
-from node.secret_file import write_secret
 from node.updates.jobs import Refused
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
+from node.base.errors import CoreFailed
+from node.base.reactor import PooledReactor
 from node.contract.choices import Choices
 from node.contract.driver import Driver
-from node.errors import CoreFailed
-from node.reactor import PooledReactor
 from node.updates.chosen import NOTHING, Chosen, Record
 from node.updates.jobs import Refused, Step
 from node.updates.tool import Tool

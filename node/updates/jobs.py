@@ -15,12 +15,12 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, Defer
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from node.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown, size
+from node.base.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown, size
+from node.base.logs import Logger, LogRing, printable
+from node.base.reactor import PooledReactor
+from node.base.secret_file import write_secret
 from node.events.journal import Tells
 from node.events.kinds import Kind
-from node.logs import Logger, LogRing, printable
-from node.reactor import PooledReactor
-from node.secret_file import write_secret
 from protos import service_pb2 as pb
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"

@@ -12,12 +12,12 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.threads import deferToThreadPool
 
 from node import __version__
-from node.errors import NodeError
-from node.reactor import PooledReactor
+from node.base.errors import NodeError
+from node.base.reactor import PooledReactor
+from node.base.waiting import finished
 from node.updates.installed import holds, installation, pack, require_writable, wheel_name
 from node.updates.jobs import Refused, Stage, Step
 from node.updates.tool import Tool
-from node.waiting import finished
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}")
 _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")

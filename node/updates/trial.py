@@ -8,8 +8,8 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from node.base.errors import NodeError
 from node.contract.driver import Generation
-from node.errors import NodeError
 from node.updates.jobs import Refused
 
 # Seconds that a new core must last, between two checks of it, and to wait for the one that replaces a failed one.

@@ -10,14 +10,14 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from node import __version__
+from node.base.errors import Forbidden, InvalidRequest, shown
+from node.base.logs import LogRing
+from node.base.periodic import Periodic
+from node.base.reactor import PooledReactor
+from node.base.secret_file import clear
 from node.contract.choices import Choices
 from node.contract.driver import Driver
-from node.errors import Forbidden, InvalidRequest, shown
 from node.events.journal import Tells
-from node.logs import LogRing
-from node.periodic import Periodic
-from node.reactor import PooledReactor
-from node.secret_file import clear
 from node.updates.chosen import Record
 from node.updates.cores import Cores
 from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step

@@ -17,7 +17,7 @@ from random import Random
 
 from drivers.sing_box import config as sing_box
 from drivers.xray import config as xray
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 from scripts.attack import samples
 from scripts.attack.mutation import bytes_of, flipped, mutate, text_of

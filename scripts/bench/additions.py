@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import User
 from scripts.bench.plain import alive, comes_in
 from scripts.bench.stage import Links, Stage, machine, stage

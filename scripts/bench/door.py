@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from node.aio import Aio  # first: it sets gRPC's environment
+from node.base.aio import Aio  # first: it sets gRPC's environment
 
 # isort: split
 import grpc
@@ -29,11 +29,11 @@ from twisted.internet.task import LoopingCall
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.methods import SERVICE
+from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, Certificates
 from node.door.upstream import Upstream
-from node.logs import LogRing
 from node.tap import SWITCH_INTERVAL
 from node.transport.rpc import RpcServer
 from protos.service_pb2 import BaseInfoResponse, Empty

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count, cycle, product
 from typing import NamedTuple
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Backend, Inbounds, Outbounds, UsersStat
 from scripts.bench.load import Load
 from scripts.bench.stage import Crowd, Stage

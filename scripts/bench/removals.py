@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Backend, User
 from scripts.bench.overlap import TAG, on_sing_box, on_xray
 from scripts.bench.plain import Leaver, alive

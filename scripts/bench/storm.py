@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Backend
 from scripts.bench.overlap import TAG, on_sing_box, on_xray, proportional
 from scripts.bench.plain import PlainActivity

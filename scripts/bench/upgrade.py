@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Backend
 from scripts.bench.overlap import TAG, on_sing_box, on_xray, proportional, working
 from scripts.bench.stage import LIVE, Crowd, Stage, machine, stage

@@ -16,7 +16,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import blockingCallFromThread
 from twisted.python.failure import Failure
 
-from node.aio import Aio
+from node.base.aio import Aio
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from node.api.auth import Dialect
+from node.base.errors import NodeError
 from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
-from node.errors import NodeError
 from protos import service_pb2
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, LatencyResponse, StatResponse
 from scripts.staging import background

@@ -23,11 +23,11 @@ from drivers.process.readiness import last, ready
 from drivers.process.spawn import Spawner, opened
 from node.backend.generations import Generations
 from node.backend.runner import Runner
+from node.base.errors import InvalidConfig
+from node.base.logs import LogRing
 from node.contract.accounts import Account, Accounts, Change
 from node.contract.counters import Reading, Scope, counter_name
 from node.contract.driver import Applied, Driver, Exit, Generation, Host, Plan
-from node.errors import InvalidConfig
-from node.logs import LogRing
 from protos.service_pb2 import Backend, BackendStatsResponse, User
 from tests.harness.memory import MemoryRecord, person
 

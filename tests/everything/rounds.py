@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from scripts.staging.controller import Controller, ControllerError, RpcController
 from tests.everything.agreement import differences
 from tests.everything.options import Options

@@ -10,7 +10,7 @@ from drivers.sockets.held import Shelf
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Sharing
 from drivers.sockets.steering import Steering
-from node.reactor import PooledReactor
+from node.base.reactor import PooledReactor
 from protos import handover_pb2
 from tests.harness.held_here import HeldHere
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from twisted.internet.defer import Deferred
 
+from node.base.errors import NodeError
 from node.client import Client, EventStream
-from node.errors import NodeError
 from protos.service_pb2 import Event
 from scripts.staging import background
 from scripts.staging.controller import RestController, RpcController

@@ -12,8 +12,8 @@ from node.backend import drain
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.runner import Runner
+from node.base.logs import LogRing
 from node.contract.driver import Generation
-from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
+from node.base.errors import CoreFailed
 from node.contract.connections import Arrived, Handle, Live
-from node.errors import CoreFailed
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 HERE = b"\x7f\0\0\2"

@@ -10,11 +10,11 @@ from node.backend.generations import Generations
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.state import State, Status
+from node.base.errors import NodeError
+from node.base.logs import LogRing
 from node.contract.accounts import Change, Refusal, apply
 from node.contract.driver import Driver, Generation, Plan
-from node.errors import NodeError
 from node.events.journal import Journal
-from node.logs import LogRing
 from tests.harness.memory import MemoryRecord
 
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from node import aio  # noqa: F401 - first: it sets gRPC's environment
+from node.base import aio  # noqa: F401 - first: it sets gRPC's environment
 
 # isort: split
 import grpc

@@ -13,8 +13,8 @@ from node.backend import desired as members
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.wind_down import CALLER
+from node.base.logs import LogRing
 from node.contract.driver import Generation
-from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import (
     MemoryDriver,

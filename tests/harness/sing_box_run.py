@@ -18,8 +18,8 @@ from twisted.trial.unittest import TestCase
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
 from node.backend.roster import Roster
+from node.base.logs import LogRing
 from node.contract.driver import Host
-from node.logs import LogRing
 from protos.service_pb2 import User
 from scripts.staging import transfer
 from scripts.staging.core import Json

@@ -116,5 +116,5 @@ def test_a_profile_sees_the_node_at_work() -> None:
     assert done > 10
     seen = sum(micros for stack, micros in found if stack[0] != stacks.SAMPLER)
     assert 0.3 * used < seen / 1e6 < 1.1 * used
-    assert stacks.within(found)["node.aio:Aio._main"] > 0
+    assert stacks.within(found)["node.base.aio:Aio._main"] > 0
     assert {"MainThread", "aio"} <= stacks.by_thread(found).keys()

@@ -16,8 +16,8 @@ import pytest
 
 from node import __version__
 from node.api.methods import METHODS
+from node.base.errors import KINDS
 from node.certificate import ensure, ensure_api_key
-from node.errors import KINDS
 from node.tap import SETTINGS
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port

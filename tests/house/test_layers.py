@@ -14,94 +14,74 @@ from node import deployed
 
 ROOT = Path(__file__).parents[2]
 
-# What modules of each room may import of this project, besides their own room and `protos`: rooms or modules.
+# What modules of each room may import of this project, besides their own room and `EVERYWHERE`: rooms or modules.
 ROOMS: dict[str, set[str]] = {
     "node": {
         *("node.contract.settings", "node.updates.policy"),
         *("node.limits.defaults", "node.limits.parsing", "node.limits.sizes"),
     },
-    "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
-    "node.machine": {"node.logs", "node.periodic", "node.reactor"},
-    "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
-    "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
-    "node.backend": {
-        *("node.contract", "node.events", "node.machine", "node.state"),
-        *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
-    },
-    "node.handover": {
-        *("node", "node.backend", "node.contract", "node.events", "node.state.events"),
-        *("node.env_file", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
-    },
+    "node.base": set(),
+    "node.keys": {"node.settings"},
+    "node.contract": set(),
+    "node.machine": set(),
+    "node.state": {"node.contract"},
+    "node.traffic": {"node.contract", "node.state"},
+    "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
+    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.state.events"},
     "node.api": {
-        *(
-            "node.handover.leaving",
-            "node.backend",
-            "node.contract",
-            "node.events",
-            "node.limits",
-            "node.machine",
-            "node.state",
-            "node.traffic",
-        ),
-        *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
-        *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
+        *("node", "node.backend", "node.contract", "node.events", "node.handover.leaving", "node.keys.keyfile"),
+        *("node.limits", "node.machine", "node.settings", "node.state", "node.traffic"),
     },
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
-        *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
-    "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
-    "node.events": {"node.logs", "node.state", "node.waiting"},
+    "node.doctor": {"node.certificate", "node.settings", "node.state"},
+    "node.events": {"node.state"},
     "node.metrics": {
-        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
-        *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
+        *("node", "node.api.pages", "node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
     },
-    "node.door": {"node.http2", "node.logs", "node.limited_warning", "node.sockets", "node.waiting", "node.watching"},
-    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
-    "node.updates": {
-        *("node", "node.contract", "node.events", "node.errors", "node.logs", "node.periodic", "node.reactor"),
-        "node.secret_file",
+    "node.door": {"node.http2"},
+    "node.transport": {"node.api", "node.door", "node.keys.keyfile"},
+    "node.updates": {"node", "node.contract", "node.events"},
+    "node.client": {"node.api"},
+    "node.nodectl": {
+        *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
+        *("node.settings", "drivers.install"),
     },
-    "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
-    "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
-    | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
-    | {"drivers.install", "node.doctor"},
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
-        "node.doctor",
-        "node.limits.parsing",
-        "node.nodectl",
-        "node.nodectl.users",
-        "node.client",
-        "node.errors",
-        "node.logs",
-        "node.reactor",
+        *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
     },
-    "drivers": {"drivers.http2", "node.contract", "node.errors", "node.reactor", "node.sockets", "node.waiting"},
+    "drivers": {"drivers.http2", "node.contract"},
     "drivers.http2": {"node.http2"},
     "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {
-        "drivers.json_text",
-        *("drivers.install", "drivers.sockets"),
-        *("node.contract", "node.errors", "node.logs", "node.reactor"),
-    },
-    "drivers.sockets": {"node.contract", "node.errors", "node.logs", "node.reactor"},
+    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
-        *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
+        "node.contract",
     },
     "drivers.xray.ownership": {"drivers.sockets", "node.contract"},
     "drivers.sing_box": {
-        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
-        *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "node.contract"),
     },
     "protos": set(),
     "twisted.plugins": {"node.handover.launch"},
 }
+# What every room may import.
+EVERYWHERE = {"node.base", "protos"}
 # The wiring: `tap` puts the node together, `registry` names the drivers.
 WIRING = {"node.tap", "drivers.registry"}
 # What the test stage may import: what a controller has, and the search for cores.
-STAGING = {"scripts.staging", "protos", "drivers.install", "node.client", "node.aio", "node.api.auth", "node.errors"}
+STAGING = {
+    "scripts.staging",
+    "protos",
+    "drivers.install",
+    "node.client",
+    "node.base.aio",
+    "node.api.auth",
+    "node.base.errors",
+}
 
 
 def name_of(path: Path) -> str:
@@ -202,7 +182,7 @@ def test_imports_between_rooms() -> None:
 def _entered(name: str) -> set[str]:
     """The imports of a module that are not allowed."""
     own = room(name)
-    allowed = ROOMS[own] | {own, "protos"}
+    allowed = ROOMS[own] | {own} | EVERYWHERE
     return {target for target in own_imports(name) if target not in allowed and room(target) not in allowed}
 
 
@@ -316,10 +296,16 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
     ("packages", "allowed"),
     [
         # A lock of the keeper's sockets: threads of the pool use them, too.
-        (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio", "node.handover.ties"}),
+        (["threading", "concurrent", "multiprocessing", "queue"], {"node.base.aio", "node.handover.ties"}),
         (
             ["asyncio"],
-            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.transport.health", "node.client.rpc"},
+            {
+                "node.base.aio",
+                "node.transport.rpc",
+                "node.transport.serving",
+                "node.transport.health",
+                "node.client.rpc",
+            },
         ),
         (["klein"], {"node.transport.rest"}),
         (
@@ -330,7 +316,11 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.client.rpc", *(f"node.transport.{name}" for name in ("rpc", "health", "reflection"))},
+            {
+                "node.base.aio",
+                "node.client.rpc",
+                *(f"node.transport.{name}" for name in ("rpc", "health", "reflection")),
+            },
         ),
         (
             ["psutil"],
@@ -380,9 +370,9 @@ def test_modules_that_read_the_environment() -> None:
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
     programs = {"drivers.install.install", "node.nodectl.session"}
     programs |= {f"node.handover.{name}" for name in ("attempt", "keeper", "launch")}
-    assert readers - programs == {"node.settings", "node.aio"}
+    assert readers - programs == {"node.settings", "node.base.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
-    lines = ast.unparse(modules()["node.aio"]).splitlines()
+    lines = ast.unparse(modules()["node.base.aio"]).splitlines()
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
         "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')",
         "os.environ.setdefault('GRPC_VERBOSITY', 'NONE')",
@@ -393,13 +383,13 @@ def test_modules_that_read_the_environment() -> None:
 
 def test_modules_that_log() -> None:
     """All logs go through the logger that escapes texts of others."""
-    assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
+    assert who_imports("twisted.logger", "logging") == {"node.base.logs", "node.log_lines"}
 
 
 def test_modules_that_cross_threads() -> None:
     """Only the bridge passes work to another thread's loop, besides the reactor's pool and a signal handler."""
-    assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.aio"}
-    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.aio", "node.tap"}
+    assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.base.aio"}
+    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.tap"}
 
 
 def test_the_plugin_directory_is_not_a_package() -> None:

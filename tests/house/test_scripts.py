@@ -199,7 +199,7 @@ def test_a_run_of_some_files(tmp_path: Path) -> None:
     assert _begins(checks) == _CORES
     assert tests == "pytest -n 0 -m not machine and not nightly tests/node -x"
     (tmp_path / "fast").mkdir()
-    [tests] = _tested(tmp_path / "fast", "--fast", "tests/node/test_keys.py::test_nothing")
+    [tests] = _tested(tmp_path / "fast", "--fast", "tests/node/keys/test_keys.py::test_nothing")
     assert tests.startswith("pytest -n 0 --ignore tests/live")
 
 

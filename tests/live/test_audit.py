@@ -16,10 +16,10 @@ from drivers.xray.api import Api, Operation
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
 from node.backend.roster import Roster
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.contract.accounts import Change, diff
 from node.contract.driver import Host
-from node.errors import CoreFailed
-from node.logs import LogRing
 from scripts.staging import certs
 from scripts.staging.core import find_xray, server_config
 from scripts.staging.inbounds import SERVER_NAME, kinds

@@ -20,15 +20,15 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
-from node import errors
 from node.api.auth import Dialect
 from node.api.methods import MAX_BODY, METHODS, Kind, Method
+from node.base import errors
+from node.base.errors import NodeError
+from node.base.logs import NODE_MARK
 from node.client import Client, DeadlineExceeded, Target, Unreachable, connect
 from node.client.client import CHUNK, chunks
 from node.client.rest import RestTransport
 from node.client.rpc import RpcTransport
-from node.errors import NodeError
-from node.logs import NODE_MARK
 from protos import service_pb2 as pb
 from scripts.staging import background, certs
 from scripts.staging.backend import backend, user

@@ -22,7 +22,7 @@ import pytest
 from node.api.framing import arrived
 from node.api.framing import delimited as cut
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
-from node.errors import (
+from node.base.errors import (
     KINDS,
     InvalidConfig,
     InvalidRequest,

@@ -15,8 +15,8 @@ from drivers.xray.accounts import pack
 from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.driver import Xray
 from node.backend.roster import Roster
+from node.base.logs import LogRing
 from node.contract.driver import Host
-from node.logs import LogRing
 from scripts.staging.core import find_xray, server_config
 from scripts.staging.inbounds import Kind
 from scripts.staging.protocols import vless

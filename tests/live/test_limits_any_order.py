@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Limits, ListUsersRequest, ListUsersResponse, Quota, User
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, RpcController

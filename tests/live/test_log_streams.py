@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from node.logs import NODE_MARK, REPLAY
+from node.base.logs import NODE_MARK, REPLAY
 from protos import service_pb2
 from protos.service_pb2 import Empty
 from scripts.staging.backend import user

@@ -24,11 +24,11 @@ from drivers.sockets.listeners import look
 from drivers.sockets.sock_diag import listeners
 from drivers.sockets.udp_hide import is_hidden
 from node.backend.roster import Roster
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.contract.accounts import Change
 from node.contract.counters import Scope, counter_name
 from node.contract.driver import Generation, Host, Plan, Shares
-from node.errors import CoreFailed
-from node.logs import LogRing
 from scripts.staging import certs, sing_box, transfer
 from scripts.staging.activity import Activity, chatter, gap
 from scripts.staging.core import Json, xray_number

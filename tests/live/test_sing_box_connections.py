@@ -14,9 +14,9 @@ from twisted.internet.threads import deferToThread
 
 from drivers.sing_box import api
 from drivers.sing_box.generation import SingBoxGeneration
+from node.base.errors import CoreFailed
 from node.contract.accounts import Change
 from node.contract.connections import Address, Live
-from node.errors import CoreFailed
 from scripts.staging import certs, transfer
 from scripts.staging.cover import CoverServer
 from scripts.staging.process import freeze

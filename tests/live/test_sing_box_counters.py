@@ -7,9 +7,9 @@ from unittest import mock
 from twisted.internet.threads import deferToThread
 
 from drivers.sing_box.generation import SingBoxGeneration
+from node.base.errors import CoreFailed
 from node.contract.accounts import Change
 from node.contract.counters import Reading, Scope
-from node.errors import CoreFailed
 from scripts.staging import transfer
 from scripts.staging.sing_box import VLESS, Door, shadowsocks_2022
 from scripts.staging.users import TestUser

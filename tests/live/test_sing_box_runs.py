@@ -20,10 +20,10 @@ from drivers.sing_box.api import Api
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
 from node.backend.roster import Roster
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
-from node.errors import CoreFailed
-from node.logs import LogRing
 from scripts.staging import certs
 from scripts.staging.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
 from scripts.staging.users import TestUser

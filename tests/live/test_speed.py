@@ -19,11 +19,11 @@ from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
 from node.backend.generations import Generations
 from node.backend.roster import Roster
+from node.base.logs import LogRing
 from node.contract.connections import Address, Paces
 from node.contract.driver import Generation, Host
 from node.limits.limits import NONE, Limit
 from node.limits.pacer import Pacer
-from node.logs import LogRing
 from scripts.staging import plain_vless
 from scripts.staging.backend import user
 from scripts.staging.core import Json, find_xray, server_config

@@ -22,9 +22,9 @@ from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
 from node.backend.roster import Roster
+from node.base.logs import LogRing
 from node.contract.accounts import Change, diff
 from node.contract.driver import Host
-from node.logs import LogRing
 from protos.service_pb2 import User
 from protos.xray_pb2 import InboundHandlerConfig
 from scripts.staging.core import find_xray, server_config

@@ -19,7 +19,7 @@ import grpc
 import pytest
 
 from node import tap
-from node.errors import NodeError
+from node.base.errors import NodeError
 from protos.service_pb2 import Inbounds, Limits, Quota, User, UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController, traffic

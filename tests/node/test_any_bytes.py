@@ -18,9 +18,9 @@ from node.api.calls import parse
 from node.api.framing import delimited
 from node.api.methods import METHODS
 from node.backend.roster import Roster
+from node.base.errors import InvalidRequest, Unauthenticated
 from node.contract.accounts import key_of
 from node.door.manners import STRANGERS_REQUESTS, Manners, Unmannerly
-from node.errors import InvalidRequest, Unauthenticated
 from node.http2 import PREFACE
 from node.settings import DEFAULT_KEY, MIN_KEY, BadSettings, load
 from protos.service_pb2 import Users

@@ -14,9 +14,9 @@ from twisted.logger import ILogObserver, LogLevel, capturedLogs
 from twisted.python.components import Componentized
 from twisted.python.failure import Failure
 
-from node.limited_warning import PERIOD, LimitedWarning
+from node.base.limited_warning import PERIOD, LimitedWarning
+from node.base.logs import UNNAMED, Logger
 from node.log_lines import MAX_TEXT, JsonLines, install, json_line
-from node.logs import UNNAMED, Logger
 
 
 class Unprintable:

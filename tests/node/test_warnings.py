@@ -14,7 +14,7 @@ from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
 from node.api.operations import Backend, Policy
-from node.logs import LogRing
+from node.base.logs import LogRing
 from node.machine import system
 from node.machine.system import SystemStats
 from node.state.database import Saved

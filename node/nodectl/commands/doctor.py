@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
+from node.base.errors import NodeError
 from node.doctor import kernel, running
 from node.doctor.findings import Check, Finding, Level, fail
 from node.doctor.local import examine
-from node.errors import NodeError
 from node.nodectl.doctor_input import collect
 from node.nodectl.exits import Exit
 from node.nodectl.options import options

@@ -9,8 +9,8 @@ from functools import partial
 
 import click
 
+from node.base.logs import printable
 from node.client.logs import CLIENT_MARK
-from node.logs import printable
 from node.nodectl.exits import Unusable
 from node.nodectl.loglines import LEVELS, SOURCES, Wanted, level, source
 from node.nodectl.options import options

@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from node.errors import UnknownName
+from node.base.errors import UnknownName
 from node.nodectl.members import listed
 from node.nodectl.options import options
 from node.nodectl.output import Row

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from node.errors import UnknownPath
+from node.base.errors import UnknownPath
 from node.nodectl import detect_core, userfile
 from node.nodectl.commands.info import COLUMNS, rows
 from node.nodectl.exits import Exit

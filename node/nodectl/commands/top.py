@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from node.logs import printable
+from node.base.logs import printable
 from node.nodectl.exits import Unusable
 from node.nodectl.live import drawn
 from node.nodectl.options import options

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from node.errors import InvalidRequest, UnknownName
+from node.base.errors import InvalidRequest, UnknownName
 from node.nodectl.exits import Exit, Unusable
 from node.nodectl.members import PATIENCE, listed, send
 from node.nodectl.options import options

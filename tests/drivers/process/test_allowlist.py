@@ -10,8 +10,8 @@ import pytest
 
 from drivers.process.allowlist import Allowed, shown
 from drivers.process.paths import Paths
+from node.base.errors import InvalidConfig
 from node.contract.driver import Host
-from node.errors import InvalidConfig
 
 
 def host(text: str, paths: str = "") -> Host:

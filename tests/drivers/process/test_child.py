@@ -32,8 +32,8 @@ from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitte
 from drivers.process.leash import leashed
 from drivers.process.orphans import MARK, mark, sweep
 from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
+from node.base.errors import CoreFailed
 from node.contract.driver import Exit
-from node.errors import CoreFailed
 from scripts.staging.wait import until
 
 reactor: Any = installed

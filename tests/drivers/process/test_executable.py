@@ -19,9 +19,9 @@ from twisted.trial.unittest import TestCase
 from drivers.install.releases import XRAY
 from drivers.process.executable import Installation
 from drivers.process.spawn import Done
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.contract.driver import Host
-from node.errors import CoreFailed
-from node.logs import LogRing
 from protos.handover_pb2 import Common
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until
@@ -36,7 +36,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import ensureDeferred
 from drivers.registry import REGISTRY
 from node.contract.driver import Host
-from node.logs import LogRing
+from node.base.logs import LogRing
 from protos.service_pb2 import BackendType
 
 for name, executable, text in json.load(sys.stdin):

@@ -10,7 +10,7 @@ import pytest
 from drivers.process.confinement import named_places
 from drivers.process.paths import Paths, directories
 from drivers.process.settings import CORE_PATHS
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 
 
 @pytest.fixture

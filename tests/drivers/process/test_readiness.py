@@ -18,9 +18,9 @@ from drivers.sing_box import verdict as sing_box
 from drivers.sing_box.driver import SingBox
 from drivers.xray import verdict as xray
 from drivers.xray.driver import Xray
+from node.base.errors import CoreFailed, InvalidConfig, PortTaken
+from node.base.logs import LogRing
 from node.contract.driver import Driver, Host
-from node.errors import CoreFailed, InvalidConfig, PortTaken
-from node.logs import LogRing
 from tests.drivers.process.test_child import Spawning, python
 
 reactor: Any = installed

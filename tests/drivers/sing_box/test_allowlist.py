@@ -12,7 +12,7 @@ import pytest
 from drivers.process.allowlist import Allowed
 from drivers.sing_box import allowlist
 from drivers.sing_box.config import plan
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from scripts.staging.core import ENVIRONMENT
 from scripts.staging.sing_box import BUILDS, find_sing_box
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from drivers.process.allowlist import Allowed
 from drivers.sing_box.accounts import BUILDERS, Inbound, alike, logs_in_otherwise, name_of, random_entry, unlabelled
 from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
+from node.base.errors import InvalidConfig
 from node.contract.accounts import Unusable
-from node.errors import InvalidConfig
 from protos.service_pb2 import User
 
 HOME = Path("/state/run")

@@ -27,10 +27,10 @@ from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.ssm_api import DEADLINE, LiveUsers, carried
 from node.backend.roster import Roster
+from node.base.errors import CoreFailed, PortTaken
+from node.base.logs import LogRing
 from node.contract.accounts import Accounts, Change
 from node.contract.driver import Host
-from node.errors import CoreFailed, PortTaken
-from node.logs import LogRing
 from scripts.staging.process import freeze
 from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
 from scripts.staging.users import TestUser

@@ -9,7 +9,7 @@ import pytest
 
 from drivers.process.paths import Paths
 from drivers.sing_box.files import asked
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 
 
 def plugged(options: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drivers.sockets.connections import endpoint
 from drivers.xray.access import Accepted, BadMask, Mask, Records, Shown, parse
 from drivers.xray.ownership.endpoints import Endpoints
-from node.logs import printable
+from node.base.logs import printable
 from scripts.attack.mutate import mutated
 from tests.harness.many import many, seeds
 

@@ -11,7 +11,7 @@ from drivers.process.allowlist import Allowed
 from drivers.process.paths import Paths
 from drivers.xray.allowlist import OUTBOUNDS, name_of
 from drivers.xray.config import Plan, plan
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 from scripts.staging.core import Json

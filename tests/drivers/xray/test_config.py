@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drivers.xray import config, overrides
 from drivers.xray.config import Plan, plan, render, users_field
 from node.backend.roster import Roster
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config, TypedMessage
 from scripts.staging import certs

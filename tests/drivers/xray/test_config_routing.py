@@ -10,7 +10,7 @@ import pytest
 from drivers.xray import config, overrides
 from drivers.xray.generation import own_counters
 from drivers.xray.selectors import OURS
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config
 from scripts.staging.core import Json

@@ -12,7 +12,7 @@ import pytest
 
 from drivers.xray.api import STATS, Api
 from drivers.xray.generation import XrayGeneration
-from node.errors import CoreFailed, Unsupported
+from node.base.errors import CoreFailed, Unsupported
 from protos import xray_pb2
 from scripts.staging import background
 from tests.harness.rpc_server import serving

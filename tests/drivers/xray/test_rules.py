@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from drivers.process.allowlist import NOTHING_MORE
 from drivers.xray import latency, route, rules
 from drivers.xray.config import Endpoint, plan, render, rerouted
+from node.base.errors import InvalidConfig, InvalidRequest, NodeError, UnknownName
 from node.contract.routing import Added, Routing
-from node.errors import InvalidConfig, InvalidRequest, NodeError, UnknownName
 from protos import service_pb2 as pb
 from protos.service_pb2 import Latency, RouteResult
 from protos.xray_pb2 import Config, OutboundStatus, RouterConfig, RoutingContext, RoutingRule, TypedMessage

@@ -22,8 +22,8 @@ from drivers.xray.api import Operation
 from drivers.xray.user_changes import Batch, Swap, choose, swap_of
 from drivers.xray.users import Users
 from node.backend.roster import Roster
+from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Unusable, diff, key_of
-from node.errors import InvalidConfig
 from protos import xray_pb2
 from protos.service_pb2 import Proxy, User, Wireguard
 from protos.xray_pb2 import Config, InboundHandlerConfig

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.api.auth import Authenticator, Caller, Dialect, dialect
-from node.errors import Forbidden, Unauthenticated
-from node.keyfile import Key, Scope, digest_of
+from node.base.errors import Forbidden, Unauthenticated
+from node.keys.keyfile import Key, Scope, digest_of
 
 KEY = "a long enough secret"
 UUID = "b831381d-6324-4d53-ad4f-8cda48b30811"

@@ -17,10 +17,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Caller, Dialect
 from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
-from node.errors import Forbidden, Internal, InvalidRequest, NodeError, NotInitialized, Unauthenticated, Unsupported
-from node.keyfile import Key, Scope
-from node.logs import COALESCE, REPLAY, LogRing
-from node.waiting import fire
+from node.base.errors import (
+    Forbidden,
+    Internal,
+    InvalidRequest,
+    NodeError,
+    NotInitialized,
+    Unauthenticated,
+    Unsupported,
+)
+from node.base.logs import COALESCE, REPLAY, LogRing
+from node.base.waiting import fire
+from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
 
 KEY = Key("ann", Scope.ALL, b"1")

@@ -13,9 +13,9 @@ from node.api.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserF
 from node.api.methods import MAX_BODY
 from node.backend.generations import Generations
 from node.backend.runner import Runner
+from node.base.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
+from node.base.logs import LogRing
 from node.contract.driver import Generation
-from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
-from node.logs import LogRing
 from protos.service_pb2 import Backend, Empty, User, UsersChunk
 from tests.harness.memory import MemoryDriver, MemoryRecord, person
 

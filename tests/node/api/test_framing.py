@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.api.framing import delimited, single
-from node.errors import InvalidRequest
+from node.base.errors import InvalidRequest
 
 
 def framed(messages: list[bytes]) -> bytes:

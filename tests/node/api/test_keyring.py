@@ -9,8 +9,8 @@ import pytest
 
 from node.api.auth import Authenticator
 from node.api.keyring import MAX_FILE, Keyring
-from node.errors import Unauthenticated
-from node.keyfile import BadKeys, Key, Scope, digest_of
+from node.base.errors import Unauthenticated
+from node.keys.keyfile import BadKeys, Key, Scope, digest_of
 
 OWN, ANN, BOB = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 

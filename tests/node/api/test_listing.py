@@ -14,10 +14,10 @@ from node.api.calls import Call
 from node.api.methods import METHODS
 from node.api.operations import Backend, Policy
 from node.backend import drain, listing
+from node.base.errors import InvalidRequest, UsersRefused
+from node.base.logs import LogRing
 from node.contract.accounts import key_of
-from node.errors import InvalidRequest, UsersRefused
-from node.keyfile import Scope
-from node.logs import LogRing
+from node.keys.keyfile import Scope
 from node.machine.system import SystemStats
 from node.state.database import Saved
 from protos import service_pb2 as pb

@@ -15,8 +15,8 @@ from node.api.methods import METHODS
 from node.api.operations import Backend, Policy
 from node.backend import drain
 from node.backend.health import LIVES
-from node.errors import CoreFailed, NotInitialized, NotStarted
-from node.logs import LogRing
+from node.base.errors import CoreFailed, NotInitialized, NotStarted
+from node.base.logs import LogRing
 from node.machine.system import SystemStats
 from node.state.database import Saved
 from protos import service_pb2

@@ -20,16 +20,16 @@ from node.backend.faults import in_background
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.state import State as Status
-from node.contract.accounts import Change
-from node.contract.driver import Generation
-from node.errors import (
+from node.base.errors import (
     Aborted,
     CoreFailed,
     InvalidConfig,
     NodeError,
     NotInitialized,
 )
-from node.logs import LogRing
+from node.base.logs import LogRing
+from node.contract.accounts import Change
+from node.contract.driver import Generation
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import (
     Gate,

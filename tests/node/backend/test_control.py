@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.control import Control, Settled
-from node.errors import Aborted, CoreFailed
+from node.base.errors import Aborted, CoreFailed
 
 Work = Callable[[Settled], Coroutine[Any, Any, None]]
 

@@ -8,14 +8,14 @@ from itertools import pairwise
 from twisted.internet.defer import Deferred, ensureDeferred
 
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
-from node.contract.accounts import Accounts
-from node.errors import (
+from node.base.errors import (
     CoreFailed,
     InvalidConfig,
     NotInitialized,
     NotStarted,
     UsersRefused,
 )
+from node.contract.accounts import Accounts
 from protos.service_pb2 import Backend
 from tests.harness.memory import (
     Gate,

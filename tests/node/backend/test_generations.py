@@ -15,9 +15,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.wind_down import CALLER, WindDown
+from node.base.errors import UsersRefused
+from node.base.logs import LogRing
 from node.contract.driver import Generation
-from node.errors import UsersRefused
-from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
 

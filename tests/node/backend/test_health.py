@@ -7,9 +7,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.health import AGAIN, AUDIT, INTERVAL, PATIENCE, Watch
+from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
-from node.errors import CoreFailed
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 

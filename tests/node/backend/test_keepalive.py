@@ -14,8 +14,8 @@ from node.api.calls import Call
 from node.api.methods import METHODS
 from node.api.operations import Backend, Policy
 from node.backend.keepalive import KeepAlive
-from node.errors import CoreFailed
-from node.logs import LogRing
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.machine.system import SystemStats
 from node.state.database import Changes, Saved
 from protos import service_pb2

@@ -12,8 +12,8 @@ from node.backend.patience import PATIENCE
 from node.backend.pending import WINDOW
 from node.backend.replace import UNWANTED
 from node.backend.wind_down import CALLER
+from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.contract.driver import Generation
-from node.errors import Aborted, CoreFailed, InvalidConfig
 from tests.harness.memory import Gate, SharedGeneration, person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
 

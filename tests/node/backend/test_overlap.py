@@ -9,7 +9,7 @@ from twisted.internet.defer import ensureDeferred
 from node.backend import drain
 from node.backend.drain import SETTLED
 from node.backend.probation import SECONDS as PROBATION
-from node.errors import Aborted, CoreFailed, InvalidConfig, PortTaken
+from node.base.errors import Aborted, CoreFailed, InvalidConfig, PortTaken
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import SharedGeneration, person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests

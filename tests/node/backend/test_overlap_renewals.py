@@ -12,7 +12,7 @@ from node.backend.drain import Limits
 from node.backend.pending import CROWDED_WINDOW, WINDOW
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.refresh import PATIENCE, REFRESH, RETRY, SESSIONS
-from node.errors import Aborted, CoreFailed, UsersRefused
+from node.base.errors import Aborted, CoreFailed, UsersRefused
 from protos.service_pb2 import User
 from tests.harness.memory import SharedGeneration, person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests

@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.reconcile import Pairs, Reconciler
+from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts, Change, Refusal, apply, diff
 from node.contract.driver import Applied
-from node.errors import CoreFailed
 
 TAGS = ("a", "b")
 NOTHING = Applied([], [])

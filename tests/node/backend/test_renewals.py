@@ -8,8 +8,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from node.backend.health import AUDIT
 from node.backend.pending import WINDOW
-from node.contract.accounts import Accounts
-from node.errors import (
+from node.base.errors import (
     CoreFailed,
     InvalidConfig,
     NodeError,
@@ -17,6 +16,7 @@ from node.errors import (
     PortTaken,
     UsersRefused,
 )
+from node.contract.accounts import Accounts
 from tests.harness.memory import (
     Gate,
     MemoryGeneration,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
-from node.errors import (
+from node.base.errors import (
     CoreFailed,
     InvalidConfig,
     NodeError,

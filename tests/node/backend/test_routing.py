@@ -15,10 +15,18 @@ from node.backend.generations import Generations
 from node.backend.health import AUDIT
 from node.backend.runner import Runner
 from node.backend.wind_down import CALLER
+from node.base.errors import (
+    CoreFailed,
+    InvalidConfig,
+    InvalidRequest,
+    NotInitialized,
+    NotStarted,
+    UnknownName,
+    Unsupported,
+)
+from node.base.logs import LogRing
 from node.contract.driver import Generation, Plan
 from node.contract.routing import Routing
-from node.errors import CoreFailed, InvalidConfig, InvalidRequest, NotInitialized, NotStarted, UnknownName, Unsupported
-from node.logs import LogRing
 from protos import service_pb2 as pb
 from protos.service_pb2 import Backend
 from tests.harness.memory import (

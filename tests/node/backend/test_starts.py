@@ -7,7 +7,7 @@ from twisted.internet.defer import CancelledError, ensureDeferred
 from node.backend.replace import LAST_TRY, PORT_RETRY, UNWANTED
 from node.backend.runner import BACK_TIMEOUT, MAX_CONFIG
 from node.backend.supervisor import START_TIMEOUT
-from node.errors import (
+from node.base.errors import (
     Aborted,
     CoreFailed,
     InvalidConfig,

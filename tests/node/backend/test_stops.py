@@ -10,9 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from node.backend.replace import UNWANTED
 from node.backend.wind_down import CALLER
-from node.contract.accounts import Accounts
-from node.contract.driver import Generation
-from node.errors import (
+from node.base.errors import (
     Aborted,
     CoreFailed,
     InvalidConfig,
@@ -20,6 +18,8 @@ from node.errors import (
     NotInitialized,
     ShuttingDown,
 )
+from node.contract.accounts import Accounts
+from node.contract.driver import Generation
 from tests.harness.memory import (
     Gate,
     MemoryGeneration,

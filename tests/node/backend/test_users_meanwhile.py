@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import ensureDeferred
 
 from node.backend import desired as members
-from node.errors import (
+from node.base.errors import (
     CoreFailed,
     UsersRefused,
 )

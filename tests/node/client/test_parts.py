@@ -14,10 +14,12 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseDone
 
-from node import errors
 from node.api.auth import Caller, Dialect
 from node.api.methods import METHODS
 from node.api.readers import LogReader, PlacedReader
+from node.base import errors
+from node.base.errors import KINDS, NodeError
+from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
 from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
 from node.client.body import MAX_LINE, SILENCE, LogBody
 from node.client.client import Client, chunks
@@ -25,9 +27,7 @@ from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
 from node.client.line import Line
 from node.client.logs import GAP, QUIET, overlap
-from node.errors import KINDS, NodeError
-from node.keyfile import Key, Scope
-from node.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
+from node.keys.keyfile import Key, Scope
 from node.transport.site import describe
 from protos.service_pb2 import ListUsersResponse, User
 

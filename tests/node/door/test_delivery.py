@@ -22,17 +22,17 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from node.aio import Aio
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls
 from node.api.methods import METHODS, SERVICE
+from node.base.aio import Aio
+from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
 from node.door.upstream import Upstream
-from node.keyfile import Key, Scope
-from node.logs import LogRing
+from node.keys.keyfile import Key, Scope
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Site

@@ -21,7 +21,7 @@ from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from node.aio import Aio  # first: it sets gRPC's environment
+from node.base.aio import Aio  # first: it sets gRPC's environment
 
 # isort: split
 import grpc
@@ -29,6 +29,8 @@ import grpc
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.methods import SERVICE
+from node.base.logs import LogRing
+from node.base.sockets import Prompt
 from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.bundles import LEAST
@@ -38,8 +40,6 @@ from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
 from node.http2 import END_HEADERS, END_STREAM, PREFACE, Kind, frame
-from node.logs import LogRing
-from node.sockets import Prompt
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits

@@ -14,12 +14,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.api.auth import Caller
 from node.api.readers import KINDS, LONGEST_KIND, EventReader
-from node.errors import InvalidRequest, Unauthenticated
+from node.base.errors import InvalidRequest, Unauthenticated
 from node.events import journal as journal_module
 from node.events.journal import BYTES, EVENTS, MAX_FIELD, MAX_TEXT, READ, RESERVED, Journal
 from node.events.kinds import Kind, fits
 from node.events.users import NAMED, TOGETHER, UserEvents
-from node.keyfile import Key, Scope
+from node.keys.keyfile import Key, Scope
 from node.state.events import Margins, Packed
 from protos.service_pb2 import Event, EventsRequest
 

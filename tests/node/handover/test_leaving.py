@@ -15,9 +15,9 @@ from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.runner import Runner
+from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation, Gone, Leaves, NotNow
-from node.errors import CoreFailed
 from node.handover import leaving
 from node.handover.leaving import Leaving, config_of, mark_of
 from protos.handover_pb2 import Handover, Run

@@ -13,9 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node import __version__
 from node.backend.generations import Generations
+from node.base.logs import LogRing
 from node.contract.driver import Generation
 from node.handover.snapshots import FORMAT, PAUSE, SHARE, Snapshots, memory_of
-from node.logs import LogRing
 from protos.handover_pb2 import Handover, Run
 from tests.harness.held_here import HeldHere
 

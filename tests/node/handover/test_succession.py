@@ -18,8 +18,9 @@ from twisted.logger import globalLogPublisher
 from twisted.python.failure import Failure
 
 from node import __version__
+from node.base.errors import Aborted
+from node.base.logs import LogRing
 from node.contract.driver import NotNow
-from node.errors import Aborted
 from node.events.journal import Journal
 from node.handover import succession
 from node.handover.keeper import FAILED, WAITING
@@ -27,7 +28,6 @@ from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, memory_of
 from node.handover.succession import Succession
 from node.handover.ties import Ties
-from node.logs import LogRing
 from protos.handover_pb2 import Handover, Ring, Run
 
 VERSION = "txnode 2"

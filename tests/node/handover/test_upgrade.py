@@ -11,7 +11,7 @@ from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.errors import InvalidConfig
+from node.base.errors import InvalidConfig
 from node.handover.program import KEPT, Program
 from node.handover.upgrade import AGAIN, LOOK, STEADY, Upgrades
 

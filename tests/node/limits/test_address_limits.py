@@ -10,8 +10,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from node.base.errors import CoreFailed
+from node.base.waiting import Waiters
 from node.contract.connections import Address, Arrived, Live, SeesConnections
-from node.errors import CoreFailed
 from node.events.kinds import Kind
 from node.events.users import TOGETHER
 from node.limits.address_events import AGAIN, AddressEvents
@@ -19,7 +20,6 @@ from node.limits.address_limits import JUST_NOW, ROOM, TIDY, AddressLimits, note
 from node.limits.addresses import Grouping
 from node.limits.batches import LATER, SOON
 from node.limits.limits import NONE, Limit
-from node.waiting import Waiters
 
 GRACE = 30.0
 

@@ -10,7 +10,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.errors import CoreFailed
+from node.base.errors import CoreFailed
 from node.events.kinds import Kind
 from node.limits.book import Book
 from node.limits.defaults import Defaults

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.generations import Generations
-from node.errors import CoreFailed
+from node.base.errors import CoreFailed
 from node.limits.inbound_gate import InboundGate
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 

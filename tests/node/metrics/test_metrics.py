@@ -20,8 +20,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import bearer_of
 from node.backend.generations import Generations
 from node.backend.state import State, Status
-from node.errors import CoreFailed
-from node.logs import LogRing
+from node.base.errors import CoreFailed
+from node.base.logs import LogRing
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag

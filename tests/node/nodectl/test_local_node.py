@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from cryptography import x509
 
 from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
-from node import env_file, keys
-from node.keyfile import Scope
+from node.base import env_file
+from node.keys import manage as keys
+from node.keys.keyfile import Scope
 from node.nodectl import certificates, cores, detect_core, local_node, setting
 from node.nodectl.app import main
 from node.nodectl.exits import Unusable

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from node import errors
+from node.base import errors
+from node.base.errors import KINDS, NodeError
 from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
-from node.errors import KINDS, NodeError
 from node.nodectl.exits import Exit, advice_for, code_of, together
 from node.nodectl.loglines import LEVELS, Wanted, level, source
 from node.nodectl.output import as_json, plain, print_json

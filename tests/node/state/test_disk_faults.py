@@ -19,9 +19,9 @@ from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
 from node.api.operations import Backend, Policy
+from node.base.errors import CoreFailed, NodeError
+from node.base.logs import LogRing
 from node.contract.counters import Row, Scope, counter_name
-from node.errors import CoreFailed, NodeError
-from node.logs import LogRing
 from node.machine.system import SystemStats
 from node.state import store as store_module
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable

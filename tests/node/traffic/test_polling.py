@@ -13,8 +13,8 @@ from twisted.internet.task import Clock, deferLater
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from node.base.errors import CoreFailed, UnknownName, Unsupported
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
-from node.errors import CoreFailed, UnknownName, Unsupported
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
 from node.traffic.readings import FEW, PATIENCE

@@ -18,8 +18,8 @@ from twisted.web.http_headers import Headers
 from node.api.auth import Authenticator, Dialect
 from node.api.calls import Call, Calls, watched
 from node.api.methods import METHODS, Kind, Method
-from node.errors import NotInitialized, NotStarted, UsersRefused
-from node.logs import LogRing
+from node.base.errors import NotInitialized, NotStarted, UsersRefused
+from node.base.logs import LogRing
 from node.transport.rest import MEDIA_TYPE, make_app
 from node.transport.site import Site
 from protos import service_pb2 as pb

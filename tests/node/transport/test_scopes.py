@@ -11,19 +11,19 @@ from h2.settings import SettingCodes
 from twisted.internet import reactor as installed
 from twisted.internet.threads import deferToThread
 
-import node.aio  # noqa: F401 - first: it sets gRPC's environment
+import node.base.aio  # noqa: F401 - first: it sets gRPC's environment
 
 # isort: split
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.methods import METHODS, SERVICE, Kind, Method
+from node.base.logs import NODE_MARK
 from node.door.connections import Connection
 from node.door.guesses import AT_ONCE, LATE
 from node.door.relay import Relay
 from node.events.kinds import Kind as Happened
-from node.keyfile import Key, Scope, digest_of
-from node.logs import NODE_MARK
+from node.keys.keyfile import Key, Scope, digest_of
 from protos.service_pb2 import StatRequest
 from tests.node.door.test_entrance import DoorCase, Http2
 from tests.node.transport.test_rest import framed, sample

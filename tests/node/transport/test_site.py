@@ -28,10 +28,10 @@ from zope.interface import implementer
 
 from node.api.auth import Authenticator
 from node.api.calls import Calls
+from node.base.logs import COALESCE, LogRing
 from node.door.connections import DEAD_AFTER
 from node.door.delivery import written
 from node.door.tls import REST_FIRST, Certificates
-from node.logs import COALESCE, LogRing
 from node.transport.rest import make_app
 from node.transport.site import Limits, Site
 from node.transport.streams import HEARTBEAT

@@ -8,7 +8,7 @@ from typing import Any, cast
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from node.reactor import PooledReactor
+from node.base.reactor import PooledReactor
 
 
 class _Pool:

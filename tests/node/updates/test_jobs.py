@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
 from node import __version__
+from node.base.errors import InvalidRequest, NodeError, ShuttingDown, size
+from node.base.logs import LogRing
 from node.contract.choices import Choices
-from node.errors import InvalidRequest, NodeError, ShuttingDown, size
-from node.logs import LogRing
 from node.updates.chosen import Record
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
 from node.updates.policy import Policy, Sources

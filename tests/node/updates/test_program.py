@@ -11,7 +11,7 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
-from node.errors import CoreFailed
+from node.base.errors import CoreFailed
 from node.updates import program
 from node.updates.jobs import Step
 from node.updates.program import Program

@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from node.aio import Aio
+from node.base.aio import Aio
 
 
 class AioTests(TestCase):

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from node.keyfile import SCOPES, BadKeys, Key, digest_of, line_of, parse, parse_line, require_name
-from node.secret_file import write_secret
+from node.base.secret_file import write_secret
+from node.keys.keyfile import SCOPES, BadKeys, Key, digest_of, line_of, parse, parse_line, require_name
 from node.settings import DEFAULT_KEY, BadSettings, given, keys_file
 
 _DESCRIPTION = "Make, list and revoke keys of controllers. A running node loads changes within ten seconds."
@@ -108,7 +108,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(1, f"{parser.prog}: {error}\n")
     sys.stdout.write(output)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.periodic import CUT, Periodic
+from node.base.periodic import CUT, Periodic
 
 
 class PeriodicTests(SynchronousTestCase):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from node.keyfile import Key, Scope, digest_of, parse
-from node.keys import main
+from node.keys.keyfile import Key, Scope, digest_of, parse
+from node.keys.manage import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:

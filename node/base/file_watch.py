@@ -9,8 +9,8 @@ from pathlib import Path
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
-from node.logs import Logger
-from node.periodic import Periodic
+from node.base.logs import Logger
+from node.base.periodic import Periodic
 
 Stamp = tuple[tuple[int, ...] | None, ...]
 

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from node.logs import Logger
+from node.base.logs import Logger
 
 # Characters of an exception's text in a warning; the log has all of it.
 CUT = 200

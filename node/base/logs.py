@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol
 import twisted.logger
 from twisted.internet.interfaces import IReactorTime
 
-from node.waiting import Waiters
+from node.base.waiting import Waiters
 from protos.handover_pb2 import Ring
 
 # A new reader gets this many of the newest lines before the live ones.

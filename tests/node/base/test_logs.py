@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.logs import COALESCE, NODE_MARK, REPLAY, Logger, LogRing
+from node.base.logs import COALESCE, NODE_MARK, REPLAY, Logger, LogRing
 from protos.handover_pb2 import Ring
 
 

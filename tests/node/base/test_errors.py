@@ -9,8 +9,8 @@ from http import HTTPStatus
 import grpc
 import pytest
 
-from node import errors
-from node.errors import KINDS, NodeError
+from node.base import errors
+from node.base.errors import KINDS, NodeError
 
 # The code, REST's status and gRPC's, for every kind: the documentation and clients rely on them.
 TABLE = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.keyfile import MAX_KEYS, SCOPES, BadKeys, Key, Scope, digest_of, line_of, parse, parse_line
+from node.keys.keyfile import MAX_KEYS, SCOPES, BadKeys, Key, Scope, digest_of, line_of, parse, parse_line
 
 SECRET = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", fullmatch=True)

@@ -1,0 +1,1 @@
+"""API keys: their file, and `python -m node.keys`, which makes, lists and revokes them."""
