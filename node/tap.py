@@ -47,8 +47,6 @@ from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
-from node.limits.addresses import Grouping
-from node.limits.allowance import Allowance, Flow
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.keyless import is_open_here, is_open_to_others
@@ -128,7 +126,7 @@ def makeService(options: Options) -> IService:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    Logger.names_users = settings.log_users
+    Logger.names_users = settings.log.users
     node = NodeService(node_reactor, settings, options.parent or {})
     if options.get("check"):
         raise SystemExit(node.check())
@@ -155,30 +153,30 @@ class NodeService(Service):
         self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
-        self._state = StateDirectory(settings.state_dir)
+        self._state = StateDirectory(settings.state.dir)
         self._certificates = Certificates(
-            settings.cert_file, settings.key_file, Demands(settings.client_ca, settings.newest_tls)
+            settings.door.cert_file, settings.door.key_file, Demands(settings.door.client_ca, settings.door.newest_tls)
         )
         self._watch = CertificateWatch(self._certificates, reactor)
         self._aio = Aio(reactor)
-        self._ring = LogRing(reactor, settings.log_buffer_size)
+        self._ring = LogRing(reactor, settings.log.buffer)
         self._system = SystemStats(reactor)
-        sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
+        sources, record = _sources(settings), Record(settings.state.dir / "updates" / "chosen")
         record.load()
         choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
         ties = Ties.of(environment())
         host = Host(
-            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
+            *(reactor, self._ring, self._state.run_dir, settings.cores, _withheld(settings), choices),
             ties or NoKeeper(),
         )
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)
-        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.notify)
+        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
         self._systemd = Systemd(notifier, reactor)
-        authenticator = Authenticator(settings.api_key, settings.certified)
-        secrets = [settings.api_key_file] if settings.api_key_file else []
-        self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
+        authenticator = Authenticator(settings.keys.key, settings.keys.certified)
+        secrets = [settings.keys.key_file] if settings.keys.key_file else []
+        self._keyring = Keyring(settings.keys.file, settings.keys.required, authenticator, secrets)
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
         meters = Meters()
         authenticator.refused = meters.refused
@@ -195,7 +193,7 @@ class NodeService(Service):
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
-            *(reactor, environment(), ties, settings.adopt_seconds),
+            *(reactor, environment(), ties, settings.handover.adopt_seconds),
             ring=self._ring,
             journal=self._journal,
             state=self._state,
@@ -207,11 +205,11 @@ class NodeService(Service):
             sweep=self._drivers.sweep,
         )
         self._ports = self._succession.ports
-        kept = settings.state_dir / "program"
+        kept = settings.state.dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
         self._updates = Updates(
-            *(reactor, settings.state_dir / "updates"),
+            *(reactor, settings.state.dir / "updates"),
             kept=kept,
             ring=self._ring,
             journal=self._journal,
@@ -253,7 +251,7 @@ class NodeService(Service):
     def setServiceParent(self, parent: IServiceCollection) -> None:
         """Also install the JSON log: the application begins its log after this call."""
         super().setServiceParent(parent)
-        if self._settings.log_json:
+        if self._settings.log.json:
             try:
                 log_lines.install(parent, self._twistd, self._reactor.callFromThread)
             except ValueError as error:
@@ -263,17 +261,17 @@ class NodeService(Service):
         """Make the metrics, the readiness check and their pages."""
         return Monitoring(
             *(self._reactor, self._backend, self._store, meters),
-            state_dir=self._settings.state_dir,
+            state_dir=self._settings.state.dir,
             places=connections.Limits.max_connections,
-            users=self._settings.metrics_users,
-            prefix=self._settings.metrics_names,
+            users=self._settings.metrics.users,
+            prefix=self._settings.metrics.prefix,
             connections=self._connections,
             expires=lambda: self._certificates.current.expires,
         )
 
     def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
         """Make the site of the REST interface, and that of the metrics port."""
-        reactor, debug, pages = self._reactor, self._settings.debug, self._monitoring.pages
+        reactor, debug, pages = self._reactor, self._settings.door.debug, self._monitoring.pages
         site = Site(
             make_app(calls, pages),
             authenticator,
@@ -290,7 +288,7 @@ class NodeService(Service):
         """The open connections: the protocol of each one's port, and whether the client has shown a key."""
         for connection in self._site.connections:
             port = connection.transport.getHost().port
-            yield "rest" if port == self._settings.rest_port else "grpc", connection.known
+            yield "rest" if port == self._settings.door.rest_port else "grpc", connection.known
 
     def startService(self) -> None:
         super().startService()
@@ -315,8 +313,8 @@ class NodeService(Service):
             self._aio.startService()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
-            self._listen("grpc", self._settings.grpc_port, GRPC_FIRST)
-            self._listen("rest", self._settings.rest_port, REST_FIRST)
+            self._listen("grpc", self._settings.door.grpc_port, GRPC_FIRST)
+            self._listen("rest", self._settings.door.rest_port, REST_FIRST)
             self._listen_for_metrics()
             self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
@@ -380,7 +378,7 @@ class NodeService(Service):
         """Listen on a port. Both protocols are served on each; `protocols` is their order for ALPN."""
         if port is not None:
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-            interface = self._settings.host or everywhere
+            interface = self._settings.door.host or everywhere
             context = self._certificates.context_factory(protocols)
             held = self._succession.held(name, interface, port)
             self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
@@ -388,7 +386,7 @@ class NodeService(Service):
                 os.close(held)
 
     def _listen_for_metrics(self) -> None:
-        if (port := self._settings.metrics_port) is not None:
+        if (port := self._settings.metrics.port) is not None:
             site: Any = self._metrics_site
             held = self._succession.held("metrics", LOOPBACK, port)
             if held is None:
@@ -406,8 +404,8 @@ class NodeService(Service):
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
             version=__version__,
-            rest=self._settings.rest_port or "no port of its own",
-            grpc=self._settings.grpc_port or "no port of its own",
+            rest=self._settings.door.rest_port or "no port of its own",
+            grpc=self._settings.door.grpc_port or "no port of its own",
         )
         self._systemd.ready()
 
@@ -429,36 +427,31 @@ class NodeService(Service):
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:
     """The paths that may hold the node's keys, and that cores must not read."""
-    keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
-    return settings.state_dir, *filter(None, keys)
+    keys = (Path.cwd() / ".env", settings.keys.key_file, settings.keys.file)
+    return settings.state.dir, *filter(None, keys)
 
 
 def _sources(settings: Settings) -> Sources:
     """Where cores are downloaded from, and which settings of theirs the operator has set."""
-    values = settings.drivers
+    values = settings.cores
     configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
     return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
 
 
 def _policy(settings: Settings) -> Policy:
+    backend = settings.backend
     return Policy(
-        settings.stop_grace,
-        settings.outlive,
-        settings.resume,
-        settings.traffic_interval,
-        Limits(settings.drain_timeout, settings.drain_generations),
-        settings.upgrade,
-        settings.metrics_users,
-        settings.limits,
-        grouping=Grouping(settings.limit_ipv4_prefix, settings.limit_ipv6_prefix),
-        grace=settings.limit_grace,
-        allowance=Allowance(
-            settings.quota,
-            settings.quota_reset_day,
-            Flow(settings.quota_way),
-            settings.quota_interfaces,
-            settings.quota_closes,
-        ),
+        backend.stop_grace,
+        backend.outlive,
+        backend.resume,
+        settings.traffic.interval,
+        Limits(backend.drain_timeout, backend.drain_generations),
+        backend.upgrade,
+        settings.metrics.users,
+        settings.limits.defaults,
+        grouping=settings.limits.grouping,
+        grace=settings.limits.grace,
+        allowance=settings.quota,
     )
 
 

@@ -8,14 +8,31 @@ import hashlib
 import os
 import stat
 import tempfile
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from node.base.settings import Options, setting
 
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
 _SOCKET_NAME = 40
 _MAX_PATH = 107
 # The suffix of a directory's short name, if it is not below STATE_DIR.
 _OTHERS = {"run": "", "door": "-door"}
+
+
+@dataclass(frozen=True)
+class StateOptions(Options):
+    """Where the node keeps its state."""
+
+    dir: Path = setting(
+        "STATE_DIR",
+        "directory of the state file, certificate and keys; only one node may use it, and it gets mode 0700",
+        "var",
+        read=Path,
+        details="A relative path starts at the working directory. A service should have an absolute path, on a disk "
+        "that keeps its files when the node is reinstalled.",
+    )
 
 
 class StateDirectory:

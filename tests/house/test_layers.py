@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 # What modules of each room may import of this project, besides their own room and `EVERYWHERE`: rooms or modules.
 ROOMS: dict[str, set[str]] = {
     "node": {
-        *("node.contract.settings", "node.updates.policy"),
-        *("node.limits.defaults", "node.limits.parsing", "node.limits.sizes"),
+        *("node.backend.options", "node.door.options", "node.handover.options", "node.keys.options"),
+        *("node.limits.allowance", "node.limits.options", "node.metrics.options", "node.state.directory"),
+        *("node.traffic.options", "node.updates.policy"),
     },
     "node.base": set(),
     "node.keys": {"node.settings"},
@@ -29,8 +30,8 @@ ROOMS: dict[str, set[str]] = {
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
     "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.state.events"},
     "node.api": {
-        *("node", "node.backend", "node.contract", "node.events", "node.handover.leaving", "node.keys.keyfile"),
-        *("node.limits", "node.machine", "node.settings", "node.state", "node.traffic"),
+        *("node", "node.backend", "node.contract", "node.events", "node.handover.leaving", "node.keys"),
+        *("node.limits", "node.machine", "node.state", "node.traffic"),
     },
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
