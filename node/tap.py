@@ -27,11 +27,11 @@ from node import __version__, deployed, log_lines
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
-from node.api.operations import Backend, Policy
-from node.backend.drain import Limits
+from node.api.operations import Operations
 from node.base.aio import Aio
 from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
+from node.base.part import Parts
 from node.base.reactor import Reactor
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
@@ -39,7 +39,8 @@ from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
-from node.events.beginning import begin_journal, tell_reloaded
+from node.engine.engine import Engine
+from node.engine.options import EngineOptions
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover.program import CHECKING, KEPT, Program, Tried
@@ -154,10 +155,6 @@ class NodeService(Service):
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state.dir)
-        self._certificates = Certificates(
-            settings.door.cert_file, settings.door.key_file, Demands(settings.door.client_ca, settings.door.newest_tls)
-        )
-        self._watch = CertificateWatch(self._certificates, reactor)
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log.buffer)
         self._system = SystemStats(reactor)
@@ -170,21 +167,34 @@ class NodeService(Service):
             ties or NoKeeper(),
         )
         self._drivers = Drivers(host)
-        self._store = Store(reactor, self._state.database)
+        parts = self._parts = Parts()
+        self._store = Store(reactor, self._state.database, parts)
         self._journal = Journal(reactor, self._store.event)
+        door, reloaded = settings.door, self._journal.reloaded
+        self._certificates = Certificates(
+            *(door.cert_file, door.key_file, Demands(door.client_ca, door.newest_tls)),
+            partial(reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
+        )
+        self._watch = CertificateWatch(self._certificates, reactor)
         notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
         self._systemd = Systemd(notifier, reactor)
         authenticator = Authenticator(settings.keys.key, settings.keys.certified)
         secrets = [settings.keys.key_file] if settings.keys.key_file else []
-        self._keyring = Keyring(settings.keys.file, settings.keys.required, authenticator, secrets)
+        self._keyring = Keyring(
+            *(settings.keys.file, settings.keys.required, authenticator, secrets),
+            partial(reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED),
+        )
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
         meters = Meters()
         authenticator.refused = meters.refused
-        others = (self._watch, self._keyring, self._keys_watch, self._systemd)
-        self._backend = Backend(
-            *(reactor, self._ring, self._drivers, self._system, self._store, _policy(settings), others, self._journal)
+        for part in (self._system, self._watch, self._keys_watch, self._store, self._journal):
+            parts.add(part)
+        options = EngineOptions(
+            *(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
         )
-        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal, meters.called)
+        self._engine = engine = Engine(reactor, self._ring, self._drivers, self._store, self._journal, options, parts)
+        self._operations = Operations(engine, self._system, parts)
+        self._calls = calls = Calls(self._operations, self._ring, authenticator.knows, self._journal, meters.called)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
@@ -198,7 +208,8 @@ class NodeService(Service):
             journal=self._journal,
             state=self._state,
             store=self._store,
-            backend=self._backend,
+            backend=engine.leaving,
+            parts=parts,
             calls=calls,
             connections=self._site.connections,
             systemd=self._systemd,
@@ -216,7 +227,7 @@ class NodeService(Service):
             policy=settings.updates,
             sources=sources,
             drivers=self._drivers,
-            runner=self._backend.runner,
+            runner=engine.runner,
             record=record,
             choices=choices,
             run=self._drivers.run,
@@ -224,8 +235,11 @@ class NodeService(Service):
             test=self._upgrades.test,
             become=self._upgrades.wanted,
         )
-        self._backend.updates = self._updates
+        self._operations.updates = self._updates
         self._succession.jobs = self._updates.jobs
+        parts.add(self._monitoring.lag)
+        parts.add(self._monitoring.readiness)
+        parts.add(self._systemd)
 
     async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         """Run a command of the node's own to its end, such as another version's check."""
@@ -260,7 +274,7 @@ class NodeService(Service):
     def _monitored(self, meters: Meters) -> Monitoring:
         """Make the metrics, the readiness check and their pages."""
         return Monitoring(
-            *(self._reactor, self._backend, self._store, meters),
+            *(self._reactor, self._engine, self._parts, self._store, meters),
             state_dir=self._settings.state.dir,
             places=connections.Limits.max_connections,
             users=self._settings.metrics.users,
@@ -307,10 +321,8 @@ class NodeService(Service):
             self._keyring.load()
             self._sweep()
             self._updates.load()
-            saved = self._store.open()
-            begin_journal(self._journal, self._store, saved, __version__)
-            self._report_reloads()
-            self._aio.startService()
+            self._aio.start()
+            self._parts.start()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
             self._listen("grpc", self._settings.door.grpc_port, GRPC_FIRST)
@@ -319,13 +331,9 @@ class NodeService(Service):
             self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
-            part.startService()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
-        self._reactor.callWhenRunning(self._backend.begin, saved)
-        # After `begin`: only then it is known whether a backend is wanted.
-        self._reactor.callWhenRunning(self._monitoring.readiness.startService)
+        self._reactor.callWhenRunning(self._parts.begin)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
@@ -336,36 +344,23 @@ class NodeService(Service):
         self._succession.end()
         self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("the systemd notifier", self._systemd.stopService),
+            ("the systemd notifier", self._systemd.stop),
             ("the listeners", self._stop_listening),
             ("the connections of REST clients", self._site.connections.dismiss),
             ("the gRPC server", lambda: self._aio.run(self._rpc.stop())),
             ("the remaining connections", self._site.connections.disconnect),
             ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
             ("the updates", self._updates.close),
-            ("the readiness check", self._monitoring.readiness.stopService),
-            ("the reactor lag meter", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
-            ("the backend", self._backend.close),
-            ("the event journal", self._journal.close),
-            ("the state file", self._store.close),
-            ("the certificate watch", self._watch.stopService),
-            ("the key file watch", self._keys_watch.stopService),
-            ("the machine statistics", self._system.stopService),
-            ("the asyncio thread", self._aio.stopService),
-            ("the lock of the state directory", self._state.release),
+            ("the parts", self._parts.stop),
+            ("the asyncio thread", self._aio.stop),
+            ("the lock of the state directory", self._state.stop),
         )
         for part, end in ends:
             try:
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the other parts are stopped all the same
                 self.log.failure("could not stop {part} cleanly; the other parts are stopped all the same", part=part)
-
-    def _report_reloads(self) -> None:
-        """Make each reload of the certificate and of the keys an event."""
-        report = partial(tell_reloaded, self._journal)
-        self._certificates.reloaded = partial(report, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
-        self._keyring.reloaded = partial(report, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
 
     def _stop_listening(self) -> object:
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
@@ -436,23 +431,6 @@ def _sources(settings: Settings) -> Sources:
     values = settings.cores
     configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
     return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
-
-
-def _policy(settings: Settings) -> Policy:
-    backend = settings.backend
-    return Policy(
-        backend.stop_grace,
-        backend.outlive,
-        backend.resume,
-        settings.traffic.interval,
-        Limits(backend.drain_timeout, backend.drain_generations),
-        backend.upgrade,
-        settings.metrics.users,
-        settings.limits.defaults,
-        grouping=settings.limits.grouping,
-        grace=settings.limits.grace,
-        allowance=settings.quota,
-    )
 
 
 def _raise_descriptor_limit() -> None:

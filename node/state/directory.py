@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from node.base.part import Part
 from node.base.settings import Options, setting
 
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
@@ -35,8 +36,10 @@ class StateOptions(Options):
     )
 
 
-class StateDirectory:
+class StateDirectory(Part):
     """STATE_DIR, and the directories for the sockets of the running node."""
+
+    title = "the lock of the state directory"
 
     def __init__(self, path: Path) -> None:
         # Resolved: systemd's StateDirectory may be a link, and cores carry the path.
@@ -84,7 +87,7 @@ class StateDirectory:
             raise OSError(f"another node uses STATE_DIR {self.path}: give each node its own") from error
         self._lock = lock
 
-    def release(self) -> None:
+    def stop(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
