@@ -33,7 +33,7 @@ def make_runner(
     read: Callable[[Generation], Awaitable[bool]],
     options: BackendOptions = OPTIONS,
 ) -> Runner:
-    """A runner that reports its events to nobody."""
+    """A runner whose events are in memory alone."""
     return Runner(clock, ring, Desired(clock, record), generations, read, options, Journal(clock))
 
 
