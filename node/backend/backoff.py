@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
+
+from node.base.alarm import Alarm
 
 LONGEST = 30.0
 # A core that served for this many seconds resets the backoff.
@@ -31,12 +33,13 @@ class Backoff:
         self._delays = delays()
         # When a core began to serve; None after a crash.
         self._since: float | None = None
-        self._call: IDelayedCall | None = None
+        self._action: Callable[[], None] = lambda: None
+        self._alarm = Alarm(reactor, lambda: self._action())
 
     @property
     def pending(self) -> bool:
         """Whether a retry is scheduled."""
-        return self._call is not None and self._call.active()
+        return self._alarm.pending
 
     def served(self) -> None:
         """Note that a core serves. One that takes over from a healthy core continues that one's serving time."""
@@ -48,16 +51,14 @@ class Backoff:
         if self._since is not None and self._reactor.seconds() - self._since >= STEADY:
             self._delays = delays()
         self._since = None
-        self.cancel()
         seconds = next(self._delays)
-        self._call = self._reactor.callLater(seconds, action)
+        self._action = action
+        self._alarm.set(seconds)
         return seconds
 
     def cancel(self) -> None:
         """Cancel the pending retry, if any."""
-        if self._call is not None and self._call.active():
-            self._call.cancel()
-        self._call = None
+        self._alarm.cancel()
 
     def renew(self) -> None:
         """Reset: a controller wants another backend, whose first retry comes at once."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from node.backend.common import Common, Worker
 from node.backend.faults import in_background, pid_of
-from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
+from node.backend.wind_down import DRAINED, WindDown
 from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.waiting import lasting, together
 from node.contract.driver import Generation, Shares
-from node.contract.generations import Generations
-from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.machine.memory import available, resident
 
@@ -35,24 +33,14 @@ PEAK = 2.5
 SPARE = 64 * 1024**2
 
 
-class Drain:
+class Drain(Worker):
     """Watches the draining runs and ends them in time."""
 
     log = Logger()
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        generations: Generations,
-        options: BackendOptions,
-        end: Callable[[Generation], Awaitable[None]],
-        journal: Tells,
-    ) -> None:
-        self._reactor = reactor
-        self._generations = generations
-        self._options = options
-        self._end = end
-        self._journal = journal
+    def __init__(self, common: Common, wind_down: WindDown) -> None:
+        super().__init__(common)
+        self._wind_down = wind_down
         # When each began to drain.
         self._since: dict[Generation, float] = {}
         # The connections of each at the last check; and how many connections early ends have cost since the node began.
@@ -61,7 +49,7 @@ class Drain:
         # Runs that are being ended early; and whether to end none, while the node hands them over.
         self._ends: set[Generation] = set()
         self.paused = False
-        self._looking = Periodic("checking draining cores", self._look, LOOK, reactor)
+        self._looking = Periodic("checking draining cores", self._look, LOOK, self._reactor)
 
     @property
     def warnings(self) -> list[str]:
@@ -140,8 +128,11 @@ class Drain:
         self._since.clear()
         self._looking.stop()
 
-    async def make(self, run: Generation) -> str:
-        """Satisfies `node.backend.replace.Room`: if memory is short, end runs with the fewest connections first."""
+    async def make_room(self, run: Generation) -> str:
+        """Make room for another run like this one: if memory is short, end runs with the fewest connections first.
+
+        Returns why there is no room, or an empty text.
+        """
         if not self._options.drain_generations:
             return "DRAIN_GENERATIONS is 0"
         self._forget()
@@ -157,7 +148,7 @@ class Drain:
         return "there is not enough memory for two cores" if self.lacks(run) else ""
 
     def lacks(self, run: Generation) -> bool:
-        """Satisfies `node.backend.replace.Room`."""
+        """Whether there is too little memory for another run like this one."""
         size = resident(run.pid) if isinstance(run, Shares) and run.pid is not None else 0
         return available() < PEAK * size + SPARE
 
@@ -202,7 +193,7 @@ class Drain:
     async def _over(self, run: Generation) -> None:
         self._since.pop(run, None)
         if run in self._generations.draining:
-            await self._end(run)
+            await self._wind_down.end(run, DRAINED)
 
     def _forget(self) -> None:
         """Forget runs that do not drain any more: they died, serve again, or are being ended elsewhere."""

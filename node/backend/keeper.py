@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
-
-from node.backend.desired import Desired
-from node.backend.health import lives
+from node.backend.common import Common, Worker
+from node.backend.desired import Accepted
+from node.backend.health import Watch, lives
 from node.backend.reconcile import Pairs, Reconciler
-from node.backend.state import State, Status
+from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.contract.accounts import Change, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Plan, Shares
-from node.contract.generations import Generations
-from node.events.users import UserEvents
+from node.contract.driver import Applied, Generation, Shares
 from protos.service_pb2 import User
 
 # Users that a log line names at most.
 LISTED = 20
 
 
-class Keeper:
+class Keeper(Worker):
     """Applies changes of users to its run. Satisfies `node.backend.reconcile.Core`.
 
     The current run, and one that takes over, should have all wanted users. A draining run, or one that waits for a
@@ -33,37 +29,13 @@ class Keeper:
 
     log = Logger()
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        run: Generation,
-        plan: Plan,
-        status: Status,
-        desired: Desired,
-        generations: Generations,
-        events: UserEvents,
-        doubt: Callable[[Generation], None],
-    ) -> None:
+    def __init__(self, common: Common, run: Generation, accepted: Accepted, watch: Watch) -> None:
+        super().__init__(common)
         self.run = run
-        self._plan = plan
-        self._reactor = reactor
-        self._status = status
-        self._desired = desired
-        self._generations = generations
-        self._events = events
-        self._doubt = doubt
-        self._reconciler = Reconciler(self)
-        self.unsettled, self.idle = self._reconciler.unsettled, self._reconciler.idle
-        self.busy = self._reconciler.busy
-
-    def settle(self, touched: Pairs) -> Deferred[Applied]:
-        """Apply what these (tag, key) pairs need. Fires with the refused users and the changes left for another run."""
-        return self._reconciler.settle(touched)
-
-    @property
-    def under_way(self) -> Pairs:
-        """The (tag, key) pairs that are being settled."""
-        return self._reconciler.under_way
+        # The backend that was accepted when the run served last.
+        self.accepted = accepted
+        self._watch = watch
+        self.reconciler = Reconciler(self)
 
     @property
     def serves(self) -> bool:
@@ -128,12 +100,12 @@ class Keeper:
         if user is None or key in roster.off:
             return True
         account = self._account(tag, User.FromString(user))
-        return account is None or not self._plan.same_credential(account, packed)
+        return account is None or not self.accepted.plan.same_credential(account, packed)
 
     def _account(self, tag: str, user: User) -> bytes | None:
         """The user's account by this run's own configuration, which may differ from the wanted one."""
         try:
-            account = self._plan.account(tag, user)
+            account = self.accepted.plan.account(tag, user)
         except Unusable:
             return None
         return account.packed if account else None
@@ -212,7 +184,7 @@ class Keeper:
         run = self.run
         answers = await lives(run, self._reactor)
         if not answers and run.alive:
-            self._doubt(run)
+            self._watch.doubt(run)
         return answers
 
     async def _audit(self) -> None:

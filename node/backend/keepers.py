@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from node.backend.common import Common, Worker
+from node.backend.desired import Accepted
+from node.backend.health import Watch
 from node.backend.keeper import Keeper
 from node.contract.driver import Generation
-from node.contract.generations import Generations
+from node.contract.generations import Follower
 
 
-class Keepers:
-    """Creates and drops keepers as runs come and go: `keep` makes one before its run gets connections."""
+class Keepers(Worker, Follower):
+    """Has a keeper for each run from before its first connection until it ends."""
 
-    def __init__(self, generations: Generations, keep: Callable[[Generation], Keeper]) -> None:
-        self._generations = generations
-        self._keep = keep
+    def __init__(self, common: Common, watch: Watch) -> None:
+        super().__init__(common)
+        self._common = common
+        self._watch = watch
         self._keepers: dict[Generation, Keeper] = {}
-        generations.watch(self._follow)
+        self._generations.follow(self)
 
     def __iter__(self) -> Iterator[Keeper]:
-        return iter(tuple(self._keepers.values()))
+        return iter([self._keepers[run] for run in self._generations.serving])
 
-    def of(self, run: Generation) -> Keeper | None:
+    def of(self, run: Generation | None) -> Keeper | None:
         """The keeper of a run; None if it does not serve."""
-        return self._keepers.get(run)
+        return self._keepers.get(run) if run is not None else None
 
-    def _follow(self) -> None:
-        """Update the keepers after a run came or went."""
-        serving = self._generations.serving
-        self._keepers = {run: self._keepers.get(run) or self._keep(run) for run in serving}
+    def expect(self, run: Generation, accepted: Accepted) -> None:
+        """Note the backend of a run that joins next, if it is not the one accepted now."""
+        self._keepers[run] = Keeper(self._common, run, accepted, self._watch)
+
+    def accept(self, run: Generation | None, accepted: Accepted | None) -> None:
+        """Note the backend that is accepted while this run serves."""
+        if (keeper := self.of(run)) is not None and accepted is not None:
+            keeper.accepted = accepted
+
+    def joined(self, run: Generation) -> None:
+        if run not in self._keepers:
+            assert self._desired.accepted is not None
+            self.expect(run, self._desired.accepted)
+
+    def left(self, run: Generation) -> None:
+        del self._keepers[run]

@@ -7,18 +7,15 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
-
-from node.backend.desired import BUILD_INLINE, Desired
+from node.backend.common import Common, Worker
+from node.backend.desired import BUILD_INLINE
 from node.backend.roster import Roster
 from node.backend.settling import Settling
-from node.backend.state import Status
 from node.backend.supplied import Tags
 from node.base.errors import UsersRefused, cut
-from node.base.reactor import PooledReactor
+from node.base.pool import in_pool
+from node.base.slices import a_turn
 from node.contract.accounts import Accounts, key_of
-from node.contract.generations import Generations
 from protos.service_pb2 import Limits, ListedUser, ListUsersResponse, User
 
 # Rows and bytes of a page at most: a quarter of what gRPC clients accept by default.
@@ -32,16 +29,11 @@ _AT_ONCE = 5000
 _FRAME = 6
 
 
-class Listing:
+class Listing(Worker):
     """The users of the one backend, or of the one that a resume brings back."""
 
-    def __init__(
-        self, reactor: PooledReactor, status: Status, desired: Desired, generations: Generations, settling: Settling
-    ) -> None:
-        self._reactor = reactor
-        self._status = status
-        self._desired = desired
-        self._generations = generations
+    def __init__(self, common: Common, settling: Settling) -> None:
+        super().__init__(common)
         self._settling = settling
         # All keys, sorted, with the revision and the number of users that they are of.
         self._order: tuple[tuple[int, int], Sequence[str]] = (0, 0), ()
@@ -77,7 +69,7 @@ class Listing:
     async def _sorted(self, keys: Collection[str], before: Sequence[str] = ()) -> Sequence[str]:
         if len(keys) <= BUILD_INLINE:
             return sorted(keys)
-        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), in_order, keys, before)
+        return await in_pool(self._reactor, in_order, keys, before)
 
     async def _fill(
         self, reply: ListUsersResponse, keys: Sequence[str], limit: int, users: Mapping[str, bytes], roster: Roster
@@ -86,7 +78,7 @@ class Listing:
         for number, key in enumerate(keys):
             if number % TURN == 0:
                 # Pages of other callers take turns with this one; the core's accounts may have changed meanwhile.
-                await deferLater(self._reactor, 0)
+                await a_turn(self._reactor)
                 view = self._view(roster)
             row = self._row(key, users.get(key), view, reply.credentials)
             if row is None:

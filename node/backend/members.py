@@ -6,45 +6,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 
-from twisted.internet.interfaces import IReactorTime
-
 from node.backend import desired as desired_set
-from node.backend.control import Control, Settled
-from node.backend.desired import Build, Desired
+from node.backend.common import Common, Worker
+from node.backend.control import Settled
+from node.backend.desired import Build
 from node.backend.faults import in_background
 from node.backend.patience import answered
 from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
 from node.backend.settling import Settling
-from node.backend.state import Status
 from node.base.errors import NotInitialized, UsersRefused
 from node.contract.accounts import Refusal, key_of
-from node.contract.generations import Generations
-from node.events.users import UserEvents
 from protos.service_pb2 import User
 
 
-class Members:
+class Members(Worker):
     """Adds, changes, removes and replaces users of the one backend."""
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        status: Status,
-        control: Control,
-        desired: Desired,
-        generations: Generations,
-        settling: Settling,
-        events: UserEvents,
-    ) -> None:
-        self._reactor = reactor
-        self._status = status
-        self._control = control
-        self._desired = desired
-        self._generations = generations
+    def __init__(self, common: Common, settling: Settling) -> None:
+        super().__init__(common)
         self._settling = settling
-        self._events = events
-        self.recorded = desired.recorded
+        self.recorded = common.desired.recorded
 
     async def apply(self, user: User) -> list[Refusal]:
         """Add, change or remove one user, after all earlier operations. Returns the refusals."""

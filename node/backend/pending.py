@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from node.backend.backoff import Backoff
-from node.backend.desired import Desired
+from node.backend.common import Common, Worker
+from node.backend.drain import Drain
 from node.backend.faults import in_background
 from node.backend.keeper import Keeper, out_of
 from node.backend.keepers import Keepers
@@ -21,14 +21,11 @@ from node.backend.left_out import LeftOut
 from node.backend.reconcile import Pairs, by_user, concerning, pairs
 from node.backend.refresh import RETRY, Refresh
 from node.backend.renewal import Renewal, Renewed
-from node.backend.state import Status
 from node.base.errors import InvalidConfig, NodeError
 from node.base.logs import Logger
-from node.base.waiting import Signal
+from node.base.waiting import Signal, until
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Generation
-from node.contract.generations import Generations
-from node.events.users import UserEvents
 from protos.service_pb2 import User
 
 # Seconds for which changes are batched before a new run starts for them; the same at most, while the new run would end
@@ -41,32 +38,21 @@ AGAIN = "; the node tries again"
 _Waiting = list[tuple[Pairs, Deferred[list[Refusal]]]]
 
 
-class Pending:
+class Pending(Worker):
     """Batches changes and starts one new run after another for them. `adopt` makes a run the current one."""
 
     log = Logger()
 
     def __init__(
-        self,
-        reactor: IReactorTime,
-        status: Status,
-        desired: Desired,
-        generations: Generations,
-        renewal: Renewal,
-        events: UserEvents,
-        keepers: Keepers,
-        adopt: Callable[[Generation], None],
+        self, common: Common, renewal: Renewal, drain: Drain, keepers: Keepers, adopt: Callable[[Generation], None]
     ) -> None:
-        self._reactor = reactor
-        self._status = status
-        self._desired = desired
-        self._generations = generations
+        super().__init__(common)
         self._renewal = renewal
-        self._events = events
+        self._drain = drain
         self._keepers = keepers
         self._adopt = adopt
         self.left_out = LeftOut()
-        self.refresh = Refresh(reactor, self._current, lambda: renewal.crowded, self._begin)
+        self.refresh = Refresh(self._reactor, self._current, drain, self._begin)
         self._dirty: Pairs = set()
         self._waiting: _Waiting = []
         # When the oldest waiting change came.
@@ -76,7 +62,7 @@ class Pending:
         self._brought: tuple[Generation | None, Sequence[Change]] = None, ()
         # Pairs to retry: no run came up with them, though no core refused them.
         self._again: Pairs = set()
-        self._retrying = Backoff(reactor)
+        self._retrying = Backoff(self._reactor)
         self._turn = DeferredLock()
         self._work: Deferred[None] | None = None
         self._over = Signal()
@@ -149,8 +135,7 @@ class Pending:
 
     def _keeper(self) -> Keeper | None:
         """The keeper of the current run, while the backend is running."""
-        run = self._current()
-        return self._keepers.of(run) if run is not None else None
+        return self._keepers.of(self._current())
 
     # The work
 
@@ -206,8 +191,7 @@ class Pending:
         enough = self._since + WINDOW
         while (left := enough - self._reactor.seconds()) > 0:
             await deferLater(self._reactor, left)
-        while self._renewal.crowded and self._reactor.seconds() < self._since + CROWDED_WINDOW:
-            await deferLater(self._reactor, LOOK)
+        await until(self._reactor, lambda: not self._drain.full, self._since + CROWDED_WINDOW, LOOK)
 
     async def _bring(self, touched: Pairs) -> list[Refusal]:
         """Apply the pairs to the current run as far as it takes them; a new run brings the others."""
@@ -217,7 +201,7 @@ class Pending:
         self.left_out.forgive(touched)
         stuck = touched
         try:
-            refused, left = await keeper.settle(touched)
+            refused, left = await keeper.reconciler.settle(touched)
             stuck = pairs(left)
             return refused + (await self._renew(keeper, left) if left else [])
         except NodeError as error:
@@ -257,7 +241,7 @@ class Pending:
         outstanding = pairs(self.left_out.besides(keeper.differences())) - self._again - self._dirty
         if outstanding:
             try:
-                _, left = await keeper.settle(outstanding)
+                _, left = await keeper.reconciler.settle(outstanding)
             except NodeError as error:
                 self._again |= outstanding
                 self.log.warn("the new core did not take all users: {reason}" + AGAIN, reason=error.text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
+from node.backend.drain import Drain
+from node.base.alarm import Alarm
 from node.contract.driver import Generation, Lingers, Shares
 
 # Seconds between a removal and the new run.
@@ -18,20 +20,20 @@ SESSIONS = 600.0
 
 
 class Refresh:
-    """Calls `begin` when a new run is due. `run` is the current run; `crowded`: a new one would end a draining one."""
+    """Calls `begin` when a new run is due. `run` is the current run."""
 
     def __init__(
         self,
         reactor: IReactorTime,
         run: Callable[[], Generation | None],
-        crowded: Callable[[], bool],
+        drain: Drain,
         begin: Callable[[], None],
     ) -> None:
         self._reactor = reactor
         self._run = run
-        self._crowded = crowded
+        self._drain = drain
         self._begin = begin
-        self._call: IDelayedCall | None = None
+        self._alarm = Alarm(reactor, self._due)
         # Since when the new run is put off.
         self._patient_since: float | None = None
         # Whether a new run is due.
@@ -47,17 +49,15 @@ class Refresh:
         """Schedule a new run, if wanted, after these seconds: more users may be removed meanwhile."""
         if not self.wanted:
             self._patient_since = None
-        elif self._call is None:
-            self._call = self._reactor.callLater(seconds, self._due)
+        elif not self._alarm.pending:
+            self._alarm.set(seconds)
 
     def cancel(self) -> None:
         """Cancel the scheduled run."""
-        call, self._call, self._patient_since, self.due = self._call, None, None, False
-        if call is not None:
-            call.cancel()
+        self._alarm.cancel()
+        self._patient_since, self.due = None, False
 
     def _due(self) -> None:
-        self._call = None
         if self.wanted and self._is_patient():
             self.soon()
         else:
@@ -76,4 +76,4 @@ class Refresh:
         run = self._run()
         if isinstance(run, Shares) and run.ends_sessions:
             return SESSIONS
-        return PATIENCE if self._crowded() else 0.0
+        return PATIENCE if self._drain.full else 0.0

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.backend.desired import Desired
+from node.backend.common import Common, Worker
 from node.backend.faults import as_node_error
 from node.backend.replace import Check, Replacement
-from node.backend.state import Status
 from node.base.errors import CoreFailed, NodeError, NotStarted
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, apply, diff
 from node.contract.driver import Generation, NotShared
-from node.contract.generations import Generations
 
 # Seconds that the new run may take until it can take over.
 SECONDS = 5.0
@@ -28,29 +26,15 @@ class Renewed:
     fault: NodeError | None = field(default=None)
 
 
-class Renewal:
+class Renewal(Worker):
     """Replaces the current run by a new one. `failed` is called if that leaves no current run."""
 
     log = Logger()
 
-    def __init__(
-        self,
-        status: Status,
-        desired: Desired,
-        generations: Generations,
-        replacement: Replacement,
-        failed: Callable[[NodeError], None],
-    ) -> None:
-        self._status = status
-        self._desired = desired
-        self._generations = generations
+    def __init__(self, common: Common, replacement: Replacement, failed: Callable[[NodeError], None]) -> None:
+        super().__init__(common)
         self._replacement = replacement
         self._failed = failed
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a new run would end a draining one early."""
-        return self._replacement.crowded
 
     async def renew(self, run: Generation, left: Sequence[Change]) -> Renewed:
         """Start a run with these changes, or without the additions if none starts with them.
@@ -73,7 +57,7 @@ class Renewal:
     async def refresh(self, run: Generation) -> Generation:
         """Start a run that knows no removed users, if that ends no connection; else return this one."""
         assert self._desired.accepted is not None
-        if self._replacement.lacks(run):
+        if self._replacement.drain.lacks(run):
             return run
         plan = self._desired.accepted.runs
         try:

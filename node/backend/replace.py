@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import CancelledError, ensureDeferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
+from node.backend.common import Common, Worker
+from node.backend.drain import Drain
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, NodeError, PortTaken
 from node.base.logs import Logger
 from node.base.waiting import lasting, outcomes, together
 from node.contract.accounts import Accounts, Change, diff
 from node.contract.driver import Generation, NotShared, Plan, Shares
-from node.contract.generations import Generations
 
 T = TypeVar("T")
 
@@ -37,42 +37,19 @@ Target = Callable[[], Mapping[str, Accounts]]
 Check = Callable[[], Awaitable[None]]
 
 
-class Room(Protocol):
-    """Room for a new run beside the draining ones; `node.backend.drain`."""
-
-    @property
-    def full(self) -> bool:
-        """Whether a new run would end a draining one early."""
-
-    def lacks(self, run: Generation) -> bool:
-        """Whether there is too little memory for another run like this one."""
-
-    async def make(self, run: Generation) -> str:
-        """Make room for another run like this one. Returns why there is none, or an empty text."""
-
-    def begin(self) -> None:
-        """Begin to watch a run that drains from now on."""
-
-
-class Replacement:
+class Replacement(Worker):
     """Launches runs and ends those that they replace."""
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, generations: Generations, wind_down: WindDown, room: Room) -> None:
-        self._reactor = reactor
-        self._generations = generations
-        self._room = room
-        self.end, self.book_last, self.lacks = wind_down.end, wind_down.book_last, room.lacks
+    def __init__(self, common: Common, wind_down: WindDown, drain: Drain) -> None:
+        super().__init__(common)
+        self._wind_down = wind_down
+        self.drain = drain
         # Returns the run that the previous node process handed over for this plan, or None. Called once.
         self.recover: Callable[[Plan], Awaitable[Generation | None]] | None = None
         # Why the last replacement restarted the core although a run served.
         self.obstacles: list[str] = []
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a new run would end a draining one early."""
-        return self._room.full
 
     async def bring(
         self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY, check: Check | None = None
@@ -114,14 +91,14 @@ class Replacement:
             raise NotShared("the core does not answer")
         if obstacles := await before.obstacles(plan):
             raise NotShared("; ".join(obstacles))
-        if reason := await self._room.make(before):
+        if reason := await self.drain.make_room(before):
             raise NotShared(reason)
         # The launch has its full time even if making room took long.
         return await self._overlap(before, plan, target, max(deadline, self._reactor.seconds() + least))
 
     async def end_all(self) -> None:
         """End every run, also those whose end was aborted half-way."""
-        await together(map(self.end, self._generations.counting))
+        await together(map(self._wind_down.end, self._generations.counting))
 
     async def _restart(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
         """End every run, with its last counters, then launch; no user is served meanwhile."""
@@ -147,7 +124,7 @@ class Replacement:
         It listens before it answers, so it may have had connections: its counters are read.
         """
         if not isinstance(found, Failure) or not found.check(CancelledError, NodeError):
-            await self.end(_unless_failed(found))
+            await self._wind_down.end(_unless_failed(found))
 
     async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float) -> Generation:
         """Launch beside the serving run and direct new connections to the new one once it has proved that it serves.
@@ -193,7 +170,7 @@ class Replacement:
                 self._generations.gone(run)
             return
         self._generations.drain(run)
-        self._room.begin()
+        self.drain.begin()
         try:
             if before in self._generations.serving:
                 await before.lead()

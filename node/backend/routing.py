@@ -5,13 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from node.backend.control import Control, Settled
-from node.backend.desired import FIXED, Accepted, Desired
+from node.backend.common import Common, Worker
+from node.backend.control import Settled
+from node.backend.desired import FIXED, Accepted
 from node.backend.settling import Settling
-from node.backend.state import Status
 from node.base.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 from node.contract.driver import Reroutable, Routes
-from node.contract.generations import Generations
 from node.contract.routing import Routing
 
 # Rules that may be added, and their characters in all: the core parses all of them again whenever one is added.
@@ -21,19 +20,14 @@ MOST_TEXT = 4 * 1024**2
 ANSWER = 2.0
 
 
-class Router:
+class Router(Worker):
     """Adds and removes rules, and sets targets of balancers. One change at a time, in order with Starts and Stops.
 
     A change that the core did not confirm stays wanted while the core lives, and is applied when it answers again.
     """
 
-    def __init__(
-        self, status: Status, control: Control, desired: Desired, generations: Generations, settling: Settling
-    ) -> None:
-        self._status = status
-        self._control = control
-        self._desired = desired
-        self._generations = generations
+    def __init__(self, common: Common, settling: Settling) -> None:
+        super().__init__(common)
         self._settling = settling
 
     async def add(self, text: str, reset: bool) -> None:

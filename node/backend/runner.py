@@ -7,29 +7,28 @@ from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.backend.backoff import Backoff
-from node.backend.control import Control, Settled
+from node.backend.common import Common, Worker
+from node.backend.control import Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
-from node.backend.drain import Drain
 from node.backend.faults import as_node_error, in_background, leave_out
 from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.options import BackendOptions
 from node.backend.patience import answered
-from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
 from node.backend.snapshot import DrainingRun, Snapshot
-from node.backend.state import State, Status
+from node.backend.state import State
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.supplied import Supplied
-from node.backend.wind_down import DRAINED, WindDown
+from node.backend.wind_down import WindDown
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.base.logs import Logger, LogRing
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import both
 from node.contract.accounts import Refusal
@@ -38,7 +37,6 @@ from node.contract.generations import Generations
 from node.contract.routing import Routing
 from node.events.journal import Journal
 from node.events.kinds import Kind
-from node.events.users import UserEvents
 from protos.service_pb2 import Backend
 
 T = TypeVar("T")
@@ -53,7 +51,7 @@ BACK_TIMEOUT = 1.0
 UNCHANGED = Routing()
 
 
-class Runner:
+class Runner(Worker):
     """Runs at most one backend. `users` changes its users, `listing` lists them, `router` changes its routing."""
 
     log = Logger()
@@ -64,44 +62,26 @@ class Runner:
         ring: LogRing,
         desired: Desired,
         generations: Generations,
-        read: Callable[[Generation], Awaitable[bool]],
+        read: Callable[[Generation], Coroutine[Any, Any, bool]],
         options: BackendOptions,
         journal: Journal,
     ) -> None:
         """`read` reads and books the counters of a run."""
-        self._reactor = reactor
-        self._ring = ring
+        common = Common(reactor, ring, desired, generations, options, journal)
+        super().__init__(common)
         self.generations = generations
         self._upgrade = options.upgrade
-        self._control = Control()
         self.journal = journal
-        self._events = UserEvents(self.journal, reactor)
-        self.status = Status(ring, self.journal)
+        self.status = common.status
         self.desired = desired
-        wind_down = WindDown(reactor, generations, read, self.journal)
-        drain = Drain(reactor, generations, options, partial(wind_down.end, patience=DRAINED), self.journal)
-        replacement = Replacement(reactor, generations, wind_down, drain)
-        self._replacement = replacement
-        self._supervisor = Supervisor(
-            reactor,
-            ring,
-            self.status,
-            self._control,
-            self.desired,
-            generations,
-            replacement,
-            drain,
-            self.journal,
-            self._events,
-        )
+        self._supervisor = Supervisor(common, WindDown(reactor, generations, read, journal))
+        self._replacement = self._supervisor.replacement
         self._settling = self._supervisor.settling
-        self.users = Members(
-            reactor, self.status, self._control, self.desired, generations, self._settling, self._events
-        )
-        self.listing = Listing(reactor, self.status, self.desired, generations, self._settling)
-        self.router = Router(self.status, self._control, self.desired, generations, self._settling)
+        self.users = Members(common, self._settling)
+        self.listing = Listing(common, self._settling)
+        self.router = Router(common, self._settling)
         self._resuming = Backoff(reactor)
-        self._grace: IDelayedCall | None = None
+        self._grace = Alarm(reactor, self._grace_over)
         # The run that a Stop left for the Start that follows it.
         self._waiting: Generation | None = None
         self._closed = False
@@ -329,7 +309,7 @@ class Runner:
             return driver.fingerprint(config)
         if len(config.encode()) > MAX_CONFIG:
             raise InvalidConfig(f"the configuration is longer than {MAX_CONFIG // 1024**2} MiB")
-        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), driver.fingerprint, config)
+        return await in_pool(self._reactor, driver.fingerprint, config)
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run of an equal backend: the current one, or one that waits for a Start after a Stop; else None."""
@@ -345,7 +325,7 @@ class Runner:
         self, run: Generation, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled
     ) -> None:
         """Go on with a run of the requested backend: only apply the users."""
-        self._cancel_grace()
+        self._grace.cancel()
         self._waiting = None
         self._supervisor.confirmed()
         if not self.status.running:
@@ -385,7 +365,7 @@ class Runner:
         """Replace the running backend by this one; if it does not start, go back. Returns the core's refusals."""
         before = self.status.state, self.status.reason
         self._supervisor.forgive()
-        self._cancel_grace()
+        self._grace.cancel()
         # Before the roster changes: the new users are not for the ending core.
         self.status.enter(State.STARTING)
         # A stopped backend does not come back.
@@ -447,11 +427,11 @@ class Runner:
     # A Stop
 
     async def _stop(self, grace: float, settled: Settled) -> None:
-        self._cancel_grace()
+        self._grace.cancel()
         self._waiting = self.generations.current or self._waiting
         if grace and self._waiting in self.generations.serving and self.desired.accepted is not None:
             self.generations.retire()
-            self._grace = self._reactor.callLater(grace, self._grace_over)
+            self._grace.set(grace)
             # Removals that were left undone because a Start or a new run was to end this one.
             in_background(self._settling.settle_all(), "users could not be removed from the core")
         else:
@@ -461,16 +441,10 @@ class Runner:
         """End the core after STOP_GRACE, unless a Start that is under way still takes it back."""
 
         async def work(settled: Settled) -> None:
-            if self.status.stopped and self._grace is None:
+            if self.status.stopped and not self._grace.pending:
                 await self._end(settled)
 
-        self._cancel_grace()
         in_background(self._control.run(work, core=True, final=True), "the core could not be stopped after STOP_GRACE")
-
-    def _cancel_grace(self) -> None:
-        if self._grace is not None and self._grace.active():
-            self._grace.cancel()
-        self._grace = None
 
     async def _end(self, settled: Settled) -> None:
         self._waiting = None

@@ -6,26 +6,27 @@ current run cannot take wait for a new run (`node.backend.pending`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
 
-from node.backend.desired import Desired
+from node.backend.common import Common, Worker
 from node.backend.faults import in_background
 from node.backend.keeper import Keeper
 from node.backend.keepers import Keepers
 from node.backend.pending import Pending
 from node.backend.reconcile import Pairs, pairs
-from node.backend.state import State, Status
+from node.backend.state import State
+from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.waiting import lasting, outcomes
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Applied, Generation
-from node.contract.generations import Generations
+from node.contract.generations import Follower
 
 # Users that an error names at most.
 LISTED = 20
@@ -45,30 +46,19 @@ class Unsettled(NamedTuple):
     refused: list[str]
 
 
-class Settling:
-    """Applies changes through all keepers. `end` winds down a draining run with its last counters."""
+class Settling(Worker, Follower):
+    """Applies changes through all keepers."""
 
     log = Logger()
 
-    def __init__(
-        self,
-        status: Status,
-        desired: Desired,
-        generations: Generations,
-        pending: Pending,
-        keepers: Keepers,
-        end: Callable[[Generation], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._status = status
-        self._desired = desired
-        self._generations = generations
+    def __init__(self, common: Common, pending: Pending, keepers: Keepers, wind_down: WindDown) -> None:
+        super().__init__(common)
         self._pending = pending
         self._keepers = keepers
-        self._end = end
+        self._wind_down = wind_down
         # The accounts that the last Start takes away.
         self._leaving: list[Change] = []
-        self._draining: Collection[Generation] = ()
-        generations.watch(self._follow)
+        self._generations.follow(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -134,13 +124,13 @@ class Settling:
         for keeper in self._keepers:
             touched = keeper.touched((key,))
             leaving.update(change.tag for change in keeper.kept(keeper.changes(touched)))
-            busy = busy or keeper.busy(touched) or self._pending.busy(touched)
+            busy = busy or keeper.reconciler.busy(touched) or self._pending.busy(touched)
         reasons = self._pending.left_out.reasons.get(key, ())
         return Unsettled(sorted(leaving), busy, list(dict.fromkeys(reasons)))
 
     def unsettled_keys(self) -> set[str]:
         """The keys of users whose changes are under way or were refused."""
-        under_way = self._pending.under_way.union(*(keeper.under_way for keeper in self._keepers))
+        under_way = self._pending.under_way.union(*(keeper.reconciler.under_way for keeper in self._keepers))
         return {key for _, key in under_way} | self._pending.left_out.reasons.keys()
 
     async def repair(self, run: Generation) -> None:
@@ -155,17 +145,14 @@ class Settling:
                 await self._everywhere(lambda each: touched if each is keeper else set(), touched)
             self._pending.refresh.soon()
 
-    def _follow(self) -> None:
-        """Repair each run that begins to drain: the removals that it left for the next run are still due on it."""
-        known, self._draining = self._draining, self._generations.draining
-        for run in self._draining:
-            if run not in known:
-                in_background(self.repair(run), "removed users could not be taken out of a draining core")
+    def drains(self, run: Generation) -> None:
+        """Repair a run that begins to drain: the removals that it left for the next run are still due on it."""
+        in_background(self.repair(run), "removed users could not be taken out of a draining core")
 
     async def idle(self) -> None:
         """Wait until the changes so far are applied and no new run is starting."""
         for keeper in self._keepers:
-            await keeper.idle()
+            await keeper.reconciler.idle()
         await self._pending.idle()
 
     def forget(self) -> None:
@@ -179,7 +166,7 @@ class Settling:
     async def _settle(self, differences: _Differences, wait: bool = True) -> list[Refusal]:
         def touched(keeper: Keeper) -> Pairs:
             known = differences.get(keeper)
-            return keeper.unsettled(keeper.differences() if known is None else known)
+            return keeper.reconciler.unsettled(keeper.differences() if known is None else known)
 
         return await self._everywhere(touched, Pairs(), wait)
 
@@ -197,7 +184,8 @@ class Settling:
             if asked:
                 these = [touched(keeper) for keeper in asked]
                 found.touched.update(*these)
-                settled = await outcomes(map(Keeper.settle, asked, these))
+                work = [keeper.reconciler.settle(some) for keeper, some in zip(asked, these, strict=True)]
+                settled = await outcomes(work)
                 for keeper, pairs_of, outcome in zip(asked, these, settled, strict=True):
                     if isinstance(outcome, Failure):
                         self._fail(keeper, pairs_of, outcome, found)
@@ -252,7 +240,7 @@ class Settling:
         else:
             self.log.info("ending a draining core, because it cannot cut a removed user's connections alone")
             # Goes on if the call is aborted meanwhile.
-            await lasting(ensureDeferred(self._end(keeper.run)))
+            await lasting(ensureDeferred(self._wind_down.end(keeper.run)))
 
 
 @dataclass

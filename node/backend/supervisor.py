@@ -6,15 +6,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twisted.internet.interfaces import IReactorTime
-
 from node.backend.backoff import Backoff
-from node.backend.control import Control, Settled
-from node.backend.desired import Accepted, Desired
+from node.backend.common import Common, Worker
+from node.backend.control import Settled
+from node.backend.desired import Accepted
 from node.backend.drain import Drain
 from node.backend.faults import as_node_error, in_background, leave_out, pid_of
 from node.backend.health import Watch
-from node.backend.keeper import Keeper
 from node.backend.keepers import Keepers
 from node.backend.pending import Pending
 from node.backend.probation import Probation, Takeover
@@ -22,14 +20,13 @@ from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.snapshot import DrainingRun, Snapshot
-from node.backend.state import State, Status
+from node.backend.state import State
+from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
-from node.base.logs import Logger, LogRing
+from node.base.logs import Logger
 from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
-from node.contract.generations import Generations
-from node.events.journal import Tells
+from node.contract.generations import Follower
 from node.events.kinds import Kind
-from node.events.users import UserEvents
 
 # Seconds that a core may take to start; less than the caller of a Start waits.
 START_TIMEOUT = 7.0
@@ -54,49 +51,28 @@ class Happened:
     draining: int
 
 
-class Supervisor:
+class Supervisor(Worker, Follower):
     """Supervises the runs. `settling` applies users to them."""
 
     log = Logger()
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        ring: LogRing,
-        status: Status,
-        control: Control,
-        desired: Desired,
-        generations: Generations,
-        replacement: Replacement,
-        drain: Drain,
-        journal: Tells,
-        events: UserEvents,
-    ) -> None:
-        self._reactor = reactor
-        self._ring = ring
-        self._status = status
-        self._control = control
-        self._desired = desired
-        self._generations = generations
-        self._replacement = replacement
-        self._drain = drain
-        self._journal = journal
-        self._events = events
-        self._backoff = Backoff(reactor)
-        keepers = Keepers(generations, self._keeper)
-        renewal = Renewal(status, desired, generations, replacement, self._retry_later)
-        self._pending = Pending(reactor, status, desired, generations, renewal, events, keepers, self._adopt)
-        self.settling = Settling(status, desired, generations, self._pending, keepers, replacement.end)
-        generations.watch(self._follow)
-        self._watch = Watch(reactor, self._hung, self._repair)
-        self._probation = Probation(reactor, generations, self._hung)
+    def __init__(self, common: Common, wind_down: WindDown) -> None:
+        super().__init__(common)
+        self._wind_down = wind_down
+        self._drain = Drain(common, wind_down)
+        self.replacement = Replacement(common, wind_down, self._drain)
+        self._backoff = Backoff(self._reactor)
+        self._watch = Watch(self._reactor, self._hung, self._repair)
+        self._probation = Probation(self._reactor, self._generations, self._hung)
+        self._keepers = Keepers(common, self._watch)
+        renewal = Renewal(common, self.replacement, self._retry_later)
+        self._pending = Pending(common, renewal, self._drain, self._keepers, self._adopt)
+        self.settling = Settling(common, self._pending, self._keepers, wind_down)
+        self._generations.follow(self)
         # Why the newest run failed on probation, if it did.
         self.returned = ""
         self._losses = dict.fromkeys(REASONS, 0)
         self._hanging: set[Generation] = set()
-        self._watched: set[Generation] = set()
-        # The backend that was accepted when each of the runs served last.
-        self._accepted: dict[Generation, Accepted] = {}
         # The handed-over run that the node may go back to from the current one.
         self._way_back: DrainingRun | None = None
         # Connections of removed users that were cut by runs that are gone.
@@ -107,7 +83,7 @@ class Supervisor:
         """Warnings about the runs: failed health checks, a failed new core, a restart that ended connections."""
         ended = [
             f"the last change restarted the core and ended all connections: {obstacle}"
-            for obstacle in self._replacement.obstacles
+            for obstacle in self.replacement.obstacles
         ]
         watched = [*self._watch.warnings, *self._drain.warnings]
         return [*filter(None, [self.returned]), *ended, *self.settling.warnings, *watched]
@@ -135,21 +111,24 @@ class Supervisor:
     @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot of the runs; None without a current one."""
-        current, wanted = self._generations.current, self._desired.accepted
-        if current is None or (accepted := self._accepted.get(current, wanted)) is None:
+        wanted, current = self._desired.accepted, self._keepers.of(self._generations.current)
+        if current is None:
             return None
+        accepted = current.accepted
         if wanted is not None and accepted.means(wanted):
             # Its routing may have changed since; while another backend is tried, the run may be of the one before.
             accepted = wanted
+        others = [self._keepers.of(run) for run in (*self._generations.draining, *self._generations.taking_over)]
         draining = [
-            DrainingRun(run, self._accepted.get(run, accepted), self._drain.since(run), self._probation.left(run))
-            for run in (*self._generations.draining, *self._generations.taking_over)
+            DrainingRun(each.run, each.accepted, self._drain.since(each.run), self._probation.left(each.run))
+            for each in filter(None, others)
         ]
-        return Snapshot(current, accepted, draining)
+        return Snapshot(current.run, accepted, draining)
 
     def inherit(self, draining: Sequence[DrainingRun]) -> None:
         """Take over draining runs, oldest first, from the previous node process."""
-        self._accepted |= {each.run: each.accepted for each in draining}
+        for each in draining:
+            self._keepers.expect(each.run, each.accepted)
         self._generations.inherit(each.run for each in draining)
         # One that was replaced when the node before was killed begins to drain now.
         self._drain.inherit({each.run: each.since for each in draining if each.since is not None})
@@ -159,7 +138,7 @@ class Supervisor:
         """Run the accepted backend in place of the runs before. Raises what `Replacement.bring` raises."""
         assert self._desired.accepted is not None
         await self._pending.cancel()
-        run = await self._replacement.bring(self._desired.accepted.runs, lambda: self._desired.target, deadline)
+        run = await self.replacement.bring(self._desired.accepted.runs, lambda: self._desired.target, deadline)
         self._status.enter(State.RUNNING)
         self._adopt(run)
 
@@ -196,8 +175,8 @@ class Supervisor:
         self._probation.end()
         self._drain.stop()
         self.confirmed()
-        self._replacement.obstacles = []
-        await self._replacement.end_all()
+        self.replacement.obstacles = []
+        await self.replacement.end_all()
         self.settling.forget()
 
     def forgive(self) -> None:
@@ -217,21 +196,13 @@ class Supervisor:
         if run is self._generations.current and self._status.running:
             await self.catch_up(run)
 
-    def _keeper(self, run: Generation) -> Keeper:
-        around = self._status, self._desired, self._generations, self._events
-        # A run that has just been replaced may be of the backend accepted before.
-        before = None if run is self._generations.current else self._accepted.get(run)
-        accepted = before or self._desired.accepted
-        assert accepted is not None
-        return Keeper(self._reactor, run, accepted.plan, *around, self._watch.doubt)
-
     def _adopt(self, run: Generation) -> None:
         # Without a current run, the draining ones may be of any earlier backend.
         before, accepted = self._generations.current, self._desired.before
         self.confirmed()
-        self._remember_accepted(before, accepted)
+        self._keepers.accept(before, accepted)
         self._generations.adopt(run)
-        self._remember_accepted(run, self._desired.accepted)
+        self._keepers.accept(run, self._desired.accepted)
         self._probation.end()
         if isinstance(before, Shares) and accepted:
             self._probation.begin(run, before, accepted)
@@ -242,25 +213,16 @@ class Supervisor:
         self._report_started(run)
         in_background(self.catch_up(run), "the core's routing could not be updated, by a fault of the node")
 
-    def _remember_accepted(self, run: Generation | None, accepted: Accepted | None) -> None:
-        if run is not None and accepted is not None:
-            self._accepted[run] = accepted
-
     def _go_on_probation(self, run: Generation) -> None:
         """Continue the probation of a run that was handed over during it."""
         left, self._way_back = self._way_back, None
         if left is not None and isinstance(left.run, Shares) and left.way_back is not None:
             self._probation.begin(run, left.run, left.accepted, left.way_back)
 
-    def _follow(self) -> None:
-        """Watch every serving run, from before its first connection."""
-        for run in self._generations.serving:
-            if run not in self._watched:
-                self._watched.add(run)
-                if run not in self._accepted:
-                    self._remember_accepted(run, self._desired.accepted)
-                self._watch.begin(run)
-                run.when_exited().addCallback(self._exited, run, pid_of(run))
+    def joined(self, run: Generation) -> None:
+        """Watch a run from before its first connection."""
+        self._watch.begin(run)
+        run.when_exited().addCallback(self._exited, run, pid_of(run))
 
     def _report_started(self, run: Generation) -> None:
         # None if a Stop came while this run started.
@@ -275,12 +237,11 @@ class Supervisor:
         self._cut += _cut_by(run) if run in self._generations.counting else 0
         if run in self._generations.serving:
             in_background(
-                self._replacement.book_last(run),
+                # As far as the node knows them without asking it.
+                self._wind_down.read(run),
                 "the last counters of an ended core could not be booked: its latest traffic is not counted",
             )
         unasked = self._generations.gone(run)
-        self._accepted.pop(run, None)
-        self._watched.discard(run)
         self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
         hung = run in self._hanging
         self._hanging.discard(run)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from twisted.internet.defer import CancelledError, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
@@ -54,17 +55,13 @@ class WindDown:
         self,
         reactor: IReactorTime,
         generations: Generations,
-        read: Callable[[Generation], Awaitable[bool]],
+        read: Callable[[Generation], Coroutine[Any, Any, bool]],
         journal: Tells,
     ) -> None:
         self._reactor = reactor
         self._generations = generations
-        self._read = read
+        self.read = read
         self._journal = journal
-
-    async def book_last(self, generation: Generation) -> None:
-        """Book the last counters of a run that has ended unasked, as far as the node knows them without asking it."""
-        await self._read(generation)
 
     async def end(self, generation: Generation, patience: Patience = CALLER) -> None:
         """Wind a run down, or continue an aborted wind-down. A run that does not answer is killed."""
@@ -105,7 +102,7 @@ class WindDown:
     async def _rest(self, generation: Generation) -> None:
         left = 1
         while generation.alive and left:
-            left = EQUAL if await self._read(generation) else left - 1
+            left = EQUAL if await self.read(generation) else left - 1
             if left:
                 await deferLater(self._reactor, REST_POLL)
 

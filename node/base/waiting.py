@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 T = TypeVar("T")
@@ -103,3 +105,9 @@ class Signal:
     async def wait(self) -> None:
         if not self._fired:
             await self._waiters.wait()
+
+
+async def until(reactor: IReactorTime, met: Callable[[], bool], deadline: float, look: float) -> None:
+    """Wait until `met`, looking every `look` seconds, but not longer than to the `deadline` in the reactor's time."""
+    while not met() and reactor.seconds() < deadline:
+        await deferLater(reactor, look)

@@ -7,6 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from node.contract.driver import Generation
 
 
+class Follower:
+    """Follows the life of each run. It overrides those of these methods that concern it."""
+
+    def joined(self, run: Generation) -> None:
+        """The run may have users' connections from now on."""
+
+    def drains(self, run: Generation) -> None:
+        """The run gets no new connections from now on."""
+
+    def left(self, run: Generation) -> None:
+        """The run has no users' connections any more: it ends, or has ended."""
+
+
 class Generations:
     """Tracks which stage each run is in: coming, taking over, current, draining, ending, gone. One stage at a time.
 
@@ -21,6 +34,9 @@ class Generations:
         self._current: Generation | None = None
         self._draining: list[Generation] = []
         self._ending: list[Generation] = []
+        # The serving and the draining runs, as the followers know them.
+        self._known: tuple[Sequence[Generation], Sequence[Generation]] = (), ()
+        self._followers: list[Follower] = []
         self._watchers: list[Callable[[], None]] = []
 
     @property
@@ -57,6 +73,10 @@ class Generations:
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever a run enters another stage."""
         self._watchers.append(changed)
+
+    def follow(self, follower: Follower) -> None:
+        """Tell this one what becomes of each run, after those who follow already and before all who `watch`."""
+        self._followers.append(follower)
 
     def come(self, generation: Generation) -> None:
         """Add a run that answers and has no connections yet."""
@@ -118,5 +138,17 @@ class Generations:
                 place.remove(generation)
 
     def _notify(self) -> None:
+        serving, draining = self._known
+        self._known = self.serving, self.draining
+        joined = [run for run in self.serving if run not in serving]
+        drain = [run for run in self.draining if run not in draining]
+        left = [run for run in serving if run not in self.serving]
+        for follower in self._followers:
+            for run in joined:
+                follower.joined(run)
+            for run in drain:
+                follower.drains(run)
+            for run in left:
+                follower.left(run)
         for changed in self._watchers:
             changed()

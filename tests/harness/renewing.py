@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from node.backend.common import Common
 from node.backend.desired import Accepted, Desired
+from node.backend.drain import Drain
+from node.backend.options import BackendOptions
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
-from node.backend.state import State, Status
+from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.logs import LogRing
 from node.contract.accounts import Change, Refusal, apply
@@ -34,17 +37,15 @@ class Renewing:
         self._generations = Generations()
         self._generations.adopt(run)
         run.when_exited().addCallback(lambda _: self._generations.gone(run))
-        status, desired = Status(LogRing(reactor, 100), Journal(reactor)), Desired(reactor, MemoryRecord())
-        status.enter(State.STARTING)
-        status.enter(State.RUNNING)
-        self._desired = desired
+        desired = self._desired = Desired(reactor, MemoryRecord())
+        one_at_a_time = BackendOptions(drain_generations=0)
+        common = Common(reactor, LogRing(reactor, 100), desired, self._generations, one_at_a_time, Journal(reactor))
+        common.status.enter(State.STARTING)
+        common.status.enter(State.RUNNING)
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
         wind_down: Any = self
-        replacement = Replacement(reactor, self._generations, wind_down, NoRoom())
-        self._renewal = Renewal(status, desired, self._generations, replacement, self.failed.append)
-
-    async def book_last(self, run: Generation) -> None:
-        """Stand-in for `WindDown.book_last`."""
+        replacement = Replacement(common, wind_down, Drain(common, wind_down))
+        self._renewal = Renewal(common, replacement, self.failed.append)
 
     async def end(self, run: Generation) -> None:
         """Stand-in for `WindDown.end`."""
@@ -69,18 +70,3 @@ class Renewing:
         self.run = renewed.run
         reason = renewed.fault.text if renewed.fault else ""
         return [Refusal(change.key, f"{change.tag}: {reason}") for change in renewed.out]
-
-
-class NoRoom:
-    """Satisfies `node.backend.replace.Room`: one run at a time."""
-
-    full = False
-
-    def lacks(self, run: Generation) -> bool:
-        return True
-
-    async def make(self, run: Generation) -> str:
-        return "there is room for one"
-
-    def begin(self) -> None:
-        """Do nothing: no run drains."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from node.api.operations import Operations
@@ -30,7 +30,7 @@ def make_runner(
     ring: LogRing,
     record: Record,
     generations: Generations,
-    read: Callable[[Generation], Awaitable[bool]],
+    read: Callable[[Generation], Coroutine[Any, Any, bool]],
     options: BackendOptions = OPTIONS,
 ) -> Runner:
     """A runner whose events are in memory alone."""

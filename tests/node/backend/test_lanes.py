@@ -450,7 +450,7 @@ class Room(OverlapTests):
         self.assertTrue(runs[0].alive)
         self.assertEqual(self.runner.happened.dropped, 0)
         self.assertGreater(len(self.generations.draining), self.limits.drain_generations)
-        self.assertFalse(self.runner._replacement.crowded, "a change of users would wait")
+        self.assertFalse(self.runner._supervisor._drain.full, "a change of users would wait")
 
     def test_a_start_waits_for_memory(self) -> None:
         """Connections that end in a moment are not ended for it."""
