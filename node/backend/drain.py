@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import deferLater
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.faults import in_background, pid_of
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.wind_down import DRAINED, WindDown
@@ -38,8 +38,8 @@ class Drain(Worker):
 
     log = Logger()
 
-    def __init__(self, common: Common, wind_down: WindDown) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, wind_down: WindDown) -> None:
+        super().__init__(context)
         self._wind_down = wind_down
         # When each began to drain.
         self._since: dict[Generation, float] = {}

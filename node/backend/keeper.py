@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.desired import Accepted
 from node.backend.health import Watch, lives
 from node.backend.reconcile import Pairs, Reconciler
@@ -29,8 +29,8 @@ class Keeper(Worker):
 
     log = Logger()
 
-    def __init__(self, common: Common, run: Generation, accepted: Accepted, watch: Watch) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, run: Generation, accepted: Accepted, watch: Watch) -> None:
+        super().__init__(context)
         self.run = run
         # The backend that was accepted when the run served last.
         self.accepted = accepted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.desired import Accepted
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
@@ -15,9 +15,9 @@ from node.contract.generations import Follower
 class Keepers(Worker, Follower):
     """Has a keeper for each run from before its first connection until it ends."""
 
-    def __init__(self, common: Common, watch: Watch) -> None:
-        super().__init__(common)
-        self._common = common
+    def __init__(self, context: Context, watch: Watch) -> None:
+        super().__init__(context)
+        self._common = context
         self._watch = watch
         self._keepers: dict[Generation, Keeper] = {}
         self._generations.follow(self)

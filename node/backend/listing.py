@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.desired import BUILD_INLINE
 from node.backend.roster import Roster
 from node.backend.settling import Settling
@@ -32,8 +32,8 @@ _FRAME = 6
 class Listing(Worker):
     """The users of the one backend, or of the one that a resume brings back."""
 
-    def __init__(self, common: Common, settling: Settling) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, settling: Settling) -> None:
+        super().__init__(context)
         self._settling = settling
         # All keys, sorted, with the revision and the number of users that they are of.
         self._order: tuple[tuple[int, int], Sequence[str]] = (0, 0), ()

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 
 from node.backend import desired as desired_set
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import Build
 from node.backend.faults import in_background
@@ -23,10 +23,10 @@ from protos.service_pb2 import User
 class Members(Worker):
     """Adds, changes, removes and replaces users of the one backend."""
 
-    def __init__(self, common: Common, settling: Settling) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, settling: Settling) -> None:
+        super().__init__(context)
         self._settling = settling
-        self.recorded = common.desired.recorded
+        self.recorded = context.desired.recorded
 
     async def apply(self, user: User) -> list[Refusal]:
         """Add, change or remove one user, after all earlier operations. Returns the refusals."""

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from node.backend.backoff import Backoff
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import in_background
 from node.backend.keeper import Keeper, out_of
@@ -44,9 +44,9 @@ class Pending(Worker):
     log = Logger()
 
     def __init__(
-        self, common: Common, renewal: Renewal, drain: Drain, keepers: Keepers, adopt: Callable[[Generation], None]
+        self, context: Context, renewal: Renewal, drain: Drain, keepers: Keepers, adopt: Callable[[Generation], None]
     ) -> None:
-        super().__init__(common)
+        super().__init__(context)
         self._renewal = renewal
         self._drain = drain
         self._keepers = keepers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.faults import as_node_error
 from node.backend.replace import Check, Replacement
 from node.base.errors import CoreFailed, NodeError, NotStarted
@@ -31,8 +31,8 @@ class Renewal(Worker):
 
     log = Logger()
 
-    def __init__(self, common: Common, replacement: Replacement, failed: Callable[[NodeError], None]) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, replacement: Replacement, failed: Callable[[NodeError], None]) -> None:
+        super().__init__(context)
         self._replacement = replacement
         self._failed = failed
 

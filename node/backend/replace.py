@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, NodeError, PortTaken
@@ -42,8 +42,8 @@ class Replacement(Worker):
 
     log = Logger()
 
-    def __init__(self, common: Common, wind_down: WindDown, drain: Drain) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, wind_down: WindDown, drain: Drain) -> None:
+        super().__init__(context)
         self._wind_down = wind_down
         self.drain = drain
         # Returns the run that the previous node process handed over for this plan, or None. Called once.

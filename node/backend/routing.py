@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import FIXED, Accepted
 from node.backend.settling import Settling
@@ -26,8 +26,8 @@ class Router(Worker):
     A change that the core did not confirm stays wanted while the core lives, and is applied when it answers again.
     """
 
-    def __init__(self, common: Common, settling: Settling) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, settling: Settling) -> None:
+        super().__init__(context)
         self._settling = settling
 
     async def add(self, text: str, reset: bool) -> None:

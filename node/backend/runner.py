@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar
-
-from twisted.internet.defer import ensureDeferred
-from twisted.python.failure import Failure
+from typing import Any
 
 from node.backend.backoff import Backoff
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.control import Settled
-from node.backend.desired import Accepted, Desired, Fingerprint, without_users
-from node.backend.faults import as_node_error, in_background, leave_out
+from node.backend.desired import Accepted, Desired
+from node.backend.faults import as_node_error, in_background
 from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.options import BackendOptions
 from node.backend.patience import answered
-from node.backend.roster import Roster
+from node.backend.preparing import prepare_again
 from node.backend.routing import Router
 from node.backend.snapshot import DrainingRun, Snapshot
+from node.backend.starts import Starts
 from node.backend.state import State
-from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
-from node.backend.supplied import Supplied
+from node.backend.stops import Stops
+from node.backend.supervisor import Happened, Supervisor
 from node.backend.wind_down import WindDown
-from node.base.alarm import Alarm
-from node.base.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
+from node.base.errors import CoreFailed, InvalidConfig, NotStarted, ShuttingDown
 from node.base.logs import Logger, LogRing
-from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
-from node.base.waiting import both
-from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
 from node.contract.generations import Generations
 from node.contract.routing import Routing
@@ -39,15 +33,6 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from protos.service_pb2 import Backend
 
-T = TypeVar("T")
-
-# Bytes that a configuration may have, and characters above which it is parsed in the reactor's thread pool.
-MAX_CONFIG = 8 * 1024**2
-READ_INLINE = 64 * 1024
-# Seconds that the core of a Start has at least if a later Start was tried first and failed.
-REST_OF_START = 3.0
-# Seconds that the previous backend has to come back after a failed Start, while its caller waits.
-BACK_TIMEOUT = 1.0
 UNCHANGED = Routing()
 
 
@@ -67,30 +52,29 @@ class Runner(Worker):
         journal: Journal,
     ) -> None:
         """`read` reads and books the counters of a run."""
-        common = Common(reactor, ring, desired, generations, options, journal)
-        super().__init__(common)
+        context = Context(reactor, ring, desired, generations, options, journal)
+        super().__init__(context)
         self.generations = generations
-        self._upgrade = options.upgrade
         self.journal = journal
-        self.status = common.status
+        self.status = context.status
         self.desired = desired
-        self._supervisor = Supervisor(common, WindDown(reactor, generations, read, journal))
-        self._replacement = self._supervisor.replacement
+        self._supervisor = Supervisor(context, WindDown(reactor, generations, read, journal))
         self._settling = self._supervisor.settling
-        self.users = Members(common, self._settling)
-        self.listing = Listing(common, self._settling)
-        self.router = Router(common, self._settling)
+        self.users = Members(context, self._settling)
+        self.listing = Listing(context, self._settling)
+        self.router = Router(context, self._settling)
         self._resuming = Backoff(reactor)
-        self._grace = Alarm(reactor, self._grace_over)
-        # The run that a Stop left for the Start that follows it.
-        self._waiting: Generation | None = None
+        self._stops = Stops(context, self._supervisor)
+        self._starts = Starts(context, self._supervisor, self._stops, self._resuming)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
         """Run a backend. If an equal one runs already it goes on, with these users; no connection ends."""
 
         async def work(settled: Settled) -> None:
-            await self._start(driver, request, settled)
+            if self._closed:
+                raise ShuttingDown
+            await self._starts.start(driver, request, settled, UNCHANGED)
             self._settling.require_out()
 
         try:
@@ -129,7 +113,7 @@ class Runner(Worker):
         if not self._closed:
             self.desired.forget()
         self._control.abort()
-        await self._control.run(lambda settled: self._stop(grace, settled), core=True, final=True)
+        await self._control.run(lambda settled: self._stops.stop(grace, settled), core=True, final=True)
         await self.desired.recorded()
 
     async def exchange(
@@ -148,7 +132,7 @@ class Runner(Worker):
             use()
             try:
                 runs = accepted is not None and accepted.driver.name == core
-                took.append(accepted is not None and runs and await self._exchange(accepted, due, settled))
+                took.append(accepted is not None and runs and await self._starts.exchange(accepted, due, settled))
             except BaseException:
                 back()
                 raise
@@ -169,28 +153,21 @@ class Runner(Worker):
 
     def inherit(self, recover: Callable[[Plan], Awaitable[Generation | None]]) -> None:
         """Have the resume recover the run that the previous node process handed over."""
-        self._replacement.recover = recover
+        self._supervisor.replacement.recover = recover
 
     def disinherit(self) -> bool:
         """Recover no handed-over run any more. Returns whether one was still to be recovered."""
-        left, self._replacement.recover = self._replacement.recover, None
+        replacement = self._supervisor.replacement
+        left, replacement.recover = replacement.recover, None
         return left is not None
 
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
         """Prepare the backend of a handed-over run again; without a `request` it is the one accepted now.
 
-        Raises as `Driver.prepare` and `Accepted.with_routing`.
+        Raises as `node.backend.preparing.prepare`.
         """
-        accepted = self.desired.accepted
-        assert accepted is not None
-        if not request:
-            return accepted if accepted.routing == routing else await accepted.with_routing(routing)
-        asked = Backend.FromString(request)
-        meaning = await self._meaning(accepted.driver, asked.config)
-        fingerprint = (accepted.driver.name, meaning, frozenset(asked.exclude_inbounds))
-        if fingerprint == accepted.fingerprint:
-            return accepted if accepted.routing == routing else await accepted.with_routing(routing)
-        return await self._prepare(accepted.driver, asked, fingerprint, routing)
+        assert self.desired.accepted is not None
+        return await prepare_again(self._reactor, self.desired.accepted, request, routing)
 
     def inherit_draining(self, draining: Sequence[DrainingRun]) -> None:
         """Take over draining runs, oldest first, from the previous node process."""
@@ -262,196 +239,6 @@ class Runner(Worker):
         run = self.generations.current.warnings if self.accepted and self.generations.current else ()
         return [*plan, *self._supervisor.warnings, *run]
 
-    # A Start
-
-    async def _start(self, driver: Driver, request: Backend, settled: Settled, routing: Routing = UNCHANGED) -> None:
-        if self._closed:
-            raise ShuttingDown
-        deadline = self._reactor.seconds() + START_TIMEOUT
-        fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
-        if self._means(fingerprint) and self.status.running and not self.generations.current:
-            # A new run of this very backend is starting for users: wait for it.
-            await self._settling.idle()
-        if self._serves(fingerprint):
-            built = await self.desired.build(self.desired.accepted, request.users, self.desired.roster)
-            # Checked again: the run may have died meanwhile.
-            if run := self._serves(fingerprint):
-                await self._take_back(run, request, *built, settled)
-                return
-        if self._means(fingerprint) and self.desired.accepted:
-            routing = self.desired.accepted.routing
-        preparing = self._in_time(self._prepare(driver, request, fingerprint, routing), deadline)
-        wanted, users = await both(preparing, self.desired.read(request.users))
-        checking = self._in_time(self._check(wanted.runs), deadline)
-        (roster, refused), _ = await both(self._build(wanted, users), checking)
-        if await self._control.overtaken():
-            return
-        # The later Start that was tried first does not use up all the time of this one.
-        deadline = max(deadline, self._reactor.seconds() + REST_OF_START)
-        self._report(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
-
-    async def _exchange(self, accepted: Accepted, due: Callable[[Generation], bool], settled: Settled) -> bool:
-        deadline = self._reactor.seconds() + START_TIMEOUT
-        request = Backend.FromString(accepted.request)
-        preparing = self._prepare(accepted.driver, request, accepted.fingerprint, accepted.routing)
-        wanted = await self._in_time(preparing, deadline)
-        await self._in_time(self._check(wanted.runs), deadline)
-        run = self.generations.current
-        if run is not None and self.status.running and not due(run):
-            return False
-        roster, refused = await self._build(wanted, await self.desired.read(await self.desired.users()))
-        self._report(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
-        return True
-
-    async def _meaning(self, driver: Driver, config: str) -> str:
-        """The fingerprint of a configuration; a long one is parsed in the reactor's thread pool."""
-        if len(config) <= READ_INLINE:
-            return driver.fingerprint(config)
-        if len(config.encode()) > MAX_CONFIG:
-            raise InvalidConfig(f"the configuration is longer than {MAX_CONFIG // 1024**2} MiB")
-        return await in_pool(self._reactor, driver.fingerprint, config)
-
-    def _serves(self, fingerprint: Fingerprint) -> Generation | None:
-        """The run of an equal backend: the current one, or one that waits for a Start after a Stop; else None."""
-        run = self._waiting if self.status.stopped else self.generations.current
-        if run is None or not run.alive or (self._upgrade and run.outdated):
-            return None
-        return run if self._means(fingerprint) else None
-
-    def _means(self, fingerprint: Fingerprint) -> bool:
-        return self.desired.accepted is not None and self.desired.accepted.fingerprint == fingerprint
-
-    async def _take_back(
-        self, run: Generation, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled
-    ) -> None:
-        """Go on with a run of the requested backend: only apply the users."""
-        self._grace.cancel()
-        self._waiting = None
-        self._supervisor.confirmed()
-        if not self.status.running:
-            self.generations.adopt(run)
-            self.status.enter(State.RUNNING, "the same configuration was asked for again")
-        # Before `settled`: the next operation begins at once then.
-        self.desired.confirm(request, roster)
-        settled()
-        self._report(await self._settling.settle_start(wait=True) + refused)
-        await self._supervisor.catch_up(run)
-
-    async def _prepare(self, driver: Driver, request: Backend, fingerprint: Fingerprint, routing: Routing) -> Accepted:
-        """Have the core parse the configuration: the checks that can refuse a Start before anything is changed."""
-        version = await driver.version()
-        plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        accepted = Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
-        return await accepted.with_routing(routing)
-
-    async def _check(self, plan: Plan) -> None:
-        if self.generations.serving or self.status.running:
-            await plan.check({tag: {} for tag in plan.tags})
-
-    async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
-        """Build the roster; if the accounts are as before, which is usual, only new ones are built."""
-        accepted = self.desired.accepted
-        alike = accepted is not None and wanted.plan.alike(accepted.plan)
-        return await self.desired.build(wanted, users, self.desired.roster if alike else None)
-
-    async def _in_time(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
-        def late(_: object, __: float) -> Failure:
-            return Failure(CoreFailed(f"the core did not read the configuration within {START_TIMEOUT:g} s"))
-
-        left = max(0.0, deadline - self._reactor.seconds())
-        return await ensureDeferred(work).addTimeout(left, self._reactor, late)
-
-    async def _replace(self, wanted: Accepted, roster: Roster, settled: Settled, deadline: float) -> list[Refusal]:
-        """Replace the running backend by this one; if it does not start, go back. Returns the core's refusals."""
-        before = self.status.state, self.status.reason
-        self._supervisor.forgive()
-        self._grace.cancel()
-        # Before the roster changes: the new users are not for the ending core.
-        self.status.enter(State.STARTING)
-        # A stopped backend does not come back.
-        self.desired.hold(wanted, roster, restorable=before[0] is not State.STOPPED)
-        settled()
-        try:
-            await self._supervisor.run(deadline)
-        except Exception as error:
-            self.desired.give_up()
-            if self.status.stopped:
-                raise  # a Stop aborted it; after any other error a backend has to run
-            reason = as_node_error(error)
-            if before[0] in (State.RUNNING, State.RESTARTING):
-                back = (
-                    self._keep_previous(before[1])
-                    if self._previous_serves(before[0])
-                    else self._restart_previous(reason)
-                )
-                kind = InvalidConfig if isinstance(reason, InvalidConfig) else CoreFailed
-                raise kind(f"{reason.text}; the previous backend {await back}") from error
-            # A stopped core that waited for a Start ends now.
-            await self._supervisor.end_all()
-            self.status.enter(*self._after_failure(reason, *before))
-            raise
-        self._waiting = None
-        self._resuming.cancel()
-        self.desired.keep()
-        return await self._settling.settle_start()
-
-    def _after_failure(self, error: NodeError, state: State, reason: str) -> tuple[State, str]:
-        """The state after a failed Start if nothing ran before: an invalid configuration changes nothing."""
-        if isinstance(error, InvalidConfig):
-            return state, reason
-        again = "; the node tries again to resume what ran when it ended" if self._resuming.pending else ""
-        return State.FAILED, error.text + again
-
-    def _previous_serves(self, before: State) -> bool:
-        """Whether the previous core still serves, as the new one was to start beside it."""
-        return before is State.RUNNING and self.generations.current is not None
-
-    async def _keep_previous(self, reason: str) -> str:
-        """Keep the previous backend, which still serves. Returns its fate for the error text."""
-        self.status.enter(State.RUNNING, reason)
-        await self._settling.settle_start()
-        return "goes on"
-
-    async def _restart_previous(self, reason: NodeError) -> str:
-        """Restart the previous backend, whose core has ended. Returns its fate for the error text."""
-        self.status.enter(State.RESTARTING, reason.text)
-        fault = await self._supervisor.run_again(BACK_TIMEOUT)
-        return f"did not start at once either: {fault.text}" if fault else "runs again"
-
-    def _report(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
-        for warning in warnings:
-            self._ring.event(warning)
-        self.desired.refusals += len(refused)
-        leave_out(self._ring, self._events, refused)
-
-    # A Stop
-
-    async def _stop(self, grace: float, settled: Settled) -> None:
-        self._grace.cancel()
-        self._waiting = self.generations.current or self._waiting
-        if grace and self._waiting in self.generations.serving and self.desired.accepted is not None:
-            self.generations.retire()
-            self._grace.set(grace)
-            # Removals that were left undone because a Start or a new run was to end this one.
-            in_background(self._settling.settle_all(), "users could not be removed from the core")
-        else:
-            await self._end(settled)
-
-    def _grace_over(self) -> None:
-        """End the core after STOP_GRACE, unless a Start that is under way still takes it back."""
-
-        async def work(settled: Settled) -> None:
-            if self.status.stopped and not self._grace.pending:
-                await self._end(settled)
-
-        in_background(self._control.run(work, core=True, final=True), "the core could not be stopped after STOP_GRACE")
-
-    async def _end(self, settled: Settled) -> None:
-        self._waiting = None
-        self.desired.clear()
-        settled()
-        await self._supervisor.end_all()
-
     # Resuming
 
     async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing) -> None:
@@ -463,7 +250,7 @@ class Runner(Worker):
             return  # a controller was faster, or the node ends
         self.status.enter(State.STARTING, "resuming what ran when the node ended")
         try:
-            await self._start(driver, request, _never_settled, routing)
+            await self._starts.start(driver, request, _never_settled, routing)
         except Exception as error:
             if self.status.stopped:
                 raise  # a Stop aborted it

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
 
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.faults import in_background
 from node.backend.keeper import Keeper
 from node.backend.keepers import Keepers
@@ -51,8 +51,8 @@ class Settling(Worker, Follower):
 
     log = Logger()
 
-    def __init__(self, common: Common, pending: Pending, keepers: Keepers, wind_down: WindDown) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, pending: Pending, keepers: Keepers, wind_down: WindDown) -> None:
+        super().__init__(context)
         self._pending = pending
         self._keepers = keepers
         self._wind_down = wind_down

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.backend.backoff import Backoff
-from node.backend.common import Common, Worker
+from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import Accepted
 from node.backend.drain import Drain
@@ -56,20 +56,20 @@ class Supervisor(Worker, Follower):
 
     log = Logger()
 
-    def __init__(self, common: Common, wind_down: WindDown) -> None:
-        super().__init__(common)
+    def __init__(self, context: Context, wind_down: WindDown) -> None:
+        super().__init__(context)
         self._wind_down = wind_down
-        self._drain = Drain(common, wind_down)
-        self.replacement = Replacement(common, wind_down, self._drain)
+        self._drain = Drain(context, wind_down)
+        self.replacement = Replacement(context, wind_down, self._drain)
         self._backoff = Backoff(self._reactor)
         self._watch = Watch(self._reactor, self._hung, self._repair)
         self._probation = Probation(self._reactor, self._generations, self._hung)
-        self._keepers = Keepers(common, self._watch)
-        renewal = Renewal(common, self.replacement, self._retry_later)
-        self._pending = Pending(common, renewal, self._drain, self._keepers, self._adopt)
-        self.settling = Settling(common, self._pending, self._keepers, wind_down)
+        self._keepers = Keepers(context, self._watch)
+        renewal = Renewal(context, self.replacement, self._retry_later)
+        self._pending = Pending(context, renewal, self._drain, self._keepers, self._adopt)
+        self.settling = Settling(context, self._pending, self._keepers, wind_down)
         self._generations.follow(self)
-        # Why the newest run failed on probation, if it did.
+        # Why the newest run failed on probation, if it did; empty when a controller wants what runs, or nothing.
         self.returned = ""
         self._losses = dict.fromkeys(REASONS, 0)
         self._hanging: set[Generation] = set()
@@ -174,7 +174,7 @@ class Supervisor(Worker, Follower):
         # Not before that: a starting run may have taken over until now.
         self._probation.end()
         self._drain.stop()
-        self.confirmed()
+        self.returned = ""
         self.replacement.obstacles = []
         await self.replacement.end_all()
         self.settling.forget()
@@ -182,10 +182,6 @@ class Supervisor(Worker, Follower):
     def forgive(self) -> None:
         """Reset the backoff: a controller wants another backend."""
         self._backoff.renew()
-
-    def confirmed(self) -> None:
-        """Clear the warning about a failed new core: a controller wants what runs, or nothing."""
-        self.returned = ""
 
     def rest(self) -> None:
         """Cancel the scheduled restart."""
@@ -199,7 +195,7 @@ class Supervisor(Worker, Follower):
     def _adopt(self, run: Generation) -> None:
         # Without a current run, the draining ones may be of any earlier backend.
         before, accepted = self._generations.current, self._desired.before
-        self.confirmed()
+        self.returned = ""
         self._keepers.accept(before, accepted)
         self._generations.adopt(run)
         self._keepers.accept(run, self._desired.accepted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from node.backend.common import Common
+from node.backend.context import Context
 from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
 from node.backend.options import BackendOptions
@@ -39,13 +39,13 @@ class Renewing:
         run.when_exited().addCallback(lambda _: self._generations.gone(run))
         desired = self._desired = Desired(reactor, MemoryRecord())
         one_at_a_time = BackendOptions(drain_generations=0)
-        common = Common(reactor, LogRing(reactor, 100), desired, self._generations, one_at_a_time, Journal(reactor))
-        common.status.enter(State.STARTING)
-        common.status.enter(State.RUNNING)
+        context = Context(reactor, LogRing(reactor, 100), desired, self._generations, one_at_a_time, Journal(reactor))
+        context.status.enter(State.STARTING)
+        context.status.enter(State.RUNNING)
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
         wind_down: Any = self
-        replacement = Replacement(common, wind_down, Drain(common, wind_down))
-        self._renewal = Renewal(common, replacement, self.failed.append)
+        replacement = Replacement(context, wind_down, Drain(context, wind_down))
+        self._renewal = Renewal(context, replacement, self.failed.append)
 
     async def end(self, run: Generation) -> None:
         """Stand-in for `WindDown.end`."""

@@ -453,7 +453,7 @@ class Truth(SynchronousTestCase):
         """A call that succeeded is in force at once, unless another call came meanwhile."""
         word, later = said[place], said[place + 1 :]
         runs, status = life.runner.generations, life.runner.status
-        ends = status.state is Status.STARTING or (status.stopped and not life.runner._grace.pending)
+        ends = status.state is Status.STARTING or (status.stopped and not life.runner._stops.grace.pending)
         for name in () if ends or word[0].kind == "stop" else ("ann", "bob", "cy"):
             if name in life.limiter.ever or any(concerns(name, step) for step, _ in later):
                 continue
@@ -474,7 +474,7 @@ class Truth(SynchronousTestCase):
 
         A run that waits for a Start is not ended for a removal that it cannot take.
         """
-        for run in () if life.runner._grace.pending else life.runner.generations.serving:
+        for run in () if life.runner._stops.grace.pending else life.runner.generations.serving:
             self.assertLessEqual(run.accounts["a"].items(), life.runner.desired.target["a"].items())
 
     def say_again(self, life: Life, refusing: bool) -> None:

@@ -8,6 +8,7 @@ from twisted.internet.defer import ensureDeferred
 
 from node.backend import drain
 from node.backend.drain import SETTLED
+from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import Aborted, CoreFailed, InvalidConfig, PortTaken
 from protos.service_pb2 import Backend, User
@@ -330,7 +331,7 @@ class Upgrades(OverlapTests):
         old = self.started("a", ANN)
         old.outdated = True
         self.assertIs(self.started("a", ANN), old)
-        self.runner._upgrade = True
+        self.runner._starts._options = BackendOptions(upgrade=True)
         new = self.started("a", ANN)
         self.assertEqual((old.alive, self.driver.led), (True, new))
         self.assertIs(self.started("a", ANN), new)

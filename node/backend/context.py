@@ -13,7 +13,7 @@ from node.events.journal import Tells
 from node.events.users import UserEvents
 
 
-class Common:
+class Context:
     """The backend that is wanted, its runs and its state; the operations on it; and where the node reports them."""
 
     def __init__(
@@ -37,15 +37,15 @@ class Common:
 
 
 class Worker:
-    """The base of a class that works on `Common`."""
+    """The base of a class that works on `Context`."""
 
-    def __init__(self, common: Common) -> None:
-        self._reactor = common.reactor
-        self._ring = common.ring
-        self._desired = common.desired
-        self._generations = common.generations
-        self._options = common.options
-        self._journal = common.journal
-        self._events = common.events
-        self._status = common.status
-        self._control = common.control
+    def __init__(self, context: Context) -> None:
+        self._reactor = context.reactor
+        self._ring = context.ring
+        self._desired = context.desired
+        self._generations = context.generations
+        self._options = context.options
+        self._journal = context.journal
+        self._events = context.events
+        self._status = context.status
+        self._control = context.control
