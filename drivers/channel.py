@@ -12,13 +12,14 @@ from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from drivers.http2 import fields
-from drivers.http2.connection import Connection
-from drivers.http2.stream import End, Status, Stream
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.reactor import Reactor
 from node.base.sockets import dial
 from node.base.waiting import Signal
+from node.http2 import headers
+from node.http2.client import ClientConnection
+from node.http2.stream import End, Status, Stream
 
 # Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0
@@ -61,7 +62,7 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
 
 
 class _Connections(Factory):
-    protocol = Connection
+    protocol = ClientConnection
     noisy = False
 
 
@@ -73,9 +74,9 @@ class Channel:
         self._reactor = reactor
         self._target = target
         self._metadata = tuple(metadata)
-        self._connection = Connection()
+        self._connection = ClientConnection()
         # The current connection, once it is made, and earlier ones with calls under way.
-        self._connections: list[Connection] = []
+        self._connections: list[ClientConnection] = []
         # Set while a connection is being made; and why the last attempt failed.
         self._coming: Signal | None = None
         self._fault = ""
@@ -119,7 +120,7 @@ class Channel:
         if self._closed:
             raise ApiFailed(OVER)
         body = request if isinstance(request, bytes) else request.SerializeToString()
-        return self._connection.open(fields.request(path, self._metadata), body)
+        return self._connection.open(headers.request(path, self._metadata), body)
 
     async def _connect(self) -> None:
         """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
@@ -134,15 +135,15 @@ class Channel:
         if self._fault:
             raise ApiFailed(self._fault, Status.UNAVAILABLE)
 
-    def _dialled(self) -> Connection | Deferred[Connection]:
+    def _dialled(self) -> ClientConnection | Deferred[ClientConnection]:
         if isinstance(self._target, int):
             endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
-            return cast("Deferred[Connection]", endpoint.connect(_Connections()))
-        connection = Connection()
+            return cast("Deferred[ClientConnection]", endpoint.connect(_Connections()))
+        connection = ClientConnection()
         dial(self._reactor, self._target, connection)
         return connection
 
-    def _connected(self, connection: Connection) -> None:
+    def _connected(self, connection: ClientConnection) -> None:
         self._connection = connection
         if isinstance(self._target, int):
             with suppress(OSError):  # already broken, which reading will report
@@ -167,12 +168,13 @@ class Channel:
         def late() -> None:
             stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
 
-        timer = None if seconds is None else self._reactor.callLater(seconds, late)
+        alarm = Alarm(self._reactor, late)
+        if seconds is not None:
+            alarm.set(seconds)
         try:
             yield
         finally:
-            if timer is not None and timer.active():
-                timer.cancel()
+            alarm.cancel()
             stream.close()
 
 

@@ -36,7 +36,11 @@ from node.base.reactor import Reactor
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
 from node.door import connections
+from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
+from node.door.rest import make_app, make_pages
+from node.door.rpc import RpcServer
+from node.door.site import Site
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
 from node.events.beginning import begin_journal, tell_reloaded
@@ -57,10 +61,6 @@ from node.metrics.pages import Meters
 from node.settings import BadSettings, Settings, all_settings, environment, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
-from node.transport.rest import make_app, make_pages
-from node.transport.rpc import RpcServer
-from node.transport.site import Limits as SiteLimits
-from node.transport.site import Site
 from node.updates.chosen import LISTS, Record
 from node.updates.policy import Sources
 from node.updates.updates import Updates

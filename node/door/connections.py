@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
-from typing import Any, Protocol
+from typing import Any
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
 
+from node.api.methods import MAX_BODY
 from node.base.limited_warning import LimitedWarning
 from node.base.logs import Logger
 from node.door.bodies import BUDGET, Bodies
+from node.door.connection import Connection
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.headings import Knows
@@ -45,7 +46,7 @@ class Limits:
     body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for a
     connection on which everything is answered. `linger` is for a refused client: it may still send, so that a reset
     does not destroy the answer before it is read. `strangers` is the number of connections without a key from one
-    address. `bodies` is the number of bytes of all bodies together.
+    address. `bodies` is the number of bytes of all bodies together, `max_body` that of one REST body.
     """
 
     deadline: float = 10.0
@@ -56,91 +57,7 @@ class Limits:
     max_connections: int = 512
     strangers: int = 256
     bodies: int = BUDGET
-
-
-class Session(Protocol):
-    """The protocol of one connection: knows the calls under way, and can end the connection gracefully.
-
-    `relayed`: gRPC's server answers the calls, and sends GOAWAY when it stops.
-    """
-
-    @property
-    def relayed(self) -> bool: ...
-    def hold(self) -> None:
-        """Begin no further call, as far as the protocol allows."""
-
-    def finish(self, now: bool, streams: bool) -> bool:
-        """End the connection if nothing is under way. Returns whether no call waits for an answer here.
-
-        `now`: end it also if a request has not arrived completely. `streams`: end it also if streams are open.
-        """
-
-
-class Connection:
-    """One connection. Its one timer runs while the node waits for the client, and not while the node answers.
-
-    `secured`: the TLS handshake is done. `known`: the client has shown a key. `idle`: all its requests are answered.
-    `over`: the connection was cut or lost; further events are ignored. `since`: when it was accepted.
-    """
-
-    def __init__(self, connections: Connections, transport: Any) -> None:
-        self._connections = connections
-        self._timer: IDelayedCall | None = None
-        self._action: Callable[[], None] = self.cut
-        self.transport = transport
-        self.peer = transport.getPeer()
-        host = str(getattr(self.peer, "host", ""))
-        self.network = network(host)
-        # For logs; a dual-stack listener has IPv4 addresses in IPv6's form.
-        self.address = host.removeprefix("::ffff:")
-        self.known = False
-        self.secured = False
-        self.idle = False
-        self.idle_since = 0.0
-        self.since = connections.reactor.seconds()
-        self.session: Session | None = None
-        self.over = False
-
-    def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
-        """Start the timer: call `action` after this many seconds. Replaces the timer before it."""
-        self.disarm()
-        if not self.over:
-            self.idle, self._action = idle, action
-            self._timer = self._connections.reactor.callLater(seconds, self._due)
-
-    def arm_instead(self, action: Callable[[], None]) -> None:
-        """Call this instead when the running timer fires."""
-        self._action = action
-
-    def disarm(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
-        self.idle = False
-
-    def rest(self, action: Callable[[], None]) -> None:
-        """Everything is answered: call `action` if no request comes within the idle limit."""
-        self.idle_since = self._connections.reactor.seconds()
-        self.arm(self._connections.limits.idle, action, idle=True)
-
-    def rested(self, since: float) -> bool:
-        """Whether all requests were answered before that time; a connection without a key only has to be older."""
-        return (self.idle and self.idle_since < since) or (not self.known and self.since < since)
-
-    def cut(self) -> None:
-        """Abort the connection at once, without an answer."""
-        self.disarm()
-        self.over = True
-        self.transport.abortConnection()
-
-    def leave(self) -> None:
-        """The connection is lost: give its place up."""
-        self.disarm()
-        self.over = True
-        self._connections.left(self)
-
-    def _due(self) -> None:
-        self._action()
+    max_body: int = MAX_BODY
 
 
 class Connections:
@@ -155,7 +72,7 @@ class Connections:
         self.reactor = reactor
         self.knows = knows
         self.limits = limits
-        self.places: Places[Connection] = Places(reactor, limits.max_connections, limits.strangers)
+        self._places = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
         self.bodies = Bodies(limits.bodies)
@@ -163,10 +80,10 @@ class Connections:
         self._by_link: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:
-        return iter(tuple(self.places))
+        return iter(tuple(self._places))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
 
     def enter(self, transport: Any) -> Connection:
         """Return the connection of this transport, or of the one below it; from here on it is ended by this transport.
@@ -176,13 +93,13 @@ class Connections:
         link = tcp(transport)
         connection = self._by_link.get(link)
         if connection is None:
-            connection = Connection(self, transport)
+            connection = Connection(self.reactor, transport, self._left)
             self._admit(connection, link)
         connection.transport = transport
         return connection
 
-    def left(self, connection: Connection) -> None:
-        self.places.leave(connection)
+    def _left(self, connection: Connection) -> None:
+        self._places.leave(connection)
         self._by_link.pop(tcp(connection.transport), None)
 
     async def dismiss(self) -> None:
@@ -255,27 +172,16 @@ class Connections:
 
     def sum_up(self) -> None:
         """Log the rate-limited warnings that were only counted."""
-        for part in (self.handshakes, self.guesses, self.places):
+        for part in (self.handshakes, self.guesses, self._places):
             part.sum_up()
 
     def _admit(self, connection: Connection, link: Any) -> None:
-        if self.places.admit(connection):
+        if self._places.admit(connection):
             self._by_link[link] = connection
             _notice_death(link)
             connection.arm(self.limits.deadline, connection.cut)
         else:
             connection.cut()
-
-
-def network(host: str) -> str:
-    """Return what counts as one address: for IPv6 its first 64 bits, which a customer has at least."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:  # no IP address: a transport of a test, or none
-        return host
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or int(address) >> 64)
-    return str(address)
 
 
 def _notice_death(link: Any) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport
 from twisted.python.failure import Failure
 
+from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.base.waiting import fire
 
@@ -155,15 +156,15 @@ class Delivery:
     def __init__(
         self, reactor: IReactorTime, look: Callable[[], Progress], end: int, delivered: Deferred[bool]
     ) -> None:
-        self._reactor = reactor
         self._look = look
         self._end = end
         self.delivered = delivered
         self._lost = False
         self._pause = FIRST_LOOK
-        self._timer: IDelayedCall = reactor.callLater(self._pause, self._again)
-        # Stops the timer, also when the node's end fires it.
-        delivered.addCallback(self._stop)
+        self._alarm = Alarm(reactor, self._again)
+        self._alarm.set(self._pause)
+        # Also when the node's end fires it.
+        delivered.addCallback(lambda _: self._alarm.cancel())
 
     def lost(self, short: bool) -> None:
         """The connection is lost: the kernel gets no more bytes. `short`: it did not get all that were written.
@@ -181,13 +182,9 @@ class Delivery:
 
     def _again(self) -> None:
         """Poll. It ends in any case: the kernel ends a connection that makes no progress (`connections.DEAD_AFTER`)."""
-        self._timer = self._reactor.callLater(self._pause, self._again)
+        self._alarm.set(self._pause)
         self._pause = min(2 * self._pause, LAST_LOOK)
         self._decide()
-
-    def _stop(self, _: object) -> None:
-        if self._timer.active():
-            self._timer.cancel()
 
     def _decide(self) -> None:
         """Fire `delivered` if the outcome is known, once."""

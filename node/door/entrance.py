@@ -16,7 +16,7 @@ from node.door.connections import Connections
 from node.door.relay import Relay
 from node.door.sockets import Port
 from node.door.upstream import Upstream
-from node.http2 import PREFACE
+from node.http2.frames import PREFACE
 
 # Connections that may wait to be accepted; the kernel drops the SYN of further ones, which retry after a second.
 BACKLOG = 1024

@@ -9,20 +9,22 @@ from collections import deque
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from node.base.alarm import Alarm
 from node.base.waiting import fire
-from node.door.bodies import AGAIN, Messages
-from node.door.connections import Connection, Connections
+from node.door.bodies import AGAIN
+from node.door.connection import Connection
+from node.door.connections import Connections
 from node.door.delivery import tcp, written
-from node.door.frames import goaway, trailers
-from node.door.manners import Manners, Unmannerly
-from node.door.upstream import Upstream
-from node.http2 import Code, Kind, frame, reset
+from node.door.manners import Manners
+from node.door.upstream import Client, Upstream
+from node.http2.frames import Code, Kind, Violation, frame, goaway, reset
+from node.http2.headers import trailers
 
 # Seconds until the next attempt to connect, while a failed server is being replaced.
 RETRY = 0.02
@@ -38,8 +40,6 @@ _CROWDED = {
     "grpc-message": "too many large bodies are under way at once; send this again in a second",
     "grpc-retry-pushback-ms": f"{AGAIN * 1000:.0f}",
 }
-
-
 # Trailers for a call that is still open when another node process takes over: UNAVAILABLE.
 _SUCCEEDED = {
     "grpc-status": "14",
@@ -47,7 +47,7 @@ _SUCCEEDED = {
 }
 
 
-class Relay(Protocol):
+class Relay(Protocol, Client):
     """The client's side of the relay, from the preface on."""
 
     transport: Any
@@ -57,7 +57,7 @@ class Relay(Protocol):
         self._connections = connections
         self._upstream = upstream
         self._now = connections.reactor.seconds
-        self._manners = Manners(self._now(), connections.knows, Messages(connections.bodies))
+        self._manners = Manners(self._now(), connections.knows, connections.bodies)
         # Frames of the door's own for either side; they wait for the end of the frame that is being passed on.
         self._for_client = self._for_server = b""
         self._server: _Server | None = None
@@ -72,11 +72,12 @@ class Relay(Protocol):
         self._leaving = False
         # The client's bytes are no longer read.
         self._deaf = False
-        self._held_back: IDelayedCall | None = None
+        self._held_back = Alarm(connections.reactor, self._go_on)
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
         self.connection.session = self
+        self.address = self.connection.address
         self._write = _writer(self.transport)
         tcp(self.transport).at_once = True
         self._connect()
@@ -87,7 +88,7 @@ class Relay(Protocol):
         asked = self._manners.last
         try:
             self._manners.received(data, self._now(), self.connection.known)
-        except Unmannerly as error:
+        except Violation as error:
             self._refuse(error)
             return
         if self._manners.shown:
@@ -127,21 +128,18 @@ class Relay(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._held_back = None
+        self._held_back.cancel()
         if self._server is not None:
             self._server.leave()
         for _, delivered in self._marks:
             fire(delivered, False)
         self._marks.clear()
-        self._manners.messages.close()
+        self._manners.requests.close()
         self._connections.deliveries.lost(self.transport, reason)
 
     def reply(self, data: bytes) -> None:
         """Pass the server's bytes on to the client."""
-        data = self._manners.bundles.feed(data)
-        replies = self._manners.sent(data)
+        data, replies = self._manners.sent(data)
         self._look_after()
         self._write(data)
         if replies:
@@ -170,15 +168,11 @@ class Relay(Protocol):
         """The client has shown a key, to the door or to gRPC's server."""
         if not self.connection.known:
             self.connection.known = True
-            self._manners.messages.count()
+            self._manners.requests.count()
 
     @property
     def takes_bundles(self) -> bool:
         return self._manners.bundles.wanted
-
-    @property
-    def address(self) -> str:
-        return self.connection.address
 
     @property
     def _passed(self) -> int:
@@ -188,13 +182,12 @@ class Relay(Protocol):
     def refused(self) -> None:
         """A request had a wrong key or none. After many, the relay passes nothing on for a while, either way."""
         late = self._connections.guesses.wrong(self.connection)
-        if late and self._server is not None and self._held_back is None and not self.connection.known:
+        if late and self._server is not None and not (self._held_back.pending or self.connection.known):
             self.transport.pauseProducing()
             self._server.pauseProducing()
-            self._held_back = self._connections.reactor.callLater(late, self._go_on)
+            self._held_back.set(late)
 
     def _go_on(self) -> None:
-        self._held_back = None
         if self._server is not None and not (self._leaving or self.connection.over):
             self._server.resumeProducing()
             self.transport.resumeProducing()
@@ -227,7 +220,7 @@ class Relay(Protocol):
 
     def _look_for_room(self) -> None:
         """Refuse calls whose messages the budget has no room for, and reset them at gRPC's server."""
-        refused = self._manners.messages.refused
+        refused = self._manners.requests.refused
         while refused:
             stream = refused.pop()
             if stream not in self._manners.open:
@@ -279,7 +272,7 @@ class Relay(Protocol):
         else:
             connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
 
-    def _refuse(self, error: Unmannerly) -> None:
+    def _refuse(self, error: Violation) -> None:
         self._leave(error.code)
         # Unread data fills the client's own buffers.
         self.transport.pauseProducing()
@@ -319,11 +312,10 @@ class _Server(Protocol):
     def __init__(self, relay: Relay, upstream: Upstream, reactor: IReactorTime) -> None:
         self._relay: Relay | None = relay
         self._upstream = upstream
-        self._reactor = reactor
         self._name = ""
         self._pieces = 0
         self._client_is_full = False
-        self._gathering: IDelayedCall | None = None
+        self._gathering = Alarm(reactor, self._gathered)
 
     def connect(self) -> None:
         """Connect to gRPC's server. Raises `OSError`."""
@@ -343,14 +335,14 @@ class _Server(Protocol):
             return
         self._relay.reply(data)
         self._pieces = self._pieces + 1 if len(data) < LARGE else 0
-        if self._pieces > FEW and self._gathering is None and not self._client_is_full:
+        if self._pieces > FEW and not (self._gathering.pending or self._client_is_full):
             self.transport.pauseProducing()
-            self._gathering = self._reactor.callLater(GATHER, self._gathered)
+            self._gathering.set(GATHER)
 
     def hurry(self) -> None:
         """The client has made a call: end the batch."""
         self._pieces = 0
-        if self._gathering is not None:
+        if self._gathering.pending:
             self._gathering.cancel()
             self._gathered()
 
@@ -360,14 +352,13 @@ class _Server(Protocol):
 
     def resumeProducing(self) -> None:
         self._client_is_full = False
-        if self._gathering is None:
+        if not self._gathering.pending:
             self.transport.resumeProducing()
 
     def stopProducing(self) -> None:
         """The client is gone; the relay's `connectionLost` handles it."""
 
     def _gathered(self) -> None:
-        self._gathering = None
         if not self._client_is_full:
             self.transport.resumeProducing()
 
@@ -386,9 +377,7 @@ class _Server(Protocol):
     def _gone(self) -> None:
         self._upstream.left(self._name)
         self._relay = None
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+        self._gathering.cancel()
 
 
 def _writer(transport: Any) -> Any:

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.defer import Deferred
 
@@ -18,16 +18,16 @@ from node.base.waiting import fire
 _NAME = "grpc."
 
 
-class Client(Protocol):
-    """The connection of one client, for the server's side."""
+class Client:
+    """The connection of one client, for the server's side. This one is gone."""
 
-    @property
-    def address(self) -> str:
-        """The client's IP address."""
+    # Their IP address.
+    address = ""
 
     @property
     def takes_bundles(self) -> bool:
-        """Whether the door takes bundles of messages apart for them: see `node.door.bundles`."""
+        """Whether the relay takes bundles of messages apart for them: see `node.door.bundles`."""
+        return True
 
     def show_key(self) -> None:
         """A request had a valid key."""
@@ -37,6 +37,10 @@ class Client(Protocol):
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
+        fire(delivered, False)
+
+
+_GONE = Client()
 
 
 class Upstream:
@@ -81,27 +85,6 @@ class Upstream:
         """The client is gone."""
         self._clients.pop(peer, None)
 
-    def show_key(self, peer: str) -> None:
-        """A request of this client had a valid key."""
-        if (client := self._clients.get(peer)) is not None:
-            client.show_key()
-
-    def address(self, peer: str) -> str:
-        """Return the IP address of this client; empty if it is gone."""
-        return "" if (client := self._clients.get(peer)) is None else client.address
-
-    def takes_bundles(self, peer: str) -> bool:
-        """Whether the server may send this client bundles of messages."""
-        return (client := self._clients.get(peer)) is None or client.takes_bundles
-
-    def refused(self, peer: str) -> None:
-        """A request of this client had a wrong key or none."""
-        if (client := self._clients.get(peer)) is not None:
-            client.refused()
-
-    def watch(self, peer: str, delivered: Deferred[bool]) -> None:
-        """The server has written a reply to this client: fire `delivered` when it is known whether it was delivered."""
-        if (client := self._clients.get(peer)) is not None:
-            client.watch(delivered)
-        else:
-            fire(delivered, False)
+    def client(self, peer: str) -> Client:
+        """Return the client that the server knows by this peer name."""
+        return self._clients.get(peer, _GONE)

@@ -32,10 +32,10 @@ from node.api.methods import SERVICE
 from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
+from node.door.rpc import RpcServer
 from node.door.tls import GRPC_FIRST, Certificates
 from node.door.upstream import Upstream
 from node.tap import SWITCH_INTERVAL
-from node.transport.rpc import RpcServer
 from protos.service_pb2 import BaseInfoResponse, Empty
 from scripts.bench.raw import log_stream
 from scripts.staging import certs

@@ -30,17 +30,17 @@ from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
+from node.door.rest import make_app
+from node.door.rpc import RpcServer
+from node.door.site import Site
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
 from node.door.upstream import Upstream
 from node.keys.keyfile import Key, Scope
-from node.transport.rest import make_app
-from node.transport.rpc import RpcServer
-from node.transport.site import Site
 from protos.service_pb2 import Stat, StatResponse
 from scripts.staging import certs
 from tests.harness.strangers import nobody
 from tests.harness.wire import GrpcWire, Wire
-from tests.node.transport.test_rest import FakeBackend, until
+from tests.node.door.test_rest import FakeBackend, until
 
 reactor: Any = installed
 

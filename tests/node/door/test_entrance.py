@@ -34,20 +34,21 @@ from node.base.sockets import Prompt
 from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.bundles import LEAST
-from node.door.connections import Connection, Connections, Limits
+from node.door.connection import Connection
+from node.door.connections import Connections, Limits
+from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
+from node.door.rest import make_app
+from node.door.rpc import RpcServer
+from node.door.site import Site
 from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
-from node.http2 import END_HEADERS, END_STREAM, PREFACE, Kind, frame
-from node.transport.rest import make_app
-from node.transport.rpc import RpcServer
-from node.transport.site import Limits as SiteLimits
-from node.transport.site import Site
+from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from protos.service_pb2 import BaseInfoResponse, Log
 from tests.harness.strangers import nobody
-from tests.node.transport.test_rest import FakeBackend, sample
-from tests.node.transport.test_site import BEARER, Client, head, until
+from tests.node.door.test_rest import FakeBackend, sample
+from tests.node.door.test_site import BEARER, Client, head, until
 
 reactor: Any = installed
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"

@@ -29,14 +29,14 @@ from zope.interface import implementer
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.base.logs import COALESCE, LogRing
-from node.door.connections import DEAD_AFTER
+from node.door.connections import DEAD_AFTER, Limits
 from node.door.delivery import written
+from node.door.rest import make_app
+from node.door.site import Site
+from node.door.streams import HEARTBEAT
 from node.door.tls import REST_FIRST, Certificates
-from node.transport.rest import make_app
-from node.transport.site import Limits, Site
-from node.transport.streams import HEARTBEAT
 from scripts.staging import certs
-from tests.node.transport.test_rest import FakeBackend
+from tests.node.door.test_rest import FakeBackend
 
 reactor: Any = installed
 
@@ -550,7 +550,7 @@ class ConnectionTests(SiteCase):
         self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
         self.assertEqual(handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), DEAD_AFTER * 1000)
 
-    def watch(self, level: Any, namespace: str = "node.transport.site") -> list[Any]:
+    def watch(self, level: Any, namespace: str = "node.door.site") -> list[Any]:
         """Collect what is logged there at this level from now on."""
         events: list[Any] = []
 

@@ -1,6 +1,6 @@
 """The REST interface: a Klein route for every row of METHODS.
 
-`node.transport.site` has checked authentication, deadlines and the size limit before a request comes here.
+`node.door.site` has checked authentication, deadlines and the size limit before a request comes here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from node.api.pages import Page
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.base.logs import Logger
 from node.base.waiting import fire, lasting
-from node.transport.site import Request
-from node.transport.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
+from node.door.site import Request
+from node.door.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
 from protos.service_pb2 import EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -38,7 +38,7 @@ _logger = Logger()
 
 
 def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
-    """Make the resource for all of METHODS and the pages. `node.transport.site.Site` serves it, and sets the caller."""
+    """Make the resource for all of METHODS and the pages. `node.door.site.Site` serves it, and sets the caller."""
     app = _app_of(pages)
     for method in METHODS:
         route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)

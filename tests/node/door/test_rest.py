@@ -20,8 +20,8 @@ from node.api.calls import Call, Calls, watched
 from node.api.methods import METHODS, Kind, Method
 from node.base.errors import NotInitialized, NotStarted, UsersRefused
 from node.base.logs import LogRing
-from node.transport.rest import MEDIA_TYPE, make_app
-from node.transport.site import Site
+from node.door.rest import MEDIA_TYPE, make_app
+from node.door.site import Site
 from protos import service_pb2 as pb
 
 reactor: Any = installed

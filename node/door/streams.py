@@ -17,7 +17,7 @@ from node.api.calls import Calls
 from node.api.methods import Method
 from node.api.readers import PlacedReader
 from node.base.errors import InvalidRequest
-from node.transport.site import Request
+from node.door.site import Request
 from protos.service_pb2 import Event, EventsRequest
 
 # Seconds without a line after which a stream carries a comment, so that no proxy on the way closes it as idle.
