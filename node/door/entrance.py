@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
 from twisted.internet.interfaces import IAddress, IHandshakeListener, IOpenSSLServerConnectionCreator
@@ -14,12 +12,8 @@ from zope.interface import implementer
 
 from node.door.connections import Connections
 from node.door.relay import Relay
-from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.http2.frames import PREFACE
-
-# Connections that may wait to be accepted; the kernel drops the SYN of further ones, which retry after a second.
-BACKLOG = 1024
 
 
 class Entrance(Factory):
@@ -35,18 +29,9 @@ class Entrance(Factory):
     def buildProtocol(self, addr: IAddress | None) -> ProtocolDetector:
         return ProtocolDetector(self, addr)
 
-    def listen(
-        self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator, held: int | None = None
-    ) -> Port:
-        """Listen on a port. `held`: descriptor of a socket that listens there already. Raises `CannotListenError`."""
-        factory = PlainFactory(self.connections, context, self)
-        if held is None:
-            listening = Port(port, factory, BACKLOG, interface, reactor)
-        else:
-            with socket.socket(fileno=os.dup(held)) as there:
-                listening = Port._fromListeningDescriptor(reactor, held, there.family, factory)
-        listening.startListening()
-        return listening
+    def secured(self, context: IOpenSSLServerConnectionCreator) -> PlainFactory:
+        """Return the factory for a port, with TLS."""
+        return PlainFactory(self.connections, TLSMemoryBIOFactory(context, False, self))
 
     def http_1(self, address: IAddress | None) -> Any:
         return self._site.buildProtocol(address)
@@ -60,9 +45,9 @@ class PlainFactory(Factory):
 
     noisy = False
 
-    def __init__(self, connections: Connections, context: IOpenSSLServerConnectionCreator, entrance: Entrance) -> None:
+    def __init__(self, connections: Connections, tls: TLSMemoryBIOFactory) -> None:
         self.connections = connections
-        self.tls = TLSMemoryBIOFactory(context, False, entrance)
+        self.tls = tls
 
     def buildProtocol(self, addr: IAddress | None) -> AwaitFirstByte:
         return AwaitFirstByte(self, addr)

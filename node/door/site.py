@@ -15,7 +15,6 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from twisted.web import http, server
 from twisted.web.http_headers import Headers
@@ -37,7 +36,7 @@ from node.base.errors import (
 from node.base.logs import Logger
 from node.door.bodies import AGAIN, SMALL
 from node.door.connection import Connection
-from node.door.connections import LAST, Connections, Limits
+from node.door.connections import LAST, Connections
 from node.door.delivery import queued, tcp
 from node.keys.keyfile import Scope
 
@@ -330,8 +329,7 @@ class Site(server.Site):
         self,
         resource: IResource,
         authenticator: Authenticator,
-        reactor: IReactorTime,
-        limits: Limits | None = None,
+        connections: Connections,
         log_requests: bool = False,
         heard: Callable[[Caller], None] = lambda _: None,
         pages: Iterable[Page] = (),
@@ -339,11 +337,11 @@ class Site(server.Site):
     ) -> None:
         """`is_open`: whether a path needs no key, on a connection of this transport."""
         # No timeout: the channel has its own timer.
-        super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
+        super().__init__(resource, reactor=connections.reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
-        self.limits = limits or Limits()
-        self.connections = Connections(reactor, self.limits, authenticator.lets_in)
-        self.deliveries = self.connections.deliveries
+        self.connections = connections
+        self.limits = connections.limits
+        self.deliveries = connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
         self.pages = frozenset(page.path for page in pages)

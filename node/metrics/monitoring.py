@@ -57,10 +57,11 @@ class Monitoring:
         prefix: str,
         connections: Callable[[], Iterable[tuple[str, bool]]],
         expires: Callable[[], float],
+        changed: Callable[[bool], None],
     ) -> None:
-        """`users`: whether bytes are reported by user, too. For the rest see `Sources` and `Figures`."""
+        """`users`: whether bytes are reported by user, too. For the rest see `Sources`, `Figures` and `Readiness`."""
         self.lag = Lag(reactor)
-        self.readiness = Readiness(reactor, checks(store, backend.runner.status, backend.generations))
+        self.readiness = Readiness(reactor, checks(store, backend.runner.status, backend.generations), changed)
         sources = Sources(
             runner=backend.runner,
             generations=backend.generations,

@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
     },
-    "node.door": {"node.api", "node.http2", "node.keys.keyfile"},
+    "node.door": {"node.api", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
     "node.http2": set(),
     "node.updates": {"node", "node.contract", "node.events"},
     "node.client": {"node.api"},

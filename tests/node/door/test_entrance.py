@@ -40,12 +40,12 @@ from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
-from node.door.site import Site
 from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
 from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from protos.service_pb2 import BaseInfoResponse, Log
+from tests.harness.sites import site_of
 from tests.harness.strangers import nobody
 from tests.node.door.test_rest import FakeBackend, sample
 from tests.node.door.test_site import BEARER, Client, head, until
@@ -133,7 +133,7 @@ class DoorCase(TestCase):
         self.server = RpcServer(self.aio, self.calls, Authenticator(KEY), self.upstream)
         await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
-        self.site = Site(make_app(self.calls), Authenticator(KEY), self.clock, SiteLimits())
+        self.site = site_of(make_app(self.calls), Authenticator(KEY), self.clock, SiteLimits())
         self.entrance = Entrance(self.site.connections, self.site, self.upstream)
         self.port = Port(0, self.entrance, 5, "127.0.0.1", reactor)
         self.port.startListening()

@@ -36,6 +36,7 @@ from node.door.site import Site
 from node.door.streams import HEARTBEAT
 from node.door.tls import REST_FIRST, Certificates
 from scripts.staging import certs
+from tests.harness.sites import site_of
 from tests.node.door.test_rest import FakeBackend
 
 reactor: Any = installed
@@ -130,7 +131,7 @@ class SiteCase(TestCase):
         self.clients: list[Client] = []
 
     def serve(self, limits: Limits | None = None, clock: Any = reactor, resource: IResource | None = None) -> Site:
-        self.site = Site(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
+        self.site = site_of(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
         self.listen(self.site)
         return self.site
 
@@ -499,7 +500,7 @@ class ConnectionTests(SiteCase):
         """Over TLS, too: no HTTP/2, kernel keep-alive, and the site cuts clients that keep sending or are silent."""
         clock = Clock()
         server_tls, client_tls = self.make_tls([b"h2", b"http/1.1"])
-        site = self.site = Site(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
+        site = self.site = site_of(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
         self.listen(TLSMemoryBIOFactory(server_tls, False, site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))
@@ -540,7 +541,7 @@ class ConnectionTests(SiteCase):
     async def test_h2_alone(self) -> None:
         """A client that offers only HTTP/2 and then speaks HTTP/1.1 is served."""
         server_tls, client_tls = self.make_tls([b"h2"])
-        self.site = Site(self.probe, Authenticator(KEY), reactor)
+        self.site = site_of(self.probe, Authenticator(KEY), reactor)
         self.listen(TLSMemoryBIOFactory(server_tls, False, self.site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))
@@ -644,7 +645,7 @@ class EndTests(SiteCase):
         server_tls, client_tls = self.make_tls([b"http/1.1"])
         self.client_tls = client_tls
         self.clock = Clock()
-        site = self.site = Site(waits or self.probe, Authenticator(KEY), self.clock)
+        site = self.site = site_of(waits or self.probe, Authenticator(KEY), self.clock)
         self.listen(TLSMemoryBIOFactory(server_tls, False, site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))
