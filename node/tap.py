@@ -36,7 +36,7 @@ from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
 from node.door.ports import Options as PortOptions
 from node.door.ports import Ports
-from node.door.tls import BadPair, Certificates, CertificateWatch, Demands
+from node.door.tls import BadPair, Certificates, Demands
 from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -148,7 +148,7 @@ class NodeService(Service):
         self._certificates = Certificates(
             settings.cert_file, settings.key_file, Demands(settings.client_ca, settings.newest_tls)
         )
-        self._watch = CertificateWatch(self._certificates, reactor)
+        self._watch = FileWatch("a new certificate", self._certificates, reactor)
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)

@@ -1,9 +1,9 @@
-"""All open connections of both protocols: each has a place, a deadline and an address."""
+"""All open connections of both protocols: how many there may be, and which one is closed for a new one."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from node.door.connection import Connection
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.headings import Knows
-from node.door.places import Places
 
 # Seconds after which a client that acknowledges nothing, or reads nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
@@ -72,18 +71,24 @@ class Connections:
         self.reactor = reactor
         self.knows = knows
         self.limits = limits
-        self._places = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
         self.bodies = Bodies(limits.bodies)
         self.handshakes = LimitedWarning(reactor, self.log.warn, "a TLS handshake failed")
-        self._by_link: dict[Any, Connection] = {}
+        limit = f"connection limit ({limits.max_connections}) reached"
+        self._full = LimitedWarning(
+            reactor, self.log.warn, f"{limit}; each new one closes one without a key, or an idle one"
+        )
+        limit = f"{limits.strangers} connections without a key from one address; each new one closes one"
+        self._crowded = LimitedWarning(reactor, self.log.warn, limit)
+        # By TCP transport, oldest first.
+        self._open: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:
-        return iter(tuple(self._places))
+        return iter(tuple(self._open.values()))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._open)
 
     def enter(self, transport: Any) -> Connection:
         """Return the connection of this transport, or of the one below it; from here on it is ended by this transport.
@@ -91,16 +96,57 @@ class Connections:
         The first call takes a place; without a free one the connection is cut.
         """
         link = tcp(transport)
-        connection = self._by_link.get(link)
+        connection = self._open.get(link)
         if connection is None:
             connection = Connection(self.reactor, transport, self._left)
             self._admit(connection, link)
         connection.transport = transport
         return connection
 
+    def _admit(self, connection: Connection, link: Any) -> None:
+        """Admit a connection, if need be by cutting one that is worth less; cut it if there is no such one."""
+        spare = self._crowding(connection)
+        if spare is not None:
+            self._crowded.happened(connection.address)
+        elif len(self._open) >= self.limits.max_connections:
+            self._full.happened(connection.address)
+            spare = self._spare()
+            if spare is None:
+                connection.cut()
+                return
+        if spare is not None:
+            self._left(spare)
+            spare.cut()
+        self._open[link] = connection
+        _notice_death(link)
+        connection.arm(self.limits.deadline, connection.cut)
+
     def _left(self, connection: Connection) -> None:
-        self._places.leave(connection)
-        self._by_link.pop(tcp(connection.transport), None)
+        self._open.pop(tcp(connection.transport), None)
+
+    def _crowding(self, newcomer: Connection) -> Connection | None:
+        """A connection without a key from the newcomer's address, if that address has as many as allowed."""
+        crowd = [one for one in self._open.values() if one.network == newcomer.network and not one.known]
+        return _stranger(crowd) if len(crowd) >= self.limits.strangers else None
+
+    def _spare(self) -> Connection | None:
+        """A connection without a key, otherwise the one that has been idle for longest."""
+        idle = (connection for connection in self._open.values() if connection.idle)
+        return _stranger(self._open.values()) or min(idle, key=lambda one: one.idle_since, default=None)
+
+    def sum_up(self) -> None:
+        """Log the rate-limited warnings that were only counted."""
+        for part in (self.handshakes, self.guesses, self._full, self._crowded):
+            part.sum_up()
+
+    # The node's end
+
+    def disconnect(self) -> None:
+        """Abort every connection when the node ends: log streams never end by themselves."""
+        self.deliveries.close()
+        self.sum_up()
+        for connection in self:
+            connection.transport.abortConnection()
 
     async def dismiss(self) -> None:
         """Close HTTP/1.1 connections when the node ends: at once if idle for `LAST` seconds, else with the next reply.
@@ -116,13 +162,6 @@ class Connections:
             return all(ended)
 
         await self._until(over, 2 * LAST)
-
-    def disconnect(self) -> None:
-        """Abort every connection when the node ends: log streams never end by themselves."""
-        self.deliveries.close()
-        self.sum_up()
-        for connection in self:
-            connection.transport.abortConnection()
 
     async def finish(self, seconds: float, idle: Callable[[], bool]) -> None:
         """Let calls under way be answered, for at most this many seconds; then end each connection gracefully.
@@ -170,18 +209,11 @@ class Connections:
         while not condition() and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, LOOK)
 
-    def sum_up(self) -> None:
-        """Log the rate-limited warnings that were only counted."""
-        for part in (self.handshakes, self.guesses, self._places):
-            part.sum_up()
 
-    def _admit(self, connection: Connection, link: Any) -> None:
-        if self._places.admit(connection):
-            self._by_link[link] = connection
-            _notice_death(link)
-            connection.arm(self.limits.deadline, connection.cut)
-        else:
-            connection.cut()
+def _stranger(connections: Iterable[Connection]) -> Connection | None:
+    """The oldest connection whose TLS handshake is not done, otherwise the oldest one without a key."""
+    strangers = [connection for connection in connections if not connection.known]
+    return next((one for one in strangers if not one.secured), next(iter(strangers), None))
 
 
 def _notice_death(link: Any) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
-import termios
 from collections import deque
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from node.base.alarm import Alarm
 from node.base.waiting import fire
@@ -22,7 +17,7 @@ from node.door.connection import Connection
 from node.door.connections import Connections
 from node.door.delivery import tcp, written
 from node.door.manners import Manners
-from node.door.upstream import Client, Upstream
+from node.door.upstream import Client, Server, Upstream
 from node.http2.frames import Code, Kind, Violation, frame, goaway, reset
 from node.http2.headers import trailers
 
@@ -30,10 +25,6 @@ from node.http2.headers import trailers
 RETRY = 0.02
 # Seconds in which a client that broke a limit may read the GOAWAY.
 FAREWELL = 1.0
-# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch.
-FEW = 8
-LARGE = 16 * 1024
-GATHER = 0.005
 # Trailers for a call that the budget for bodies has no room for: RESOURCE_EXHAUSTED, and milliseconds until a retry.
 _CROWDED = {
     "grpc-status": "8",
@@ -60,7 +51,7 @@ class Relay(Protocol, Client):
         self._manners = Manners(self._now(), connections.knows, connections.bodies)
         # Frames of the door's own for either side; they wait for the end of the frame that is being passed on.
         self._for_client = self._for_server = b""
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._held: list[bytes] = []
         # Replies that the server has written and the relay has not: their end in the server's stream, and the waiter.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
@@ -138,7 +129,6 @@ class Relay(Protocol, Client):
         self._connections.deliveries.lost(self.transport, reason)
 
     def reply(self, data: bytes) -> None:
-        """Pass the server's bytes on to the client."""
         data, replies = self._manners.sent(data)
         self._look_after()
         self._write(data)
@@ -151,12 +141,10 @@ class Relay(Protocol, Client):
             self._server.transport.write(self._manners.bundles.give_back())
 
     def server_lost(self) -> None:
-        """The server has closed the connection, after its own GOAWAY."""
         if not self._leaving:
             self._close()
 
     def show_key(self) -> None:
-        """gRPC's server has begun a request with a key; its message is complete."""
         if not (self._served or self.connection.over or self._leaving):
             self._served = True
             self._know()
@@ -180,7 +168,7 @@ class Relay(Protocol, Client):
         return self._manners.bundles.passed
 
     def refused(self) -> None:
-        """A request had a wrong key or none. After many, the relay passes nothing on for a while, either way."""
+        """After many wrong keys, the relay passes nothing on for a while, either way."""
         late = self._connections.guesses.wrong(self.connection)
         if late and self._server is not None and not (self._held_back.pending or self.connection.known):
             self.transport.pauseProducing()
@@ -193,7 +181,6 @@ class Relay(Protocol, Client):
             self.transport.resumeProducing()
 
     def watch(self, delivered: Deferred[bool]) -> None:
-        """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
         if self._server is None:
             fire(delivered, False)
             return
@@ -203,9 +190,8 @@ class Relay(Protocol, Client):
     def _connect(self) -> None:
         if self.connection.over or self._leaving:
             return
-        server = _Server(self, self._upstream, self._connections.reactor)
         try:
-            server.connect()
+            server = self._upstream.connect(self)
         except OSError:
             # There will be a server again in some milliseconds; the deadline keeps running.
             self.transport.pauseProducing()
@@ -297,87 +283,6 @@ class Relay(Protocol, Client):
         self.transport.resumeProducing()
         self.connection.arm(self._connections.limits.linger, self.connection.cut)
         self.transport.loseConnection()
-
-
-@implementer(IPushProducer)
-class _Server(Protocol):
-    """The server's side of the relay, for one client.
-
-    gRPC's server writes each message of a stream alone, and a reactor turn for each costs more than the rest of the
-    work. So when small pieces keep coming and the client has made no new call, they are batched for a moment.
-    """
-
-    transport: Any
-
-    def __init__(self, relay: Relay, upstream: Upstream, reactor: IReactorTime) -> None:
-        self._relay: Relay | None = relay
-        self._upstream = upstream
-        self._name = ""
-        self._pieces = 0
-        self._client_is_full = False
-        self._gathering = Alarm(reactor, self._gathered)
-
-    def connect(self) -> None:
-        """Connect to gRPC's server. Raises `OSError`."""
-        assert self._relay is not None
-        self._name = self._upstream.connect(self._relay, self)
-
-    def waiting(self) -> int:
-        """Return the number of the server's bytes that were not read yet."""
-        if not self.transport.connected:
-            return 0
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self.transport.getHandle(), termios.FIONREAD, waiting)
-        return waiting[0]
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._relay is None:
-            return
-        self._relay.reply(data)
-        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
-        if self._pieces > FEW and not (self._gathering.pending or self._client_is_full):
-            self.transport.pauseProducing()
-            self._gathering.set(GATHER)
-
-    def hurry(self) -> None:
-        """The client has made a call: end the batch."""
-        self._pieces = 0
-        if self._gathering.pending:
-            self._gathering.cancel()
-            self._gathered()
-
-    def pauseProducing(self) -> None:
-        self._client_is_full = True
-        self.transport.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        self._client_is_full = False
-        if not self._gathering.pending:
-            self.transport.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """The client is gone; the relay's `connectionLost` handles it."""
-
-    def _gathered(self) -> None:
-        if not self._client_is_full:
-            self.transport.resumeProducing()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        relay = self._relay
-        self._gone()
-        if relay is not None:
-            relay.server_lost()
-
-    def leave(self) -> None:
-        """The client is gone, or is being closed; what it has sent still reaches the server."""
-        self._gone()
-        self.transport.unregisterProducer()
-        self.transport.loseConnection()
-
-    def _gone(self) -> None:
-        self._upstream.left(self._name)
-        self._relay = None
-        self._gathering.cancel()
 
 
 def _writer(transport: Any) -> Any:

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 from klein import Klein
 from klein.resource import KleinResource
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -23,6 +22,7 @@ from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Page
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.base.logs import Logger
+from node.base.slices import a_turn
 from node.base.waiting import fire, lasting
 from node.door.site import Request
 from node.door.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
@@ -125,7 +125,7 @@ async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
         await feed.feed(message)
         if number % TURN == 0:
-            await deferLater(reactor, 0)
+            await a_turn(reactor)
     return Reply(await feed.finish())
 
 

@@ -41,7 +41,7 @@ from node.door.entrance import Entrance
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.sockets import Port
-from node.door.upstream import Upstream
+from node.door.upstream import GATHER, Upstream
 from node.events.journal import Journal
 from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from protos.service_pb2 import BaseInfoResponse, Log
@@ -160,7 +160,7 @@ class DoorCase(TestCase):
         """Wait for the condition, with time for batches of small pieces to end."""
 
         def passed() -> object:
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return condition()
 
         await until(passed, 20)
@@ -441,7 +441,7 @@ class RelayTests(DoorCase):
 
         def are_here(whole: int) -> Any:
             # Small pieces in a row are batched.
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return client.lines == sent[:whole]
 
         for begin in range(0, len(sent), 3):
@@ -453,7 +453,7 @@ class RelayTests(DoorCase):
         client = await self.reading_lines()
 
         def are_here(whole: int) -> Any:
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return len(client.lines) == whole
 
         for number in range(60):

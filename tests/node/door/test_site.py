@@ -415,7 +415,7 @@ class ConnectionTests(SiteCase):
     async def test_connections_without_a_key_go_first(self) -> None:
         """When all places are taken, the oldest connection without a key is cut, and none with a key; one log line."""
         self.serve(Limits(max_connections=3))
-        warnings = self.watch(LogLevel.warn, "node.door.places")
+        warnings = self.watch(LogLevel.warn, "node.door.connections")
         known = await self.connect()
         await self.ask(known)
         strangers = [await self.admitted(count) for count in (2, 3)]
