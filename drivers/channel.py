@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
-from twisted.python.failure import Failure
 
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
@@ -61,11 +60,6 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
         raise CoreFailed(f"{what}: {error}") from error
 
 
-class _Connections(Factory):
-    protocol = ClientConnection
-    noisy = False
-
-
 class Channel:
     """Calls by path, over a connection that is made when there is none. `metadata` is sent with each call."""
 
@@ -77,7 +71,7 @@ class Channel:
         self._connection = ClientConnection()
         # The current connection, once it is made, and earlier ones with calls under way.
         self._connections: list[ClientConnection] = []
-        # Set while a connection is being made; and why the last attempt failed.
+        # Fires when the connection is made, or cannot be; and why the last attempt failed.
         self._coming: Signal | None = None
         self._fault = ""
         self._closed = False
@@ -126,40 +120,36 @@ class Channel:
         """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
         if self._closed:
             raise ApiFailed(OVER)
-        if self._coming is None:
+        if self._coming is None or self._coming.fired:
             self._coming = Signal()
-            coming = maybeDeferred(self._dialled)
-            coming.addCallbacks(self._connected, self._not_connected)
-        if self._coming is not None:
-            await self._coming.wait()
+            ensureDeferred(self._make(self._coming))
+        await self._coming.wait()
         if self._fault:
             raise ApiFailed(self._fault, Status.UNAVAILABLE)
 
-    def _dialled(self) -> ClientConnection | Deferred[ClientConnection]:
-        if isinstance(self._target, int):
-            endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
-            return cast("Deferred[ClientConnection]", endpoint.connect(_Connections()))
+    async def _make(self, coming: Signal) -> None:
+        try:
+            connection = self._connection = await self._dialled()
+        except Exception as error:  # noqa: BLE001 - whatever the error, it is the callers' answer
+            self._fault = f"the core's API cannot be reached: {error}"
+        else:
+            self._fault = ""
+            self._connections = [*(before for before in self._connections if before.busy), connection]
+            if self._closed:
+                connection.close(End(None, ENDED))
+        coming.fire()
+
+    async def _dialled(self) -> ClientConnection:
         connection = ClientConnection()
-        dial(self._reactor, self._target, connection)
+        if not isinstance(self._target, int):
+            dial(self._reactor, self._target, connection)
+            return connection
+        factory = Factory.forProtocol(lambda: connection)
+        factory.noisy = False
+        await TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT).connect(factory)
+        with suppress(OSError):  # already broken, which reading will report
+            connection.transport.setTcpNoDelay(True)
         return connection
-
-    def _connected(self, connection: ClientConnection) -> None:
-        self._connection = connection
-        if isinstance(self._target, int):
-            with suppress(OSError):  # already broken, which reading will report
-                connection.transport.setTcpNoDelay(True)
-        self._connections = [*(before for before in self._connections if before.busy), connection]
-        if self._closed:
-            connection.close(End(None, ENDED))
-        self._came("")
-
-    def _not_connected(self, failure: Failure) -> None:
-        self._came(f"the core's API cannot be reached: {failure.getErrorMessage()}")
-
-    def _came(self, fault: str) -> None:
-        coming, self._coming, self._fault = self._coming, None, fault
-        if coming is not None:
-            coming.fire()
 
     @contextmanager
     def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:

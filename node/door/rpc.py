@@ -20,16 +20,14 @@ from node.base.aio import Aio  # first: it sets gRPC's environment
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls
 from node.api.methods import MAX_BODY, METHODS, SERVICE
 from node.base.errors import Forbidden, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.base.logs import Logger
-from node.door.health import Health
-from node.door.reflection import Reflection
 from node.door.rpc_calls import Context, Handlers
+from node.door.services import Health, add_services
 from node.door.serving import Serving
 from node.door.upstream import Upstream
 
@@ -68,9 +66,9 @@ class RpcServer:
 
     async def start(self) -> None:
         """Bind and serve. Raises `OSError` if the socket cannot be bound."""
-        await self._set_health(_serving(False))
+        await self._health.set(False, *_HEALTH)
         # Any reply means alive.
-        self._health.set(_serving(True), "livez")
+        await self._health.set(True, "livez")
         self._serving = Serving(self._bound)
         await self._serving.start()
 
@@ -81,16 +79,13 @@ class RpcServer:
 
     def set_ready(self, ready: bool) -> None:
         """Set whether the node is ready. To be called on the reactor."""
-        self._aio.run(self._set_health(_serving(ready))).addErrback(
+        self._aio.run(self._health.set(ready, *_HEALTH)).addErrback(
             lambda failure: _logger.failure("the gRPC health service was not updated; it reports an old state", failure)
         )
 
-    async def _set_health(self, state: Any) -> None:
-        self._health.set(state, *_HEALTH)
-
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
-        _add_official_services(server, self._health)
+        add_services(server, self._health)
         path = self._upstream.next_path()
         try:
             server.add_insecure_port(f"unix:{quote(str(path))}")
@@ -197,18 +192,6 @@ def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str]
         [value for key, value in pairs if key == "authorization"],
         [value for key, value in pairs if key == "x-api-key"],
     )
-
-
-def _serving(ready: bool) -> Any:
-    states = health_pb2.HealthCheckResponse
-    return states.SERVING if ready else states.NOT_SERVING
-
-
-def _add_official_services(server: Any, servicer: Any) -> None:
-    """Add grpc.health.v1 and reflection; they need a key, too."""
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = [service.full_name for service in (SERVICE, *health_pb2.DESCRIPTOR.services_by_name.values())]
-    server.add_generic_rpc_handlers((Reflection(names),))
 
 
 def _refusal(fault: NodeError, first: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:

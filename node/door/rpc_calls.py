@@ -60,11 +60,11 @@ class Handlers:
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, caller))
 
     async def _unary(self, method: Method, caller: Caller, body: bytes, context: Context) -> bytes:
-        reply: Reply = await _answered(self._aio.outlast(*self._call(method, caller, body, context)), context)
+        reply: Reply = await _answered(self._aio.outlast(self._unary_of, context.peer(), method, caller, body), context)
         return reply.body
 
     async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
-        work = asyncio.ensure_future(self._aio.call(*self._call(method, caller, body, context)))
+        work = asyncio.ensure_future(self._aio.call(self._unary_of, context.peer(), method, caller, body))
         try:
             reply = await _answered(asyncio.shield(work), context)
             await context.write(reply.body)
@@ -78,11 +78,7 @@ class Handlers:
     def _watch(self, peer: str, delivered: Deferred[bool]) -> None:
         self._upstream.client(peer).watch(delivered)
 
-    def _call(self, method: Method, caller: Caller, body: bytes, context: Context) -> tuple[Any, ...]:
-        """The function and arguments of a unary call, for the reactor."""
-        return self._unary_of, context.peer(), method, body, caller
-
-    async def _unary_of(self, peer: str, method: Method, body: bytes, caller: Caller) -> Reply:
+    async def _unary_of(self, peer: str, method: Method, caller: Caller, body: bytes) -> Reply:
         return await self._calls.unary(method, body, self._known(peer, caller))
 
     def _known(self, peer: str, caller: Caller) -> Caller:

@@ -203,7 +203,7 @@ def test_no_circles() -> None:
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
     rest = {"node.door.rest", "node.door.site", "node.door.streams"}
-    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.health"}
+    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.services"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -303,7 +303,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
                 "node.door.rpc",
                 "node.door.rpc_calls",
                 "node.door.serving",
-                "node.door.health",
+                "node.door.services",
                 "node.client.rpc",
             },
         ),
@@ -319,7 +319,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             {
                 "node.base.aio",
                 "node.client.rpc",
-                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "health", "reflection")),
+                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "services")),
             },
         ),
         (
