@@ -169,14 +169,14 @@ class ClientConnection(Protocol):
     # Frames from the core
 
     def _take(self, one: WholeFrame) -> None:
-        if self._block is None and one.kind == Kind.HEADERS:
-            self._block, self._last = headers.Block(one.stream, BLOCK, BLOCK), bool(one.flags & END_STREAM)
         if self._block is not None:
-            self._take_headers(self._block, one)
+            self._continue(self._block, one)
             return
         match one.kind:
             case Kind.DATA:
                 self._take_data(one)
+            case Kind.HEADERS:
+                self._take_headers(one)
             case Kind.RST_STREAM:
                 code = number(one.payload)
                 self._end(one.stream, End(Status.UNAVAILABLE, f"the core reset the call (HTTP/2 error {code})"))
@@ -209,18 +209,29 @@ class ClientConnection(Protocol):
         self.transport.write(window_update(stream, taken))
         return 0
 
-    def _take_headers(self, block: headers.Block, one: WholeFrame) -> None:
+    def _take_headers(self, one: WholeFrame) -> None:
+        part = plain(one.kind, one.flags, one.payload)
+        self._last = bool(one.flags & END_STREAM)
+        if one.flags & END_HEADERS:
+            self._take_block(one.stream, part)
+        else:
+            self._block, self._packed = headers.Block(one.stream, BLOCK, BLOCK), bytearray(part)
+            self._block.add(one.kind, one.stream, len(part))
+
+    def _continue(self, block: headers.Block, one: WholeFrame) -> None:
         """Take the next frame of a block of headers. Raises `Violation` if it is none, or the block is too long."""
         block.add(one.kind, one.stream, len(one.payload))
-        self._packed += plain(one.kind, one.flags, one.payload) if one.kind == Kind.HEADERS else one.payload
-        if not one.flags & END_HEADERS:
-            return
-        packed, self._packed, self._block = bytes(self._packed), bytearray(), None
+        self._packed += one.payload
+        if one.flags & END_HEADERS:
+            self._block = None
+            self._take_block(block.stream, bytes(self._packed))
+
+    def _take_block(self, stream: int, packed: bytes) -> None:
         fields = headers.reply(packed)
         if self._last:
-            self._answered(block.stream, end_of(fields))
+            self._answered(stream, end_of(fields))
         elif (http := fields.get(":status")) != "200":
-            self._break_off(block.stream, end_of({":status": http or ""}))
+            self._break_off(stream, end_of({":status": http or ""}))
 
     def _answered(self, number: int, end: End) -> None:
         """The core has ended its answer, perhaps before the whole request was sent."""

@@ -151,14 +151,14 @@ class WholeFrames:
         found: list[WholeFrame] = []
         at, end = 0, len(data)
         while at + HEADER.size <= end:
-            kind, flags, stream, size = Frame.at(data, at)
-            if size > self._largest:
-                raise Violation(f"a frame of {size} bytes, larger than {self._largest}")
+            high, low, kind, flags, stream = HEADER.unpack_from(data, at)
             begin = at + HEADER.size
+            if (size := high << 16 | low) > self._largest:
+                raise Violation(f"a frame of {size} bytes, larger than {self._largest}")
             if begin + size > end:
                 break
             at = begin + size
-            found.append(WholeFrame(kind, flags, stream, data[begin:at]))
+            found.append(WholeFrame(kind, flags, stream & STREAM, data[begin:at]))
         self._begun = data[at:]
         return found
 
@@ -193,7 +193,8 @@ def number(payload: bytes) -> int:
 
 def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """Pack a whole frame."""
-    return Frame(kind, flags, stream, len(payload)).header() + payload
+    size = len(payload)
+    return HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
 def settings(values: Mapping[Setting, int]) -> bytes:
