@@ -19,7 +19,7 @@ from node.base.reactor import Reactor
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
 from node.door.keyless import is_open_here, is_open_to_others
-from node.door.rest import make_app, make_pages
+from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.site import Site
 from node.door.sockets import Port, listen
@@ -96,8 +96,8 @@ class Ports:
         return Site(app, self._authenticator, self.connections, self._options.debug, heard, pages, is_open)
 
     def _metrics_site(self, pages: Sequence[Page]) -> Site:
-        resource, debug = make_pages(pages), self._options.debug
-        return Site(resource, self._authenticator, self._few, debug, pages=pages, is_open=is_open_to_others)
+        app, debug = make_app(None, pages), self._options.debug
+        return Site(app, self._authenticator, self._few, debug, pages=pages, is_open=is_open_to_others)
 
     def who(self) -> Iterator[tuple[str, bool]]:
         """The open connections: the protocol of each one's port, and whether the client has shown a key."""

@@ -37,26 +37,17 @@ Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, by
 _logger = Logger()
 
 
-def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
-    """Make the resource for all of METHODS and the pages. `node.door.site.Site` serves it, and sets the caller."""
-    app = _app_of(pages)
-    for method in METHODS:
-        route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
-        route(_handler(calls, method))
-    return _Root(app)
-
-
-def make_pages(pages: Iterable[Page]) -> IResource:
-    """Make a resource for these pages alone."""
-    return _Root(_app_of(pages))
-
-
-def _app_of(pages: Iterable[Page]) -> Klein:
+def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
+    """Make the resource for these pages and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
     app = Klein()
     for page in pages:
         app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+    if calls is not None:
+        for method in METHODS:
+            route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
+            route(_handler(calls, method))
     app.handle_errors(Exception)(_failed)
-    return app
+    return _Root(app)
 
 
 def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
@@ -94,14 +85,10 @@ def _admit(request: Request, method: Method) -> None:
     request.caller.require(method.scope)
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
-    media_type = _media_type(request)
+    media_type = _header(request, "Content-Type").partition(";")[0].strip().lower()
     if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
         found = f"the body's media type is {media_type}" if media_type else "the body has no media type"
         raise WrongMediaType(f"{found}: send {MEDIA_TYPE}")
-
-
-def _media_type(request: Request) -> str:
-    return _header(request, "Content-Type").partition(";")[0].strip().lower()
 
 
 def _header(request: Request, name: str) -> str:
