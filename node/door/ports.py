@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from node.base.reactor import Reactor
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
 from node.door.keyless import is_open_here, is_open_to_others
+from node.door.options import DoorOptions
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.site import Site
@@ -35,21 +35,6 @@ FEW = Limits(max_connections=32, strangers=32, max_body=0)
 Held = Callable[[str, str, int], int | None]
 
 
-@dataclass(frozen=True)
-class Options:
-    """Port numbers, None for a port that is not opened. `host`: the address of the first two; all if it is empty.
-
-    `directory` has the socket between the listeners and gRPC's server. `debug`: log each request over REST.
-    """
-
-    rest: int | None
-    grpc: int | None
-    metrics: int | None
-    host: str
-    directory: Path
-    debug: bool = False
-
-
 class Ports:
     """REST and gRPC, both on either port, and metrics on loopback. `listening` are the open ports, by name."""
 
@@ -60,31 +45,37 @@ class Ports:
         calls: Calls,
         authenticator: Authenticator,
         certificates: Certificates,
-        options: Options,
+        directory: Path,
+        options: DoorOptions,
     ) -> None:
+        """`directory` has the socket between the listeners and gRPC's server."""
         self._reactor = reactor
         self._aio = aio
         self._calls = calls
         self._authenticator = authenticator
         self._certificates = certificates
         self._options = options
-        self._upstream = Upstream(reactor, options.directory)
+        self._upstream = Upstream(reactor, directory)
         self._few = Connections(reactor, FEW, authenticator.lets_in)
         self.connections = Connections(reactor, Limits(), authenticator.lets_in)
         self.rpc = RpcServer(aio, calls, authenticator, self._upstream)
         self.listening: dict[str, Port] = {}
 
-    def listen(self, pages: Sequence[Page], held: Held) -> None:
-        """Start the gRPC server and open the ports. Raises `OSError` and `CannotListenError`."""
+    def listen(self, pages: Sequence[Page], metrics: int | None, held: Held) -> None:
+        """Start the gRPC server and open the ports, one for metrics if given.
+
+        Raises `OSError` and `CannotListenError`.
+        """
         self._upstream.sweep()
         self._aio.block(self.rpc.start(), BIND_SECONDS)
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
         entrance = Entrance(self.connections, self._site(pages), self._upstream)
         # Each port serves both protocols; its own is the first for ALPN.
-        for name, port, order in (("grpc", self._options.grpc, GRPC_FIRST), ("rest", self._options.rest, REST_FIRST)):
+        ports = ("grpc", self._options.grpc_port, GRPC_FIRST), ("rest", self._options.rest_port, REST_FIRST)
+        for name, port, order in ports:
             factory = entrance.secured(self._certificates.context_factory(order))
             self._open(name, port, self._options.host or everywhere, factory, held)
-        self._open("metrics", self._options.metrics, LOOPBACK, self._metrics_site(pages), held)
+        self._open("metrics", metrics, LOOPBACK, self._metrics_site(pages), held)
 
     def _open(self, name: str, port: int | None, interface: str, factory: Any, held: Held) -> None:
         if port is not None:
@@ -103,7 +94,7 @@ class Ports:
         """The open connections: the protocol of each one's port, and whether the client has shown a key."""
         for connection in self.connections:
             port = connection.transport.getHost().port
-            yield "rest" if port == self._options.rest else "grpc", connection.known
+            yield "rest" if port == self._options.rest_port else "grpc", connection.known
 
     def stop_accepting(self) -> Deferred[Any]:
         """Close the listening ports."""
