@@ -8,16 +8,15 @@ from node import import_gc  # first: see there
 import os
 import resource
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from twisted.application.service import IService, IServiceCollection, Service
-from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
@@ -36,10 +35,8 @@ from node.base.reactor import Reactor
 from node.clock.clock import Clock
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
-from node.door import connections
-from node.door.entrance import Entrance
-from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
-from node.door.upstream import Upstream
+from node.door.ports import Ports
+from node.door.tls import BadPair, Certificates, Demands
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
@@ -51,16 +48,11 @@ from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
-from node.metrics.keyless import is_open_here, is_open_to_others
 from node.metrics.monitoring import Monitoring
 from node.metrics.pages import Meters
 from node.settings import BadSettings, Settings, all_settings, environment, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
-from node.transport.rest import make_app, make_pages
-from node.transport.rpc import RpcServer
-from node.transport.site import Limits as SiteLimits
-from node.transport.site import Site
 from node.updates.chosen import LISTS, Record
 from node.updates.policy import Sources
 from node.updates.updates import Updates
@@ -68,10 +60,6 @@ from node.updates.updates import Updates
 import_gc.resume()
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
-BIND_SECONDS = 10.0
-LOOPBACK = "127.0.0.1"
-# Limits of the metrics port.
-FEW = SiteLimits(max_connections=32, strangers=32, max_body=0)
 # Seconds after which a computing thread lets other threads run. With Python's default of 5 ms, building a large set of
 # users stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
@@ -176,18 +164,17 @@ class NodeService(Service):
             *(door.cert_file, door.key_file, Demands(door.client_ca, door.newest_tls)),
             partial(reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
         )
-        self._watch = CertificateWatch(self._certificates, reactor)
+        self._watch = FileWatch("a new certificate", self._certificates, reactor)
         notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
         self._systemd = Systemd(notifier, reactor)
-        authenticator = Authenticator(settings.keys.key, settings.keys.certified)
+        meters = Meters()
+        authenticator = Authenticator(settings.keys.key, settings.keys.certified, meters.refused)
         secrets = [settings.keys.key_file] if settings.keys.key_file else []
         self._keyring = Keyring(
             *(settings.keys.file, settings.keys.required, authenticator, secrets),
             partial(reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED),
         )
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
-        meters = Meters()
-        authenticator.refused = meters.refused
         for part in (self._system, self._watch, self._keys_watch, self._store, self._journal):
             parts.add(part)
         options = EngineOptions(
@@ -197,12 +184,8 @@ class NodeService(Service):
         self._operations = Operations(engine, self._system, parts)
         self._calls = calls = Calls(self._operations, self._ring, authenticator.knows, self._journal, meters.called)
         self._keyring.gone = calls.dismiss
-        self._upstream = Upstream(reactor, self._state.door_dir)
-        self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
+        self._ports = Ports(reactor, self._aio, calls, authenticator, self._certificates, self._state.door_dir, door)
         self._monitoring = self._monitored(meters)
-        self._monitoring.readiness.changed = self._rpc.set_ready
-        self._site, self._metrics_site = self._sites(calls, authenticator)
-        self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
             *(reactor, environment(), ties, settings.handover.adopt_seconds),
             ring=self._ring,
@@ -212,11 +195,10 @@ class NodeService(Service):
             backend=engine.leaving,
             parts=parts,
             calls=calls,
-            connections=self._site.connections,
+            connections=self._ports.connections,
             systemd=self._systemd,
             sweep=self._drivers.sweep,
         )
-        self._ports = self._succession.ports
         kept = settings.state.dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
@@ -278,33 +260,13 @@ class NodeService(Service):
         return Monitoring(
             *(self._reactor, self._engine, self._parts, self._store, meters),
             state_dir=self._settings.state.dir,
-            places=connections.Limits.max_connections,
+            places=self._ports.connections.limits.max_connections,
             users=self._settings.metrics.users,
             prefix=self._settings.metrics.prefix,
-            connections=self._connections,
+            connections=self._ports.who,
+            changed=self._ports.rpc.set_ready,
             expires=lambda: self._certificates.current.expires,
         )
-
-    def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
-        """Make the site of the REST interface, and that of the metrics port."""
-        reactor, debug, pages = self._reactor, self._settings.door.debug, self._monitoring.pages
-        site = Site(
-            make_app(calls, pages),
-            authenticator,
-            reactor,
-            log_requests=debug,
-            heard=calls.touch,
-            pages=pages,
-            is_open=partial(is_open_here, frozenset(page.path for page in pages if page.is_open)),
-        )
-        few = Site(make_pages(pages), authenticator, reactor, FEW, debug, pages=pages, is_open=is_open_to_others)
-        return site, few
-
-    def _connections(self) -> Iterator[tuple[str, bool]]:
-        """The open connections: the protocol of each one's port, and whether the client has shown a key."""
-        for connection in self._site.connections:
-            port = connection.transport.getHost().port
-            yield "rest" if port == self._settings.door.rest_port else "grpc", connection.known
 
     def startService(self) -> None:
         super().startService()
@@ -325,11 +287,8 @@ class NodeService(Service):
             self._updates.load()
             self._aio.start()
             self._parts.start()
-            self._upstream.sweep()
-            self._aio.block(self._rpc.start(), BIND_SECONDS)
-            self._listen("grpc", self._settings.door.grpc_port, GRPC_FIRST)
-            self._listen("rest", self._settings.door.rest_port, REST_FIRST)
-            self._listen_for_metrics()
+            self._ports.listen(self._monitoring.pages, self._settings.metrics.port, self._succession.held)
+            self._succession.ports = self._ports.listening
             self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
@@ -347,11 +306,9 @@ class NodeService(Service):
         self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
             ("the systemd notifier", self._systemd.stop),
-            ("the listeners", self._stop_listening),
-            ("the connections of REST clients", self._site.connections.dismiss),
-            ("the gRPC server", lambda: self._aio.run(self._rpc.stop())),
-            ("the remaining connections", self._site.connections.disconnect),
-            ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
+            ("the listeners", self._ports.stop_accepting),
+            ("the calls of clients", self._ports.dismiss),
+            ("the remaining connections", self._ports.disconnect),
             ("the updates", self._updates.close),
             ("the calls", self._calls.close),
             ("the parts", self._parts.stop),
@@ -364,33 +321,9 @@ class NodeService(Service):
             except Exception:  # noqa: BLE001 - logged; the other parts are stopped all the same
                 self.log.failure("could not stop {part} cleanly; the other parts are stopped all the same", part=part)
 
-    def _stop_listening(self) -> object:
-        return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
-
     def _sweep(self) -> None:
         for pid in self._drivers.sweep(self._succession.cores):
             self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
-
-    def _listen(self, name: str, port: int | None, protocols: Protocols) -> None:
-        """Listen on a port. Both protocols are served on each; `protocols` is their order for ALPN."""
-        if port is not None:
-            everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-            interface = self._settings.door.host or everywhere
-            context = self._certificates.context_factory(protocols)
-            held = self._succession.held(name, interface, port)
-            self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
-            if held is not None:
-                os.close(held)
-
-    def _listen_for_metrics(self) -> None:
-        if (port := self._settings.metrics.port) is not None:
-            site: Any = self._metrics_site
-            held = self._succession.held("metrics", LOOPBACK, port)
-            if held is None:
-                self._ports["metrics"] = self._reactor.listenTCP(port, site, interface=LOOPBACK)
-            else:
-                self._ports["metrics"] = cast(Any, self._reactor).adoptStreamPort(held, socket.AF_INET, site)
-                os.close(held)
 
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))

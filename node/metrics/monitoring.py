@@ -33,10 +33,11 @@ class Monitoring:
         prefix: str,
         connections: Callable[[], Iterable[tuple[str, bool]]],
         expires: Callable[[], float],
+        changed: Callable[[bool], None],
     ) -> None:
-        """`users`: whether bytes are reported by user, too. For the rest see `Sources` and `Figures`."""
+        """`users`: whether bytes are reported by user, too. For the rest see `Sources`, `Figures` and `Readiness`."""
         self.lag = Lag(reactor)
-        self.readiness = Readiness(reactor, checks(store, engine.runner.status, engine.generations))
+        self.readiness = Readiness(reactor, checks(store, engine.runner.status, engine.generations), changed)
         sources = Sources(
             runner=engine.runner,
             generations=engine.generations,

@@ -38,8 +38,8 @@ _IMPORTED = (
     "node.metrics.pages",
     "node.nodectl.app",
     "node.settings",
-    "node.transport.rpc",
-    "node.transport.site",
+    "node.door.rpc",
+    "node.door.site",
     "werkzeug.routing",
 )
 # The environment variables that the forked interpreter inherited from this one, without those that imports add.

@@ -46,8 +46,8 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
         "node.traffic",
     },
-    "node.door": {"node.http2"},
-    "node.transport": {"node.api", "node.door", "node.keys.keyfile"},
+    "node.door": {"node.api", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
+    "node.http2": set(),
     "node.updates": {"node", "node.contract", "node.events"},
     "node.client": {"node.api"},
     "node.nodectl": {
@@ -58,8 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "node.nodectl.commands": {
         *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
     },
-    "drivers": {"drivers.http2", "node.contract"},
-    "drivers.http2": {"node.http2"},
+    "drivers": {"node.contract", "node.http2"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
     "drivers.sockets": {"node.contract"},
@@ -251,8 +250,8 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
-    rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
-    rpc = {"node.transport.rpc", "node.transport.serving", "node.transport.health"}
+    rest = {"node.door.rest", "node.door.site", "node.door.streams"}
+    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.services"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -349,16 +348,17 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             ["asyncio"],
             {
                 "node.base.aio",
-                "node.transport.rpc",
-                "node.transport.serving",
-                "node.transport.health",
+                "node.door.rpc",
+                "node.door.rpc_calls",
+                "node.door.serving",
+                "node.door.services",
                 "node.client.rpc",
             },
         ),
-        (["klein"], {"node.transport.rest"}),
+        (["klein"], {"node.door.rest"}),
         (
             ["twisted.web", "werkzeug"],
-            {"node.transport.rest", "node.transport.site", "drivers.sing_box.ssm_api"} | OVER_REST,
+            {"node.door.rest", "node.door.site", "drivers.sing_box.ssm_api"} | OVER_REST,
         ),
         (["twisted.web.client"], {"drivers.sing_box.ssm_api"} | OVER_REST),
         (["treq"], {"node.client.rest"}),
@@ -367,7 +367,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             {
                 "node.base.aio",
                 "node.client.rpc",
-                *(f"node.transport.{name}" for name in ("rpc", "health", "reflection")),
+                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "services")),
             },
         ),
         (

@@ -170,13 +170,13 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "did not come up",
     ),
     "with everything opened": (
-        "node/tap.py",
-        "def _broken(self):\n    raise RuntimeError('no ports')\nNodeService._listen_for_metrics = _broken",
+        "node/door/ports.py",
+        "def _broken(self, _):\n    raise RuntimeError('no ports')\nPorts._metrics_site = _broken",
         "no ports",
     ),
     "hangs with everything opened": (
-        "node/tap.py",
-        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService._listen_for_metrics = _broken",
+        "node/door/ports.py",
+        "import time\ndef _broken(self, _):\n    while True: time.sleep(0.1)\nPorts._metrics_site = _broken",
         "did not come up",
     ),
     "when all is there": (

@@ -27,8 +27,8 @@ from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
 from node.client.line import Line
 from node.client.logs import GAP, QUIET, overlap
+from node.door.site import describe
 from node.keys.keyfile import Key, Scope
-from node.transport.site import describe
 from protos.service_pb2 import ListUsersResponse, User
 
 CALLER = Caller(Key("somebody", Scope.READ, b""))

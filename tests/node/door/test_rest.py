@@ -20,9 +20,9 @@ from node.api.calls import Call, Calls, watched
 from node.api.methods import METHODS, Kind, Method
 from node.base.errors import NotInitialized, NotStarted, UsersRefused
 from node.base.logs import LogRing
-from node.transport.rest import MEDIA_TYPE, make_app
-from node.transport.site import Site
+from node.door.rest import MEDIA_TYPE, make_app
 from protos import service_pb2 as pb
+from tests.harness.sites import site_of
 
 reactor: Any = installed
 
@@ -120,7 +120,7 @@ class RestCase(TestCase):
     def setUp(self) -> None:
         self.backend = FakeBackend()
         self.ring = LogRing(reactor, 1000)
-        self.site = Site(make_app(Calls(self.backend, self.ring)), Authenticator(KEY), reactor)
+        self.site = site_of(make_app(Calls(self.backend, self.ring)), Authenticator(KEY), reactor)
         self.port = reactor.listenTCP(0, self.site, interface="127.0.0.1")
         self.agent = Agent(reactor, pool=HTTPConnectionPool(reactor, persistent=False))
 

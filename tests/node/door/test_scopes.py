@@ -19,15 +19,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.base.logs import NODE_MARK
-from node.door.connections import Connection
-from node.door.guesses import AT_ONCE, LATE
+from node.door.connection import Connection
+from node.door.guesses import LATE, LIMIT
 from node.door.relay import Relay
 from node.events.kinds import Kind as Happened
 from node.keys.keyfile import Key, Scope, digest_of
 from protos.service_pb2 import StatRequest
 from tests.node.door.test_entrance import DoorCase, Http2
-from tests.node.transport.test_rest import framed, sample
-from tests.node.transport.test_site import BEARER, Client, head, until
+from tests.node.door.test_rest import framed, sample
+from tests.node.door.test_site import BEARER, Client, head, until
 
 reactor: Any = installed
 STREAMS = (Kind.LOGS, Kind.EVENTS)
@@ -236,7 +236,7 @@ class GuessTests(ScopeCase):
 
     async def exhaust(self) -> None:
         """Send as many wrong keys as are answered at once."""
-        for _ in range(AT_ONCE[0]):
+        for _ in range(LIMIT.at_once):
             client = await self.connect(Client())
             client.send(head(b"GET /info", b"x-api-key: wrong"))
             await until(client.holds(b"HTTP/1.1 401"))
@@ -260,7 +260,7 @@ class GuessTests(ScopeCase):
         await self.exhaust()
         wrong = await self.connect(Http2())
         wrong.ask(1, "wrong")
-        await until(lambda: any(connection.transport.protocol._inner._held_back for connection in self.relayed()))
+        await until(lambda: any(one.transport.protocol._inner._held_back.pending for one in self.relayed()))
         self.assertEqual(await deferToThread(self.rpc, METHODS[0], KEYS[Scope.ALL]), "OK")
         self.assertIsNone(wrong.heard(StreamEnded)())
         self.clock.advance(LATE)
@@ -274,7 +274,7 @@ class GuessTests(ScopeCase):
         await until(lambda: not self.site.connections)
         wrong = await self.connect(Http2())
         wrong.ask(1, "wrong")
-        await until(lambda: any(connection.transport.protocol._inner._held_back for connection in self.relayed()))
+        await until(lambda: any(one.transport.protocol._inner._held_back.pending for one in self.relayed()))
         wrong.transport.abortConnection()
         self.clock.advance(LATE)
         await until(lambda: not self.site.connections)

@@ -1,6 +1,6 @@
 """The REST interface: a Klein route for every row of METHODS.
 
-`node.transport.site` has checked authentication, deadlines and the size limit before a request comes here.
+`node.door.site` has checked authentication, deadlines and the size limit before a request comes here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from urllib.parse import unquote
 from klein import Klein
 from klein.resource import KleinResource
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -23,9 +22,10 @@ from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Page
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.base.logs import Logger
+from node.base.slices import a_turn
 from node.base.waiting import fire, lasting
-from node.transport.site import Request
-from node.transport.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
+from node.door.site import Request
+from node.door.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
 from protos.service_pb2 import EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -37,26 +37,17 @@ Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, by
 _logger = Logger()
 
 
-def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
-    """Make the resource for all of METHODS and the pages. `node.transport.site.Site` serves it, and sets the caller."""
-    app = _app_of(pages)
-    for method in METHODS:
-        route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
-        route(_handler(calls, method))
-    return _Root(app)
-
-
-def make_pages(pages: Iterable[Page]) -> IResource:
-    """Make a resource for these pages alone."""
-    return _Root(_app_of(pages))
-
-
-def _app_of(pages: Iterable[Page]) -> Klein:
+def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
+    """Make the resource for these pages and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
     app = Klein()
     for page in pages:
         app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+    if calls is not None:
+        for method in METHODS:
+            route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
+            route(_handler(calls, method))
     app.handle_errors(Exception)(_failed)
-    return app
+    return _Root(app)
 
 
 def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
@@ -94,14 +85,10 @@ def _admit(request: Request, method: Method) -> None:
     request.caller.require(method.scope)
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
-    media_type = _media_type(request)
+    media_type = _header(request, "Content-Type").partition(";")[0].strip().lower()
     if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
         found = f"the body's media type is {media_type}" if media_type else "the body has no media type"
         raise WrongMediaType(f"{found}: send {MEDIA_TYPE}")
-
-
-def _media_type(request: Request) -> str:
-    return _header(request, "Content-Type").partition(";")[0].strip().lower()
 
 
 def _header(request: Request, name: str) -> str:
@@ -125,7 +112,7 @@ async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
         await feed.feed(message)
         if number % TURN == 0:
-            await deferLater(reactor, 0)
+            await a_turn(reactor)
     return Reply(await feed.finish())
 
 

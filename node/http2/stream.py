@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from twisted.internet.defer import Deferred
 
-from node.http2 import PREFIX
+from node.http2.frames import PREFIX
 
 # Bytes that may wait for the reader of a call, and bytes that each message counts in addition to its own. The counters
 # of 250,000 users with the longest names take some 150 MB.

@@ -8,16 +8,17 @@ from typing import Generic, Protocol, TypeVar
 
 from google.protobuf.proto import serialize_length_prefixed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IPushProducer
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
 from node.api.auth import Dialect
 from node.api.calls import Calls
 from node.api.methods import Method
 from node.api.readers import PlacedReader
+from node.base.alarm import Alarm
 from node.base.errors import InvalidRequest
-from node.transport.site import Request
+from node.base.slices import a_turn
+from node.door.site import Request
 from protos.service_pb2 import Event, EventsRequest
 
 # Seconds without a line after which a stream carries a comment, so that no proxy on the way closes it as idle.
@@ -53,7 +54,7 @@ class Stream(Generic[T]):
         self._request = request
         self._reader = reader
         self._paused: Deferred[None] | None = None
-        self._beating: IDelayedCall | None = None
+        self._beating = Alarm(request.site.reactor, self._beat)
 
     def framed(self, one: T) -> bytes:
         """Encode one item for the wire."""
@@ -69,7 +70,7 @@ class Stream(Generic[T]):
                 self._write(read)
                 if self._reader.behind:
                     # Otherwise the reactor would not get a turn, and the transport could not pause this producer.
-                    await deferLater(self._request.site.reactor, 0)
+                    await a_turn(self._request.site.reactor)
         finally:
             self._end()
 
@@ -92,17 +93,16 @@ class Stream(Generic[T]):
 
     def _write(self, read: list[T]) -> None:
         self._request.write(b"".join(map(self.framed, read)))
-        if self._beating is not None:
-            self._beating.reset(HEARTBEAT)
+        if self._beating.pending:
+            self._beating.set(HEARTBEAT)
 
     def _beat(self) -> None:
-        self._beating = self._request.site.reactor.callLater(HEARTBEAT, self._beat)
+        self._beating.set(HEARTBEAT)
         if self._paused is None:
             self._request.write(self.heartbeat)
 
     def _end(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+        self._beating.cancel()
         if self._request.channel is not None:  # None after a lost connection
             self._request.unregisterProducer()
 

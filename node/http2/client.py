@@ -1,4 +1,7 @@
-"""An HTTP/2 connection to a core's API: streams, flow control and frames."""
+"""The client's side of HTTP/2: a connection to a core's API, on the reactor, with as much as gRPC calls need.
+
+grpcio's client runs in another thread; waking that thread and being woken by it costs more than a call.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,30 @@ from typing import Any
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from drivers.http2 import fields, frames
-from drivers.http2.fields import BadFields
-from drivers.http2.frames import BadFrame, Frame, Frames, number, pairs, plain, settings
-from drivers.http2.stream import End, Status, Stream, TooMuch, end_of
-from node.http2 import (
+from node.http2 import headers
+from node.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
-    HEADER,
+    LARGEST,
     PREFACE,
     STREAM,
     Code,
     Kind,
     Setting,
+    Violation,
+    WholeFrame,
+    WholeFrames,
     frame,
     framed,
+    number,
+    pairs,
+    plain,
     reset,
+    settings,
     window_update,
 )
+from node.http2.stream import End, Status, Stream, TooMuch, end_of
 
 # The initial window of RFC 9113.
 _WINDOW = 65_535
@@ -33,7 +41,7 @@ _WINDOW = 65_535
 OPEN = 2**31 - 1
 WINDOW_UPDATE_AFTER = 2**28
 # Bytes of one block of headers, with the headers of its frames.
-BLOCK = fields.UNPACKED
+BLOCK = headers.UNPACKED
 # Concurrent calls before the core's SETTINGS have come; none should allow fewer (RFC 9113, 6.5.2).
 CALLS_BEFORE_SETTINGS = 100
 # A client's streams have odd numbers.
@@ -42,27 +50,28 @@ LOST = "the core closed the connection to its API"
 _SETTINGS = {Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: OPEN}
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """One connection. `usable`: new calls may begin here."""
 
     transport: Any
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {}
-        self._frames = Frames()
+        self._frames = WholeFrames()
         self._next = _FIRST
         # Bytes that the core accepts: on the whole connection, on a new stream, and in one frame.
         self._window = self._first = _WINDOW
-        self._largest = frames.LARGEST
+        self._largest = LARGEST
         self._unsent: list[Stream] = []
         # Concurrent calls that the core accepts; and by stream the headers and body of calls that wait for their turn.
         self._most = CALLS_BEFORE_SETTINGS
         self._queue: dict[int, tuple[bytes, bytes]] = {}
         self._taken = 0
         self._heard = False
-        # A block of headers that continues in the next frame: its first frame, its bytes so far, and their count.
-        self._headers: Frame | None = None
-        self._block, self._size = bytearray(), 0
+        # A block of headers that is not complete, its bytes so far, and whether it ends its stream.
+        self._block: headers.Block | None = None
+        self._packed = bytearray()
+        self._last = False
         self._touched: list[Stream] = []
         self.usable = False
 
@@ -109,7 +118,7 @@ class Connection(Protocol):
         try:
             for one in self._frames.feed(data):
                 self._take(one)
-        except (BadFrame, BadFields) as error:
+        except Violation as error:
             self.close(End(Status.UNAVAILABLE, f"the core violates HTTP/2: {error}"))
         except TooMuch as error:
             self.close(End(Status.UNAVAILABLE, str(error)))
@@ -159,16 +168,15 @@ class Connection(Protocol):
 
     # Frames from the core
 
-    def _take(self, one: Frame) -> None:
-        if self._headers is not None and one.kind != Kind.CONTINUATION:
-            raise BadFrame("another frame inside a block of headers")
+    def _take(self, one: WholeFrame) -> None:
+        if self._block is not None:
+            self._continue(self._block, one)
+            return
         match one.kind:
             case Kind.DATA:
                 self._take_data(one)
             case Kind.HEADERS:
-                self._take_headers(one, one.flags, plain(one))
-            case Kind.CONTINUATION if self._headers is not None:
-                self._take_headers(self._headers, one.flags, one.payload)
+                self._take_headers(one)
             case Kind.RST_STREAM:
                 code = number(one.payload)
                 self._end(one.stream, End(Status.UNAVAILABLE, f"the core reset the call (HTTP/2 error {code})"))
@@ -181,13 +189,13 @@ class Connection(Protocol):
             case Kind.WINDOW_UPDATE:
                 self._widen(one.stream, number(one.payload) & STREAM)
 
-    def _take_data(self, one: Frame) -> None:
+    def _take_data(self, one: WholeFrame) -> None:
         self._taken = self._acknowledged(0, self._taken + len(one.payload))
         stream = self._streams.get(one.stream)
         if stream is None:
             return  # a call that was given up
         stream.taken = self._acknowledged(one.stream, stream.taken + len(one.payload))
-        stream.received(plain(one))
+        stream.received(plain(one.kind, one.flags, one.payload))
         self._touched.append(stream)
         if stream.end is not None:
             self._break_off(one.stream, stream.end)
@@ -201,20 +209,29 @@ class Connection(Protocol):
         self.transport.write(window_update(stream, taken))
         return 0
 
-    def _take_headers(self, begun: Frame, flags: int, part: bytes) -> None:
-        """Take a part of the block of headers that `begun` began. Raises `BadFrame` if the block is too long."""
-        self._block += part
-        self._size += HEADER.size + len(part)
-        if self._size > BLOCK:
-            raise BadFrame(f"headers of more than {BLOCK} bytes")
-        if not flags & END_HEADERS:
-            self._headers = begun
-            return
-        block, self._headers, self._block, self._size = bytes(self._block), None, bytearray(), 0
-        if begun.flags & END_STREAM:
-            self._answered(begun.stream, end_of(fields.reply(block)))
-        elif (http := fields.reply(block).get(":status")) != "200":
-            self._break_off(begun.stream, end_of({":status": http or ""}))
+    def _take_headers(self, one: WholeFrame) -> None:
+        part = plain(one.kind, one.flags, one.payload)
+        self._last = bool(one.flags & END_STREAM)
+        if one.flags & END_HEADERS:
+            self._take_block(one.stream, part)
+        else:
+            self._block, self._packed = headers.Block(one.stream, BLOCK, BLOCK), bytearray(part)
+            self._block.add(one.kind, one.stream, len(part))
+
+    def _continue(self, block: headers.Block, one: WholeFrame) -> None:
+        """Take the next frame of a block of headers. Raises `Violation` if it is none, or the block is too long."""
+        block.add(one.kind, one.stream, len(one.payload))
+        self._packed += one.payload
+        if one.flags & END_HEADERS:
+            self._block = None
+            self._take_block(block.stream, bytes(self._packed))
+
+    def _take_block(self, stream: int, packed: bytes) -> None:
+        fields = headers.reply(packed)
+        if self._last:
+            self._answered(stream, end_of(fields))
+        elif (http := fields.get(":status")) != "200":
+            self._break_off(stream, end_of({":status": http or ""}))
 
     def _answered(self, number: int, end: End) -> None:
         """The core has ended its answer, perhaps before the whole request was sent."""

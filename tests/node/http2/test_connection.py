@@ -10,10 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.testing import StringTransport
 
-from drivers.http2.connection import CALLS_BEFORE_SETTINGS, LOST, Connection
-from drivers.http2.frames import Frame, Frames, settings
-from drivers.http2.stream import End, Status, Stream
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, Setting, frame, framed, reset, window_update
+from node.http2.client import CALLS_BEFORE_SETTINGS, LOST, ClientConnection
+from node.http2.frames import (
+    ACK,
+    END_HEADERS,
+    END_STREAM,
+    PREFACE,
+    Code,
+    Kind,
+    Setting,
+    WholeFrame,
+    WholeFrames,
+    frame,
+    framed,
+    reset,
+    settings,
+    window_update,
+)
+from node.http2.stream import End, Status, Stream
 
 OK = b"\x88"
 # `grpc-status: 0`, as a literal.
@@ -25,22 +39,22 @@ class Core:
 
     def __init__(self) -> None:
         self.transport = StringTransport()
-        self.connection = Connection()
+        self.connection = ClientConnection()
         self.connection.makeConnection(self.transport)
         assert self.transport.value().startswith(PREFACE)
         # The core may have allowed larger frames.
-        self._frames = Frames(2**24)
+        self._frames = WholeFrames(2**24)
         self._read = len(PREFACE)
         assert [one.kind for one in self.seen()] == [Kind.SETTINGS, Kind.WINDOW_UPDATE]
 
-    def seen(self) -> list[Frame]:
+    def seen(self) -> list[WholeFrame]:
         data = self.transport.value()[self._read :]
         self._read += len(data)
         return self._frames.feed(data)
 
     @staticmethod
-    def read(data: bytes) -> list[Frame]:
-        return Frames(2**24).feed(data)
+    def read(data: bytes) -> list[WholeFrame]:
+        return WholeFrames(2**24).feed(data)
 
     def sent(self, stream: int) -> bytes:
         """Return the bytes that came since of a stream's request."""
@@ -136,7 +150,7 @@ def test_a_cancelled_call_is_reset_once() -> None:
 
 def test_window_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for streams that were given up: the connection's window is shared."""
-    monkeypatch.setattr("drivers.http2.connection.WINDOW_UPDATE_AFTER", 1000)
+    monkeypatch.setattr("node.http2.client.WINDOW_UPDATE_AFTER", 1000)
     core = Core()
     stream = core.call()
     core.seen()
@@ -243,7 +257,7 @@ def test_settings_and_pings_are_answered() -> None:
     core = Core()
     core.says(settings({}), frame(Kind.PING, 0, 0, b"12345678"), frame(Kind.PING, ACK, 0, b"87654321"))
     core.says(frame(Kind.SETTINGS, ACK, 0), bytes(3) + b"\x63" + bytes(5))
-    assert core.seen() == [Frame(Kind.SETTINGS, ACK, 0, b""), Frame(Kind.PING, ACK, 0, b"12345678")]
+    assert core.seen() == [WholeFrame(Kind.SETTINGS, ACK, 0, b""), WholeFrame(Kind.PING, ACK, 0, b"12345678")]
 
 
 def test_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:

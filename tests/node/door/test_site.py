@@ -29,14 +29,15 @@ from zope.interface import implementer
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.base.logs import COALESCE, LogRing
-from node.door.connections import DEAD_AFTER
+from node.door.connections import DEAD_AFTER, Limits
 from node.door.delivery import written
+from node.door.rest import make_app
+from node.door.site import Site
+from node.door.streams import HEARTBEAT
 from node.door.tls import REST_FIRST, Certificates
-from node.transport.rest import make_app
-from node.transport.site import Limits, Site
-from node.transport.streams import HEARTBEAT
 from scripts.staging import certs
-from tests.node.transport.test_rest import FakeBackend
+from tests.harness.sites import site_of
+from tests.node.door.test_rest import FakeBackend
 
 reactor: Any = installed
 
@@ -130,7 +131,7 @@ class SiteCase(TestCase):
         self.clients: list[Client] = []
 
     def serve(self, limits: Limits | None = None, clock: Any = reactor, resource: IResource | None = None) -> Site:
-        self.site = Site(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
+        self.site = site_of(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
         self.listen(self.site)
         return self.site
 
@@ -414,7 +415,7 @@ class ConnectionTests(SiteCase):
     async def test_connections_without_a_key_go_first(self) -> None:
         """When all places are taken, the oldest connection without a key is cut, and none with a key; one log line."""
         self.serve(Limits(max_connections=3))
-        warnings = self.watch(LogLevel.warn, "node.door.places")
+        warnings = self.watch(LogLevel.warn, "node.door.connections")
         known = await self.connect()
         await self.ask(known)
         strangers = [await self.admitted(count) for count in (2, 3)]
@@ -499,7 +500,7 @@ class ConnectionTests(SiteCase):
         """Over TLS, too: no HTTP/2, kernel keep-alive, and the site cuts clients that keep sending or are silent."""
         clock = Clock()
         server_tls, client_tls = self.make_tls([b"h2", b"http/1.1"])
-        site = self.site = Site(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
+        site = self.site = site_of(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
         self.listen(TLSMemoryBIOFactory(server_tls, False, site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))
@@ -540,7 +541,7 @@ class ConnectionTests(SiteCase):
     async def test_h2_alone(self) -> None:
         """A client that offers only HTTP/2 and then speaks HTTP/1.1 is served."""
         server_tls, client_tls = self.make_tls([b"h2"])
-        self.site = Site(self.probe, Authenticator(KEY), reactor)
+        self.site = site_of(self.probe, Authenticator(KEY), reactor)
         self.listen(TLSMemoryBIOFactory(server_tls, False, self.site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))
@@ -550,7 +551,7 @@ class ConnectionTests(SiteCase):
         self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
         self.assertEqual(handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), DEAD_AFTER * 1000)
 
-    def watch(self, level: Any, namespace: str = "node.transport.site") -> list[Any]:
+    def watch(self, level: Any, namespace: str = "node.door.site") -> list[Any]:
         """Collect what is logged there at this level from now on."""
         events: list[Any] = []
 
@@ -644,7 +645,7 @@ class EndTests(SiteCase):
         server_tls, client_tls = self.make_tls([b"http/1.1"])
         self.client_tls = client_tls
         self.clock = Clock()
-        site = self.site = Site(waits or self.probe, Authenticator(KEY), self.clock)
+        site = self.site = site_of(waits or self.probe, Authenticator(KEY), self.clock)
         self.listen(TLSMemoryBIOFactory(server_tls, False, site))
         client = await self.connect(client_tls)
         client.send(head(b"GET /a", BEARER))

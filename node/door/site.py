@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
 
-from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from twisted.web import http, server
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 
 from node.api.auth import ANONYMOUS, Authenticator, Caller, Dialect, bearer_of, dialect
-from node.api.methods import MAX_BODY, scope_of
+from node.api.methods import scope_of
 from node.api.pages import Page
 from node.base.errors import (
     Crowded,
@@ -35,9 +34,9 @@ from node.base.errors import (
     Unauthenticated,
 )
 from node.base.logs import Logger
-from node.door import connections
 from node.door.bodies import AGAIN, SMALL
-from node.door.connections import Connection, Connections
+from node.door.connection import Connection
+from node.door.connections import LAST, Connections
 from node.door.delivery import queued, tcp
 from node.keys.keyfile import Scope
 
@@ -47,13 +46,6 @@ _LOOKING = (b"GET", b"HEAD")
 _EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 
 _logger = Logger()
-
-
-@dataclass(frozen=True)
-class Limits(connections.Limits):
-    """The limits of the door, and the size of a REST body."""
-
-    max_body: int = MAX_BODY
 
 
 def describe(error: NodeError, dialect: Dialect) -> tuple[bytes, bytes]:
@@ -185,7 +177,7 @@ class Channel(http.HTTPChannel):
     def requestDone(self, request: http.Request) -> None:
         self._answering = False
         self.persistent = self.persistent and not self._last
-        self.connection.rest(self._rested)
+        self.connection.rest(self.site.limits.idle, self._rested)
         self._make_room()
         super().requestDone(request)
 
@@ -264,7 +256,7 @@ class Channel(http.HTTPChannel):
         """
         if self._answering:
             return False
-        if now or self.connection.rested(self.site.reactor.seconds() - connections.LAST):
+        if now or self.connection.rested(self.site.reactor.seconds() - LAST):
             # The channel's own: the transport's would send nothing while this channel is its producer.
             self.loseConnection()
         return self._closing
@@ -337,8 +329,7 @@ class Site(server.Site):
         self,
         resource: IResource,
         authenticator: Authenticator,
-        reactor: IReactorTime,
-        limits: Limits | None = None,
+        connections: Connections,
         log_requests: bool = False,
         heard: Callable[[Caller], None] = lambda _: None,
         pages: Iterable[Page] = (),
@@ -346,11 +337,11 @@ class Site(server.Site):
     ) -> None:
         """`is_open`: whether a path needs no key, on a connection of this transport."""
         # No timeout: the channel has its own timer.
-        super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
+        super().__init__(resource, reactor=connections.reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
-        self.limits = limits or Limits()
-        self.connections = Connections(reactor, self.limits, authenticator.lets_in)
-        self.deliveries = self.connections.deliveries
+        self.connections = connections
+        self.limits = connections.limits
+        self.deliveries = connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
         self.pages = frozenset(page.path for page in pages)

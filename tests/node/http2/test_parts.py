@@ -1,22 +1,35 @@
-"""Frames, header blocks and messages, wherever the bytes are cut."""
+"""WholeFrames, header blocks and messages, wherever the bytes are cut."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from functools import partial
 
 import pytest
 from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.http2 import fields
-from drivers.http2.frames import BadFrame, Frame, Frames, number, pairs, plain
-from drivers.http2.stream import End, Status, Stream, end_of
-from node.http2 import END_STREAM, PADDED, PRIORITY, Kind, frame, framed
+from node.http2 import headers
+from node.http2.frames import (
+    END_STREAM,
+    PADDED,
+    PRIORITY,
+    Kind,
+    Violation,
+    WholeFrame,
+    WholeFrames,
+    frame,
+    framed,
+    number,
+    pairs,
+    plain,
+)
+from node.http2.stream import End, Status, Stream, end_of
 
 kinds = st.sampled_from([*Kind])
-frames = st.lists(st.builds(Frame, kinds, st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=300)))
+frames = st.lists(st.builds(WholeFrame, kinds, st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=300)))
 messages = st.lists(st.binary(max_size=300), max_size=10)
 cuts = st.lists(st.integers(0, 3000), max_size=8)
 
@@ -27,9 +40,9 @@ def pieces(data: bytes, at: list[int]) -> list[bytes]:
 
 
 @given(frames, cuts)
-def test_frames_wherever_they_are_cut(sent: list[Frame], at: list[int]) -> None:
+def test_frames_wherever_they_are_cut(sent: list[WholeFrame], at: list[int]) -> None:
     data = b"".join(frame(Kind(one.kind), one.flags, one.stream, one.payload) for one in sent)
-    reader = Frames()
+    reader = WholeFrames()
     assert [found for piece in pieces(data, at) for found in reader.feed(piece)] == sent
 
 
@@ -52,46 +65,46 @@ def test_what_stands_around_a_payload(payload: bytes, padding: int, priority: bo
     first = bytes(5) if priority else b""
     whole = bytes([padding]) + first + payload + bytes(padding)
     flags = PADDED | (PRIORITY if priority else 0) | END_STREAM
-    assert plain(Frame(Kind.HEADERS, flags, 1, whole)) == payload
+    assert plain(Kind.HEADERS, flags, whole) == payload
 
 
 @given(st.binary(max_size=20), st.integers(0, 255))
 def test_frames_that_contradict_themselves(payload: bytes, flags: int) -> None:
-    """Any payload gives bytes or `BadFrame`."""
+    """Any payload gives bytes or `Violation`."""
     for kind in Kind:
-        for read in (plain, lambda one: number(one.payload), lambda one: list(pairs(one.payload))):
-            with contextlib.suppress(BadFrame):
-                read(Frame(kind, flags, 1, payload))
+        for read in (partial(plain, kind, flags), number, lambda payload: list(pairs(payload))):
+            with contextlib.suppress(Violation):
+                read(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\0\1"])
 def test_frames_that_are_too_short(payload: bytes) -> None:
-    with pytest.raises(BadFrame):
+    with pytest.raises(Violation):
         number(payload)
 
 
 def test_settings_that_are_cut_off() -> None:
-    with pytest.raises(BadFrame):
+    with pytest.raises(Violation):
         list(pairs(b"\0\1\0"))
 
 
 def test_header_blocks_are_independent() -> None:
     """No block needs another one, on either side."""
-    block = fields.request("/core.Core/Call", (("authorization", "Bearer x"),))
+    block = headers.request("/core.Core/Call", (("authorization", "Bearer x"),))
     for _ in range(2):
-        read = fields.reply(block)
+        read = headers.reply(block)
         assert (read[":path"], read["authorization"], read["te"]) == ("/core.Core/Call", "Bearer x", "trailers")
     encoder = Encoder()
     encoder.header_table_size = 0
     for value in ("0", "5", "5"):
-        assert fields.reply(encoder.encode([("grpc-status", value)])) == {"grpc-status": value}
+        assert headers.reply(encoder.encode([("grpc-status", value)])) == {"grpc-status": value}
 
 
 @pytest.mark.parametrize("block", [b"\xbe", b"\xff\xff\xff\xff\xff\xff", b"\x40"])
 def test_headers_that_cannot_be_read(block: bytes) -> None:
     """Among them those that use the dynamic table, which our SETTINGS forbid."""
-    with pytest.raises(fields.BadFields):
-        fields.reply(block)
+    with pytest.raises(Violation):
+        headers.reply(block)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,22 @@ import time
 import pytest
 from twisted.internet.defer import Deferred
 
-from drivers.http2.connection import BLOCK
-from drivers.http2.frames import settings
-from drivers.http2.stream import EACH, MOST, End, Status
-from node.http2 import END_HEADERS, END_STREAM, PREFIX, Code, Kind, Setting, frame, framed, reset, window_update
-from tests.drivers.http2.test_connection import DONE, OK, Core, ends
+from node.http2.client import BLOCK
+from node.http2.frames import (
+    END_HEADERS,
+    END_STREAM,
+    PREFIX,
+    Code,
+    Kind,
+    Setting,
+    frame,
+    framed,
+    reset,
+    settings,
+    window_update,
+)
+from node.http2.stream import EACH, MOST, End, Status
+from tests.node.http2.test_connection import DONE, OK, Core, ends
 
 
 def test_an_answer_together_with_a_violation() -> None:
@@ -76,7 +87,7 @@ def test_a_message_of_gigabytes() -> None:
 @pytest.mark.parametrize("size", [0, 1000])
 def test_messages_without_an_end(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are taken do not count; if none are taken, there is a limit."""
-    monkeypatch.setattr("drivers.http2.stream.MOST", 10_000)
+    monkeypatch.setattr("node.http2.stream.MOST", 10_000)
     core = Core()
     stream = core.call()
     core.says(frame(Kind.HEADERS, END_HEADERS, 1, OK))
