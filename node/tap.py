@@ -6,7 +6,6 @@ from node import import_gc  # first: see there
 
 # isort: split
 import os
-import resource
 import signal
 import socket
 import sys
@@ -42,6 +41,7 @@ from node.door.upstream import Upstream
 from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
+from node.handover.keeper import raise_descriptor_limit
 from node.handover.program import CHECKING, KEPT, Program, Tried
 from node.handover.succession import Succession
 from node.handover.ties import Ties
@@ -75,8 +75,6 @@ FEW = SiteLimits(max_connections=32, strangers=32, max_body=0)
 # Seconds after which a computing thread lets other threads run. With Python's default of 5 ms, building a large set of
 # users stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
-# Open files that the node allows itself, if the system permits: for the connections on both ports, with a reserve.
-DESCRIPTORS = 65_536
 
 
 class Options(UsageOptions):
@@ -300,7 +298,7 @@ class NodeService(Service):
         os.umask(0o077)
         self._log_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         try:
             self._succession.take()
             self._state.claim(self._succession.lock)
@@ -460,11 +458,3 @@ def _policy(settings: Settings) -> Policy:
             settings.quota_closes,
         ),
     )
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -209,21 +209,23 @@ class Node:
 class Kept:
     """A running keeper. `path`: a file with an exit status, for nodes that end at once."""
 
-    def __init__(self, directory: Path, stack: ExitStack, **environment: str) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, script: Sequence[str] = (SCRIPT,), **environment: str
+    ) -> None:
         self.stack = stack
         self._listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._listening.bind("")
         self._listening.listen()
         self._listening.settimeout(SECONDS)
-        self.path, self._lines, script = directory / "code", directory / "lines", directory / "node.py"
+        self.path, self._lines, node = directory / "code", directory / "lines", directory / "node.py"
         self.path.unlink(missing_ok=True)
-        script.write_text(NODE)
+        node.write_text(NODE)
         name = self._listening.getsockname()[1:].decode()
-        self.command = [*PYTHON, str(script), name, str(self.path)]
+        self.command = [*PYTHON, str(node), name, str(self.path)]
         with self._lines.open("wb") as lines:
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("TXNODE", "NOTIFY"))}
             self.process = subprocess.Popen(
-                [*PYTHON, SCRIPT, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
+                [*PYTHON, *script, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
             )
         stack.callback(self._end)
         self.seen: list[Node | Core] = []
@@ -888,6 +890,37 @@ def test_a_signal_and_a_death_while_it_becomes_another(kept: Kept) -> None:
     node.receive()
     assert (node.event()["exited"], node.signal()) == (core.pid, signal.SIGHUP)
     node.request("alive")
+
+
+# The keeper, whose node dies just before it executes its next version.
+DYING = f"""
+import os, signal, sys
+sys.path.append({str(Path(SCRIPT).parent)!r})
+import keeper
+
+def become(self, *words):
+    os.kill(self.node.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, self.node.pid, os.WEXITED | os.WNOWAIT)
+    as_ever(self, *words)
+
+as_ever, keeper.Keeper.become = keeper.Keeper.become, become
+keeper.main()
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, "/this/is/missing"])
+def test_a_node_that_dies_before_it_becomes_another(script: str, tmp_path: Path, stack: ExitStack) -> None:
+    """Whether the keeper can execute the other version or not, the next node finds all that is held."""
+    kept = Kept(tmp_path, stack, ("-c", DYING))
+    node = kept.node()
+    node.up()
+    node.put("state", b"it")
+    core = kept.spawn(node, "/bin/sleep", "100")
+    node.request("become", argv=[*PYTHON, script] if script == SCRIPT else [script])
+    node.gone()
+    found = kept.node().up()
+    assert content(*found.by_name["state"]) == b"it" and not found.core(core.pid).ended
+    assert f"node {node.pid}: it ended by signal 9; cores go on" in kept.lines
 
 
 # Anything, in any order
