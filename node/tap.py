@@ -33,7 +33,7 @@ from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
 from node.base.reactor import Reactor
 from node.contract.driver import Host
-from node.contract.keeper import NoKeeper
+from node.contract.keeper import Keeper
 from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
@@ -167,7 +167,7 @@ class NodeService(Service):
         ties = Ties.of(environment())
         host = Host(
             *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
-            ties or NoKeeper(),
+            ties or Keeper(),
         )
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)

@@ -58,6 +58,8 @@ except OSError:
 SECONDS = 30.0
 SCRIPT = keeper.__file__
 PYTHON = [sys.executable, "-I", "-S"]
+# In the environment of processes that a test looks for.
+MARK = f"{os.getpid()}"
 ECHO = "echo out; echo err >&2; exec sleep 100"
 
 
@@ -385,8 +387,14 @@ def test_a_node_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
     core = kept.spawn(first, "/bin/sleep", "100")
     first.gone()
     second = kept.node()
-    assert f"core/{core.pid}" in second.hello().by_name and not core.ended
+    assert f"core/{core.pid}" in second.up().by_name and not core.ended
     assert f"node {first.pid}: it did not answer within 0.6 s; cores go on" in kept.lines
+    # It may take its time to end in order.
+    second.request("bye")
+    second.request("forget", pid=core.pid)
+    assert not ready(second.pidfd, 1.0)
+    second.end(0)
+    assert kept.wait() == 0
 
 
 def test_a_node_that_does_not_read(kept: Kept) -> None:
@@ -510,6 +518,64 @@ def test_a_killed_keeper(stopped: bool, kept: Kept) -> None:
         assert ready(pidfd, SECONDS)
 
 
+# A message of each word of the protocol. The last one is the next version's.
+WORDS: Mapping[str, Mapping[str, object]] = {
+    "spawn": {"argv": ["/bin/sleep", "100"], "environment": {"MARK": MARK}, "targets": []},
+    "put": {"name": "state"},
+    "drop": {"names": ["name"]},
+    "forget": {"pid": "core"},
+    "up": {"seconds": 300.0},
+    "alive": {"text": "READY=1"},
+    "next": {"command": "again", "plain": "again", "back": "again", "patience": 60.0},
+    "cancel": {"reason": "a Start came"},
+    "failed": {"reason": "it cannot go on"},
+    "bye": {},
+    "become": {"argv": [*PYTHON, SCRIPT]},
+    "hello": {},
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+@pytest.mark.parametrize("word", WORDS)
+def test_it_is_killed_at_every_word(word: str, moment: str, tmp_path: Path, stack: ExitStack) -> None:
+    """Before it takes the request, while it works on it, or when it has answered: nothing is left behind."""
+    kept = Kept(tmp_path, stack, MARK=MARK)
+    node = kept.node()
+    node.up()
+    core = kept.spawn(node, "/bin/sleep", "100", MARK=MARK)
+    node.put("name", b"it")
+    if word in ("cancel", "hello"):
+        kept.next(node)
+        kept.node()
+    stands_for = {"core": core.pid, "again": ({}, kept.command)}
+    message = {
+        key: stands_for.get(value, value) if isinstance(value, str) else value for key, value in WORDS[word].items()
+    }
+    speaker = kept.seen[-1] if word == "hello" else node
+    assert isinstance(speaker, Node)
+    if moment == "before":
+        kept.process.send_signal(signal.SIGSTOP)
+    with Path(os.devnull).open() as null:
+        speaker.send(word, [null.fileno()] if word == "put" else [], **message)
+    if moment == "after" and word not in ("failed", "hello"):
+        speaker.receive()
+    if moment == "after" and word == "hello":
+        assert node.event() == {"next": ""}
+    kept.process.kill()
+    kept.process.wait()
+    until(lambda: not marked(), SECONDS, "all processes end")
+
+
+def marked() -> Sequence[int]:
+    """Processes of the keeper, known to the test or not."""
+    found = []
+    for there in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"MARK={MARK}".encode() in (there / "environ").read_bytes().split(b"\0"):
+                found.append(int(there.name))
+    return found
+
+
 # Upgrades
 
 
@@ -591,6 +657,50 @@ def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
     old.request("cancel", reason="again")
     old.die()
     assert kept.node().rest == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_both_versions_are_killed(waits: bool, kept: Kept) -> None:
+    """The next one never goes on, whichever is reaped first: the version that ran is started again, as ever."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    new = kept.node()
+    if waits:
+        new.send("hello")
+        assert old.event() == {"next": ""}
+    with kept.stopped():
+        old.die()
+        new.die()
+    again = kept.node()
+    assert again.rest == [] and FAILED not in again.environment
+
+
+def test_a_death_right_after_it_is_cancelled(kept: Kept) -> None:
+    """The next version may still be ending: it does not go on."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    kept.node()
+    old.request("cancel", reason="a Start came")
+    old.die()
+    again = kept.node()
+    assert again.rest == [] and FAILED not in again.environment
+
+
+def test_another_next_version(kept: Kept) -> None:
+    """It takes the place of the first one, whose end is no news then."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    first = kept.node()
+    kept.next(old, "another")
+    first.gone()
+    another = kept.node()
+    another.send("hello")
+    assert old.event() == {"next": ""}
+    old.end(0)
+    another.greeted()
 
 
 def dies(new: Node) -> str:
@@ -734,6 +844,8 @@ def test_what_a_core_inherits(kept: Kept) -> None:
     # The loader of programs opens files for a moment.
     until(lambda: core.is_executed() and {*core.open_files} == {0, 1, 2, 5, 60}, 10, "it has its own files alone")
     files = core.open_files
+    # Ctrl-C in a terminal is for its foreground group.
+    assert os.getpgid(core.pid) == core.pid
     assert (files[5], files[0]) == (f"pipe:[{os.fstat(there).st_ino}]", os.devnull)
     assert [os.fstat(core.out).st_ino, os.fstat(core.err).st_ino] == [int(files[n][6:-1]) for n in (1, 2)]
     assert Path(f"/proc/{core.pid}/environ").read_bytes() == b"ONE=two\0"
@@ -795,6 +907,19 @@ def test_no_more_descriptors(kept: Kept) -> None:
     replies = iter(lambda: json.loads(node.ask.recv(keeper.MESSAGE) or b'{"n": 0}')["n"], 0)
     assert node.asked in replies
     assert not core.ended and not node.ended
+
+
+def test_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised as far as the system permits, and never lowered."""
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        for wanted, limit in (300, 300), (200, 300), (hard + 1, hard):
+            monkeypatch.setattr(keeper, "DESCRIPTORS", wanted)
+            keeper.raise_descriptor_limit()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_core_that_cannot_be_run(kept: Kept) -> None:
@@ -875,6 +1000,19 @@ def test_it_becomes_another_version(tmp_path: Path, stack: ExitStack) -> None:
     second.request("bye")
     second.end(5)
     assert kept.wait() == 5
+
+
+def test_it_becomes_another_version_beside_the_next(kept: Kept) -> None:
+    """The next version of the node ends, and the node is told why."""
+    node = kept.node()
+    node.up()
+    kept.next(node)
+    other = kept.node()
+    node.request("become", argv=[*PYTHON, SCRIPT])
+    other.gone()
+    assert node.event() == {"next": "the keeper changes its version"}
+    node.die()
+    assert kept.node().rest == []
 
 
 def test_a_signal_and_a_death_while_it_becomes_another(kept: Kept) -> None:
@@ -982,6 +1120,4 @@ def test_no_process_is_left(steps: list[str], last: str, tmp_path_factory: pytes
 
 
 def _holds(found: Held, cores: Sequence[Core], put: set[str]) -> None:
-    """Forgotten cores may not have ended yet."""
-    assert put | {f"core/{core.pid}" for core in cores} <= {*found.by_name}
-    assert {name for name in found.by_name if name.startswith("name/")} == put
+    assert put | {f"core/{core.pid}" for core in cores} == {*found.by_name}
