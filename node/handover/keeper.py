@@ -267,22 +267,19 @@ class Keeper:
         for there in (ask, events, its_ask):
             there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
 
-        def run() -> None:
-            for there in (its_ask, its_events):
-                os.set_inheritable(there.fileno(), True)
-            added = {VARIABLE: f"{its_ask.fileno()} {its_events.fileno()} {self.me}", **command[0]}
-            os.environ.update(added, **({FAILED: self.failed} if self.failed else {}))
-            self.execute(command[1])
-
-        node = Node(command, self.fork(run, WAITING if None in self.cores.values() else WAITING[:2]), ask, events)
-        its_ask.close()
-        its_events.close()
+        environment = {**os.environ, VARIABLE: f"{its_ask.fileno()} {its_events.fileno()} {self.me}", **command[0]}
+        if self.failed:
+            environment[FAILED] = self.failed
+        blocked = WAITING if None in self.cores.values() else WAITING[:2]
+        with its_ask, its_events:
+            inherit([its_ask.fileno(), its_events.fileno()], True)
+            node = Node(command, self.fork(lambda: self.execute(command[1], environment), blocked), ask, events)
         node.wait(patience)
         return node
 
-    def execute(self, words: list[str]) -> None:
-        """Become the node, in a new process."""
-        os.execve(words[0], words, os.environ)  # noqa: S606 - the purpose
+    def execute(self, words: list[str], environment: dict[str, str]) -> None:
+        """Become a node, in a new process."""
+        os.execve(words[0], words, environment)  # noqa: S606 - the purpose
 
     def spawn(self, message: Any, descriptors: Sequence[int]) -> Answer:
         """Start a core, with these descriptors as its `targets`. Answers with its pidfd and both outputs."""
@@ -309,8 +306,6 @@ class Keeper:
     def become_core(self, message: Any, targets: dict[int, int]) -> None:
         """Execute the core in a new process. Yama lets all below this process trace it."""
         LIBC.prctl(PR_SET_PTRACER, ctypes.c_ulong(self.me), 0, 0, 0)
-        for heard in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
-            signal.signal(heard, signal.SIG_DFL)
         high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(targets) + 1) for number in targets.values()]
         for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - `pathlib` takes memory
             try:
@@ -336,10 +331,12 @@ class Keeper:
         try:
             signal.set_wakeup_fd(-1)
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             if os.getppid() == self.me:
                 os.setpgid(0, 0)  # else Ctrl-C in a terminal would reach it, too
                 close([*self.descriptors, its_ready.detach()])
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
                 run()
         except OSError as error:
             os.write(2, f"cannot run {error.filename}: {error.strerror}\n".encode(errors="replace"))

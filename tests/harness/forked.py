@@ -21,7 +21,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
-from node.handover.keeper import FORWARDED, Keeper
+from node.handover.keeper import Keeper
 from scripts.staging.process import Child, Running
 
 # What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
@@ -131,10 +131,12 @@ def _become(argv: list[str], environment: dict[str, str], directory: Path, outpu
 class _Keeper(Keeper):
     """Its nodes are forks of it."""
 
-    def execute(self, words: Sequence[str]) -> None:
-        # An executed program has no handlers of the keeper.
-        for number in (*FORWARDED, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+    def execute(self, words: list[str], environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        # As in an executed interpreter.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
         code = 1
         try:
             _run()

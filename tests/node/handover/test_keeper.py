@@ -397,6 +397,29 @@ def test_a_node_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
     assert kept.wait() == 0
 
 
+# The keeper, for which a machine that stood still for so long was suspended.
+SUSPENDED = f"""
+import sys
+sys.path.append({str(Path(SCRIPT).parent)!r})
+import keeper
+
+keeper.STOOD = 1.5  # it looks at least once a second
+keeper.main()
+"""
+
+
+def test_a_machine_that_was_suspended(tmp_path: Path, stack: ExitStack) -> None:
+    """That time is no silence of the node."""
+    kept = Kept(tmp_path, stack, ("-c", SUSPENDED), WATCHDOG_USEC="3000000")
+    node = kept.node()
+    node.up()
+    with kept.stopped():
+        assert not ready(node.pidfd, 2.6)
+    assert not ready(node.pidfd, 0.1)
+    node.request("alive")
+    assert "killed" not in kept.lines
+
+
 def test_a_node_that_does_not_read(kept: Kept) -> None:
     """The keeper never waits for it: it is killed when its events fill the socket, and started again."""
     first = kept.node()
@@ -911,7 +934,7 @@ def test_no_more_descriptors(kept: Kept) -> None:
 
 def test_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is raised as far as the system permits, and never lowered."""
-    before = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         for wanted, limit in (300, 300), (200, 300), (hard + 1, hard):
