@@ -6,7 +6,6 @@ from node import import_gc  # first: see there
 
 # isort: split
 import os
-import resource
 import signal
 import sys
 import time
@@ -34,13 +33,14 @@ from node.base.part import Parts
 from node.base.reactor import Reactor
 from node.clock.clock import Clock
 from node.contract.driver import Host
-from node.contract.keeper import NoKeeper
+from node.contract.keeper import Keeper
 from node.door.ports import Ports
 from node.door.tls import BadPair, Certificates, Demands
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
 from node.events.kinds import Kind
+from node.handover.keeper import raise_descriptor_limit
 from node.handover.program import CHECKING, KEPT, Program, Tried
 from node.handover.succession import Succession
 from node.handover.ties import Ties
@@ -63,8 +63,6 @@ SETTINGS = all_settings(DRIVER_SETTINGS)
 # Seconds after which a computing thread lets other threads run. With Python's default of 5 ms, building a large set of
 # users stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
-# Open files that the node allows itself, if the system permits: for the connections on both ports, with a reserve.
-DESCRIPTORS = 65_536
 
 
 class Options(UsageOptions):
@@ -153,7 +151,7 @@ class NodeService(Service):
         ties = Ties.of(environment())
         host = Host(
             *(reactor, self._ring, self._state.run_dir, settings.cores, _withheld(settings), choices),
-            ties or NoKeeper(),
+            ties or Keeper(),
         )
         self._drivers = Drivers(host)
         parts = self._parts = Parts()
@@ -276,7 +274,7 @@ class NodeService(Service):
         os.umask(0o077)
         self._log_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         try:
             self._succession.take()
             self._state.claim(self._succession.lock)
@@ -366,11 +364,3 @@ def _sources(settings: Settings) -> Sources:
     values = settings.cores
     configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
     return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
