@@ -301,6 +301,19 @@ class NodeService(Service):
         self._log_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
         _raise_descriptor_limit()
+        if self._succession.follows:
+            self._reactor.callWhenRunning(self._start_beside)
+        else:
+            self._take_over()
+
+    def _start_beside(self) -> None:
+        """Prepare the resume while the version before serves, then take over."""
+        done = ensureDeferred(self._succession.prepare())
+        done.addCallback(lambda _: self._take_over())
+        done.addErrback(self._succession.abandon)
+
+    def _take_over(self) -> None:
+        """Receive what the node before has left, and start all parts. Raises `SystemExit` if that is impossible."""
         try:
             self._succession.take()
             self._state.claim(self._succession.lock)

@@ -180,6 +180,13 @@ class Backend:
         warnings += [warning for part in self._warning for warning in part.warnings]
         return warnings + (list(self._generations.current.warnings) if accepted and self._generations.current else [])
 
+    async def prepare(self, saved: Saved) -> None:
+        """Prepare the resume of this state, which may change until `begin`. Raises as `Driver.prepare`."""
+        request = service_pb2.Backend.FromString(saved.request)
+        driver = self._drivers.get(request.type)
+        if saved.request and driver is not None:
+            await self._runner.prepare(driver, request, saved.users, Routing.unpack(saved.routing))
+
     def begin(self, saved: Saved) -> None:
         """Start the parts, and resume from the state of an earlier node."""
         self._own.start()
@@ -447,7 +454,6 @@ class Backend:
     async def _resume(self, saved: Saved) -> None:
         """Start the saved backend again, with its users and its remaining keep-alive, before any controller calls."""
         request = service_pb2.Backend.FromString(saved.request)
-        request.users.extend(map(service_pb2.User.FromString, saved.users))
         driver = self._drivers.get(request.type)
         if driver is None:
             kind = type_name(request.type)
@@ -459,7 +465,7 @@ class Backend:
             # The record takes a running backend for one that a controller has just started.
             self._note_keep_alive()
 
-        await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
+        await self._runner.resume(driver, request, saved.users, resumed, Routing.unpack(saved.routing))
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # a Stop, or the node's end

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from node.contract.driver import Heirs
 from node.handover.snapshots import Described
+from node.state.database import Saved
 from node.state.events import Margins
 from protos.handover_pb2 import Handover
 
@@ -19,6 +20,8 @@ class HandoverBackend(Described, Protocol):
     async def rehearse(self) -> None: ...
 
     async def leave(self, go: Callable[[Handover], Awaitable[None]]) -> None: ...
+
+    async def prepare(self, saved: Saved) -> None: ...
 
     def inherit(self, left: Handover, heirs: Heirs) -> None: ...
 
@@ -60,6 +63,8 @@ class Store(Protocol):
 
     @property
     def fault(self) -> str: ...
+
+    def peek(self) -> Saved | None: ...
 
     def go_back(self) -> None: ...
 

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from node import __version__
 from node.base.errors import Aborted
@@ -32,6 +33,8 @@ from protos.handover_pb2 import Handover
 
 # Seconds that running calls have to finish before another version takes over.
 FINISH = 1.0
+# Seconds that the next version may take to prepare the resume.
+AHEAD = 10.0
 # Seconds between two looks at what is not delivered yet.
 LOOK = 0.01
 # The exit status if the next version could not be left all.
@@ -92,6 +95,25 @@ class Succession:
         self._snapshots = Snapshots(reactor, ties, backend, ring) if ties is not None else None
 
     # What this node takes over
+
+    @property
+    def follows(self) -> bool:
+        """Whether the version before still serves: it ends when this one calls `take`."""
+        return self._ties is not None and TRYING in self._environment
+
+    async def prepare(self) -> None:
+        """Prepare the resume while the version before serves; what fails now is tried again after its end."""
+        try:
+            if (saved := self._store.peek()) is not None:
+                await ensureDeferred(self._backend.prepare(saved)).addTimeout(AHEAD, self._reactor)
+        except Exception as error:  # noqa: BLE001 - logged; only the upgrade takes longer
+            self.log.warn("nothing was prepared before the version before ends: {error}", error=str(error))
+
+    def abandon(self, failure: Failure) -> None:
+        """This version cannot start: have the keeper end it and go back to the version before."""
+        if self._ties is not None:
+            self._ties.fail(attempt.reason_of(failure.value)[-attempt.REASON :])
+            signal.pause()
 
     def take(self) -> None:
         """Receive what the node before has left; waits for its end. Call it before anything is opened."""

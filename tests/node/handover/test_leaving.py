@@ -214,8 +214,8 @@ class LeavingTests(OverlapTests):
         self.leaving.booked = {name.replace("_", " "): counters for name, counters in booked.items()}
         self.driver.exact = handover.exact
         self.leaving.inherit(handover, self)
-        request = Backend(config=config, users=users)
-        ensureDeferred(self.runner.resume(self.driver, request, lambda: None))
+        saved = [user.SerializeToString() for user in users]
+        ensureDeferred(self.runner.resume(self.driver, Backend(config=config), saved, lambda: None))
 
     def upgrade(self, config: str, *users: User) -> Handover:
         handover = self.successResultOf(self.leave())

@@ -18,16 +18,18 @@ from twisted.logger import globalLogPublisher
 from twisted.python.failure import Failure
 
 from node import __version__
-from node.base.errors import Aborted
+from node.base.errors import Aborted, CoreFailed
 from node.base.logs import LogRing
 from node.contract.driver import NotNow
 from node.events.journal import Journal
 from node.handover import succession
+from node.handover.attempt import TRYING
 from node.handover.keeper import FAILED, WAITING
 from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, memory_of
 from node.handover.succession import Succession
 from node.handover.ties import Ties
+from node.state.database import Saved
 from protos.handover_pb2 import Handover, Ring, Run
 
 VERSION = "txnode 2"
@@ -146,21 +148,31 @@ class House:
         # Called while the state file is being closed.
         self.meanwhile: Callable[[], object] = lambda: None
         self.store = SimpleNamespace(
-            fault="", event=self.written.append, go_back=self._go_back, flush=nothing, close=self._close
+            fault="",
+            event=self.written.append,
+            go_back=self._go_back,
+            flush=nothing,
+            close=self._close,
+            peek=lambda: self.saved,
         )
         self.calls = SimpleNamespace(end_readers=lambda: None, idle=lambda: True, settled=True, close=lambda: None)
         self.environment: dict[str, str] = {}
+        # The saved state, None if it cannot be read; what was prepared, and what fails that.
+        self.saved: Saved | None = Saved(b"backend")
+        self.prepared: list[Saved] = []
+        self.unprepared: Exception | None = None
         self.swept: list[list[int]] = []
         self.inherited: list[Handover] = []
         self.backend_closed = False
         self.ring = LogRing(cast(Any, self.clock), 10)
         self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
-        backend = SimpleNamespace(
+        self.backend = SimpleNamespace(
             leave=self._leave,
             rest=lambda: None,
             close=self._close_backend,
             unsteady=lambda: "",
             inherit=lambda left, heirs: self.inherited.append(left),
+            prepare=self._prepare,
         )
         self.succession = Succession(
             self.clock,
@@ -171,13 +183,18 @@ class House:
             journal=Journal(cast(Any, self.clock)),
             state=cast(Any, SimpleNamespace(lock=0)),
             store=cast(Any, self.store),
-            backend=cast(Any, backend),
+            backend=cast(Any, self.backend),
             calls=self.calls,
             connections=SimpleNamespace(finish=nothing),
             systemd=SimpleNamespace(reloading=lambda: None),
             sweep=self._sweep,
         )
         self.succession.ports["rest"] = self.port
+
+    async def _prepare(self, saved: Saved) -> None:
+        if self.unprepared is not None:
+            raise self.unprepared
+        self.prepared.append(saved)
 
     def _go_back(self) -> None:
         self.went_back += 1
@@ -207,6 +224,12 @@ class House:
         self.begin().addBoth(found.append)
         self.clock.pump([0.0] * 20)
         return found[0].value if isinstance(found[0], Failure) else found[0]
+
+    def prepare(self) -> list[Saved]:
+        """What is prepared while the version before serves."""
+        preparing = ensureDeferred(self.succession.prepare())
+        assert preparing.called
+        return self.prepared
 
     @property
     def shots(self) -> Shots:
@@ -518,6 +541,48 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Exited
 
     monkeypatch.setattr(signal, "pause", pause)
+
+
+def test_beside_the_version_before(house: House, alone: House) -> None:
+    """A version that is tried prepares what is saved before it says that it could go on; others prepare nothing."""
+    assert not house.succession.follows
+    house.environment[TRYING] = alone.environment[TRYING] = "yes"
+    assert house.succession.follows and not alone.succession.follows
+    assert house.prepare() == [Saved(b"backend")] and not house.ties.asked
+    house.take(Handover(exact=True))
+    house.succession.ready(lambda: None)
+    assert not house.succession.follows
+
+
+def test_nothing_can_be_prepared(house: House, logged: list[str]) -> None:
+    """The upgrade goes on, if slower: whatever is wrong, a version that takes over tells it then."""
+    house.saved = None
+    assert house.prepare() == [] and not logged
+    house.saved, house.unprepared = Saved(b"backend"), CoreFailed("there is no core")
+    assert house.prepare() == [] and len(logged) == 1
+
+    async def hang(_: Saved) -> None:
+        await Deferred()
+
+    house.backend.prepare = hang
+    preparing = ensureDeferred(house.succession.prepare())
+    house.clock.advance(succession.AHEAD - 1)
+    assert not preparing.called
+    house.clock.advance(1)
+    assert preparing.called and len(logged) == 2
+
+
+@pytest.mark.usefixtures("paused")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(SystemExit("no port"), "it ended: no port"), (ZeroDivisionError("a bug"), "ZeroDivisionError")],
+)
+def test_a_version_that_cannot_start(error: BaseException, reason: str, house: House, alone: House) -> None:
+    """The keeper ends it, and hears why."""
+    with pytest.raises(Exited):
+        house.succession.abandon(Failure(error))
+    assert house.ties.words == ["fail"] and reason in str(house.ties.asked[0][1])
+    alone.succession.abandon(Failure(error))
 
 
 @pytest.mark.usefixtures("paused")
