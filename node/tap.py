@@ -33,6 +33,7 @@ from node.base.aio import Aio
 from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
 from node.base.reactor import Reactor
+from node.contract.choices import Choices
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
 from node.door import connections
@@ -163,12 +164,13 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
-        record.load()
-        choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
+        sources, self._record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
+        self._configured = {**sources.configured, LISTS: sources.lists_configured}
+        self._choices = Choices()
+        self._read_choices()
         ties = Ties.of(environment())
         host = Host(
-            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
+            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), self._choices),
             ties or NoKeeper(),
         )
         self._drivers = Drivers(host)
@@ -219,8 +221,8 @@ class NodeService(Service):
             sources=sources,
             drivers=self._drivers,
             runner=self._backend.runner,
-            record=record,
-            choices=choices,
+            record=self._record,
+            choices=self._choices,
             run=self._drivers.run,
             environment=environment(),
             test=self._upgrades.test,
@@ -228,6 +230,12 @@ class NodeService(Service):
         )
         self._backend.updates = self._updates
         self._succession.jobs = self._updates.jobs
+
+    def _read_choices(self) -> None:
+        """Read what updates have chosen; again at the take-over: the version before may have chosen something since."""
+        self._record.load()
+        found = self._record.choices(self._configured)
+        self._choices.executables, self._choices.lists = found.executables, found.lists
 
     async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         """Run a command of the node's own to its end, such as another version's check."""
@@ -316,6 +324,7 @@ class NodeService(Service):
         """Receive what the node before has left, and start all parts. Raises `SystemExit` if that is impossible."""
         try:
             self._succession.take()
+            self._read_choices()
             self._state.claim(self._succession.lock)
             self._upgrades.prepare()
             self._certificates.load()

@@ -248,7 +248,7 @@ class Runner:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs to hand over; None without a current one."""
+        """A snapshot of the runs to hand over; None if none serves."""
         return self._supervisor.snapshot
 
     async def leave(self, then: Callable[[], Awaitable[None]]) -> None:

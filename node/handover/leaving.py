@@ -80,7 +80,7 @@ class Leaving:
         Raises `InvalidConfig` and `CoreFailed` for a configuration that it could not go on with.
         """
         snapshot = self._runner.snapshot
-        if snapshot is None or not isinstance(snapshot.accepted.driver, LeavesAll):
+        if snapshot is None or snapshot.current is None or not isinstance(snapshot.accepted.driver, LeavesAll):
             return
         self._forget()
         self._rehearsed = snapshot.accepted.driver
@@ -109,39 +109,35 @@ class Leaving:
     def describe(self, exact: bool = False, saved: Collection[Generation] = ()) -> Handover:
         """Describe the runs for the next node. `exact`: after they were left; `saved`: whose counters are on disk.
 
-        A current run that cannot be taken over leaves nothing; one that drains is left out, or raises `CoreFailed` if
-        this is to be exact.
+        A run that cannot be taken over is left out; if this is to be exact, that raises `CoreFailed`.
         """
         handover, snapshot = Handover(), self._runner.snapshot
-        if snapshot is None or not isinstance(snapshot.current, Leaves):
+        if snapshot is None:
             return handover
+        if (run := self._described(snapshot.current, snapshot.accepted, exact, saved)) is not None:
+            handover.run.CopyFrom(run)
+        for each in snapshot.draining:
+            if (run := self._described(each.run, each.accepted, exact, saved)) is not None:
+                # None leaves the field out.
+                run.MergeFrom(Run(since=each.since, way_back=each.way_back))
+                handover.draining.append(run)
+        return handover
+
+    def _described(
+        self, run: Generation | None, accepted: Accepted, exact: bool, saved: Collection[Generation]
+    ) -> Run | None:
+        if not isinstance(run, Leaves):
+            return None
         try:
-            handover.run.CopyFrom(self._described(snapshot.current, snapshot.accepted, exact, saved))
+            core = run.packed(exact)
         except CoreFailed:
             if exact:
                 raise
-            return handover
-        for each in snapshot.draining:
-            if not isinstance(each.run, Leaves):
-                continue
-            try:
-                run = self._described(each.run, each.accepted, exact, saved)
-            except CoreFailed:
-                if exact:
-                    raise
-                continue
-            if each.since is not None:
-                run.since = each.since
-            if each.way_back is not None:
-                run.way_back = each.way_back
-            handover.draining.append(run)
-        return handover
-
-    def _described(self, run: Leaves, accepted: Accepted, exact: bool, saved: Collection[Generation]) -> Run:
+            return None
         return Run(
             type=Backend.FromString(accepted.request).type,
             pid=run.pid if isinstance(run, HasProcess) else 0,
-            core=run.packed(exact),
+            core=core,
             counters=self._traffic.known(run) if exact else {},
             mark=mark_of(run),
             config=config_of(accepted),
@@ -200,7 +196,8 @@ class Leaving:
     def inherit(self, left: Handover, heirs: Heirs) -> None:
         """Adopt these runs of the last node process when the backend is resumed: its run is the current one."""
         self._heirs = heirs
-        driver = self._drivers.get(left.run.type)
+        # Those that drain are of the same driver, and without a current one they are all there is.
+        driver = self._drivers.get((left.run if left.HasField("run") else left.draining[0]).type)
         together = self._together = driver if isinstance(driver, LeavesAll) else None
         fault: CoreFailed | None = None
         try:
@@ -244,14 +241,16 @@ class Leaving:
         """Add the counters on disk to the runs of a killed node; leave out draining runs without any.
 
         The node may have been killed while it replaced the run: that is current whose configuration is on disk. Raises
-        `CoreFailed` if there is none, or if the disk has lost its counters.
+        `CoreFailed` if there is none, or if the disk has lost its counters. A core that had crashed has no successor.
         """
         accepted = self._runner.desired.accepted
-        runs = [Run.FromString(run.SerializeToString()) for run in (*left.draining, left.run)]
-        wanted = config_of(accepted) if accepted else ""
-        current = next((run for run in reversed(runs) if run.config == wanted), None)
-        if current is None:
-            raise CoreFailed("no core runs the configuration that was accepted last")
+        runs, current = [Run.FromString(run.SerializeToString()) for run in left.draining], None
+        if left.HasField("run"):
+            runs.append(Run.FromString(left.run.SerializeToString()))
+            wanted = config_of(accepted) if accepted else ""
+            current = next((run for run in reversed(runs) if run.config == wanted), None)
+            if current is None:
+                raise CoreFailed("no core runs the configuration that was accepted last")
         known = []
         for run in runs:
             # Until the counters of a run are on disk for the first time, the disk has nothing of what it has counted.
@@ -263,7 +262,8 @@ class Leaving:
                 raise CoreFailed("the state file has no counters of the core")
         del left.draining[:]
         left.draining.extend(run for run in known if run is not current)
-        left.run.CopyFrom(current)
+        if current is not None:
+            left.run.CopyFrom(current)
 
     async def require_heir(self) -> None:
         """Called when nothing more can be adopted: fail the hand-over if it was not adopted by now."""
@@ -278,7 +278,7 @@ class Leaving:
 
     async def _recovered(self, left: Handover, plan: Plan, heirs: Heirs) -> tuple[Recovered | None, list[Recovered]]:
         """Recover the current run and those that drain, without those that have ended or cannot be adopted."""
-        current = await self._one(left.run, plan, None, heirs, left.exact)
+        current = await self._one(left.run, plan, None, heirs, left.exact) if left.HasField("run") else None
         draining = []
         for each in left.draining:
             try:

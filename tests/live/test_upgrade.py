@@ -217,7 +217,7 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     "when all is there": (
         "node/tap.py",
         "def _broken(self):\n    raise RuntimeError('not ready')\nNodeService._ready = _broken",
-        "does not get ready",
+        "RuntimeError: not ready",
     ),
     "at the hand-over": (
         "node/api/operations.py",

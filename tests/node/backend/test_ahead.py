@@ -29,7 +29,7 @@ def state(roster: Roster) -> object:
 @settings(deadline=None)
 @given(st.lists(users, max_size=6), st.lists(users, max_size=6))
 def test_it_is_the_roster_of_the_last_users(before: list[User], after: list[User]) -> None:
-    """With the same refusals; if users contest a credential, the caller builds it anew."""
+    """With the same refusals; if users contest a credential, the caller builds it again."""
     ahead = Ahead(PLAN)
     ahead.catch_up(saved(*before))
     last = saved(*after)
@@ -61,14 +61,14 @@ def test_only_changes_are_built() -> None:
         person("ann", "ann", "a"), person("bad", "bad", "a"), person("bob", "other", "a"), person("di", "di", "a")
     )
     ahead.catch_up(last)
-    # One who was refused is looked at again: the reason may be gone.
+    # A refused user is looked at again: the reason may have gone.
     assert built == ["bad", "bob", "di", "bad"]
     assert ahead.roster.target["a"] == {"ann": b"a/ann/ann", "bob": b"a/bob/other", "di": b"a/di/di"}
     assert [refusal.email for refusal in ahead.refused] == ["bad"]
 
 
 def test_a_credential_that_became_free() -> None:
-    """The user who was refused for it comes in."""
+    """A user whom it kept out comes in."""
     ahead = Ahead(PLAN)
     ahead.catch_up(saved(person("ann", "one", "a"), person("bob", "one", "a")))
     assert ahead.roster.contested and [refusal.email for refusal in ahead.refused] == ["bob"]
