@@ -44,7 +44,7 @@ from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover.program import CHECKING, KEPT, Program, Tried
-from node.handover.succession import Succession
+from node.handover.succession import House, Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
@@ -196,17 +196,13 @@ class NodeService(Service):
         self._monitoring.readiness.changed = self._rpc.set_ready
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
-        self._succession = Succession(
-            *(reactor, environment(), ties, settings.adopt_seconds),
-            ring=self._ring,
-            journal=self._journal,
-            state=self._state,
-            store=self._store,
-            backend=self._backend,
-            calls=calls,
-            connections=self._site.connections,
-            systemd=self._systemd,
+        house = House(
+            *(self._ring, self._journal, self._store, calls, self._site.connections, self._systemd),
+            rest=self._backend.rest,
             sweep=self._drivers.sweep,
+        )
+        self._succession = Succession(
+            reactor, environment(), ties, settings.adopt_seconds, self._backend.leaving, house
         )
         self._ports = self._succession.ports
         kept = settings.state_dir / "program"
@@ -340,7 +336,7 @@ class NodeService(Service):
             self._listen("grpc", self._settings.grpc_port, GRPC_FIRST)
             self._listen("rest", self._settings.rest_port, REST_FIRST)
             self._listen_for_metrics()
-            self._succession.hold()
+            self._succession.hold(self._state.lock)
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):

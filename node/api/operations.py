@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
@@ -26,7 +26,7 @@ from node.base.periodic import Periodic, Warns
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
 from node.contract.counters import Scope as Counted
-from node.contract.driver import CountsOnline, Driver, Generation, Heirs, MeasuresLatency, Routes
+from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
 from node.contract.routing import Routing
 from node.events.journal import Journal
 from node.handover.leaving import Leaving
@@ -43,7 +43,6 @@ from node.traffic.polling import Traffic
 from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
-from protos.handover_pb2 import Handover
 from protos.service_pb2 import (
     BackendType,
     BaseInfoResponse,
@@ -144,7 +143,7 @@ class Backend:
         # Starts under way: while there are any, no keep-alive expires.
         self._starts = 0
         self._heard = False
-        self._leaving = Leaving(self._runner, drivers, self._traffic)
+        self.leaving = Leaving(self._runner, drivers, self._traffic)
         self._noting = Periodic("saving the remaining keep-alive time", self._note_keep_alive, policy.poll, reactor)
         own = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
         self._warning: tuple[Warns, ...] = (*own, *others)
@@ -180,13 +179,6 @@ class Backend:
         warnings += [warning for part in self._warning for warning in part.warnings]
         return warnings + (list(self._generations.current.warnings) if accepted and self._generations.current else [])
 
-    async def prepare(self, saved: Saved) -> None:
-        """Prepare the resume of this state, which may change until `begin`. Raises as `Driver.prepare`."""
-        request = service_pb2.Backend.FromString(saved.request)
-        driver = self._drivers.get(request.type)
-        if saved.request and driver is not None:
-            await self._runner.prepare(driver, request, saved.users, Routing.unpack(saved.routing))
-
     def begin(self, saved: Saved) -> None:
         """Start the parts, and resume from the state of an earlier node."""
         self._own.start()
@@ -194,30 +186,6 @@ class Backend:
         self._noting.start()
         self._found(saved)
         self._limits.start()
-
-    def unsteady(self) -> str:
-        """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
-        return self._runner.unsteady()
-
-    def marks(self) -> Mapping[Generation, str]:
-        """The marks of the runs that the next node can take over: see `Leaving.marks`."""
-        return self._leaving.marks()
-
-    def describe(self, saved: Collection[Generation]) -> Handover:
-        """Describe these runs for the next node, in case that this one dies: see `Leaving.describe`."""
-        return self._leaving.describe(saved=saved)
-
-    async def rehearse(self) -> None:
-        """Have the core check the running configurations for the next node process: see `Leaving.rehearse`."""
-        await self._leaving.rehearse()
-
-    async def leave(self, go: Callable[[Handover], Awaitable[None]]) -> None:
-        """Call `go` with what the next node process needs to adopt the cores: see `Leaving.leave`."""
-        await self._leaving.leave(go)
-
-    def inherit(self, left: Handover, heirs: Heirs) -> None:
-        """Adopt these runs of the last node process when the backend is resumed: see `Leaving.inherit`."""
-        self._leaving.inherit(left, heirs)
 
     def touch(self) -> None:
         """A controller has called: restart the keep-alive."""
@@ -437,10 +405,10 @@ class Backend:
         if not self._runner.desired.loaded(saved) or not saved.request:
             self._require_heir()
             return
-        self._leaving.booked = saved.booked
+        self.leaving.booked = saved.booked
         if saved.left is not None:
             self._store.keep_alive(saved.left)
-        if self._policy.resume or self._leaving.inherits:
+        if self._policy.resume or self.leaving.inherits:
             resuming = ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
             resuming.addCallback(lambda _: self._require_heir())
 
@@ -449,7 +417,7 @@ class Backend:
             # A failed resume is tried again, and may still take the core over.
             self._reactor.callLater(HEIR, self._require_heir)
             return
-        ensureDeferred(self._leaving.require_heir()).addErrback(self._not_resumed)
+        ensureDeferred(self.leaving.require_heir()).addErrback(self._not_resumed)
 
     async def _resume(self, saved: Saved) -> None:
         """Start the saved backend again, with its users and its remaining keep-alive, before any controller calls."""

@@ -77,7 +77,7 @@ class Runner:
         """
         self._reactor = reactor
         self._ring = ring
-        self._generations = generations
+        self.generations = self._generations = generations
         self._upgrade = upgrade
         self._control = Control()
         self.journal = journal or Journal(reactor)

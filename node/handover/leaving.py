@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from node.backend.desired import Accepted
+from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.snapshot import DrainingRun, Snapshot
 from node.base.errors import CoreFailed, NodeError
@@ -26,22 +27,14 @@ from node.contract.driver import (
     Recovers,
 )
 from node.contract.routing import Routing
+from node.state.database import Saved
+from node.traffic.polling import Traffic
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # The indexes of the state and the start time in /proc/PID/stat (proc(5)), counted after the name.
 _STATE, _BEGAN = 0, 19
-
-
-class Counted(Protocol):
-    """The traffic counters: see `node.traffic.polling`."""
-
-    async def read(self) -> bool: ...
-
-    def known(self, run: Generation) -> Mapping[str, int]: ...
-
-    def go_on(self, run: Generation, known: Mapping[str, int]) -> None: ...
 
 
 class Recovered(NamedTuple):
@@ -57,10 +50,11 @@ class Leaving:
 
     log = Logger()
 
-    def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Counted) -> None:
+    def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Traffic) -> None:
         self._runner = runner
         self._drivers = drivers
         self._traffic = traffic
+        self.unsteady = runner.unsteady
         # Set if the last node process has left something.
         self._heirs: Heirs | None = None
         # Counters by the mark of a run, for the runs of a node that was killed.
@@ -68,6 +62,25 @@ class Leaving:
         self._together: LeavesAll | None = None
         # The driver that keeps the answers of a rehearsal for the next node process.
         self._rehearsed: LeavesAll | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    @property
+    def generations(self) -> Generations:
+        return self._runner.generations
+
+    async def prepare(self, saved: Saved) -> None:
+        """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
+        request = Backend.FromString(saved.request)
+        driver = self._drivers.get(request.type)
+        if saved.request and driver is not None:
+            await self._runner.prepare(driver, request, saved.users, Routing.unpack(saved.routing))
+
+    async def shut_down(self) -> None:
+        """End the cores before the next version begins, which can take over none of them."""
+        await self._runner.close()
 
     @property
     def inherits(self) -> bool:
@@ -85,12 +98,9 @@ class Leaving:
         self._forget()
         self._rehearsed = snapshot.accepted.driver
         self._rehearsed.rehearse(True)
-        again = [snapshot.accepted]
-        for each in snapshot.draining:
-            if not any(each.accepted.recorded == other.recorded for other in again):
-                again.append(each.accepted)
+        backends = (snapshot.accepted, *(each.accepted for each in snapshot.draining))
         try:
-            for accepted in again:
+            for accepted in {each.recorded: each for each in backends}.values():
                 await accepted.read_again()
         except BaseException:
             self._forget()
@@ -166,7 +176,7 @@ class Leaving:
             self._forget()
 
     def _require_steady(self) -> None:
-        if reason := self._runner.unsteady():
+        if reason := self.unsteady():
             raise NotNow(reason)
 
     async def _leave(self, snapshot: Snapshot, go: Callable[[Handover], Awaitable[None]]) -> None:
@@ -210,8 +220,6 @@ class Leaving:
             try:
                 if fault is not None:
                     raise fault
-                if not left.exact:
-                    self._count(left)
                 current, draining = await self._recovered(left, plan, heirs)
                 there = [*filter(None, [current]), *draining]
                 pids = {each.left.pid for each in there}
@@ -220,7 +228,7 @@ class Leaving:
                 # Cores that are not known end first: they would still be in the kernel's order of listeners.
                 await heirs.end_others()
                 if together is not None:
-                    await together.remain(pids, None if left.exact else left.run.pid)
+                    await together.remain(pids, current.left.pid if current and not left.exact else None)
                 if current is not None and not left.exact and isinstance(current.run, Closes):
                     # The killed node may have kept its listeners closed.
                     await current.run.open_door()
@@ -237,16 +245,19 @@ class Leaving:
 
         self._runner.inherit(recover)
 
-    def _count(self, left: Handover) -> None:
-        """Add the counters on disk to the runs of a killed node; leave out draining runs without any.
+    def _known(self, left: Handover) -> tuple[Run | None, list[Run]]:
+        """The current run and those that drain, oldest first, with their counters: those of a killed node are on disk.
 
-        The node may have been killed while it replaced the run: that is current whose configuration is on disk. Raises
-        `CoreFailed` if there is none, or if the disk has lost its counters. A core that had crashed has no successor.
+        It may have been killed while it replaced the run: that is current whose configuration is on disk; there is none
+        if the core had just crashed. A draining run whose counters the disk has lost is left out. Raises `CoreFailed`
+        for the current one.
         """
-        accepted = self._runner.desired.accepted
-        runs, current = [Run.FromString(run.SerializeToString()) for run in left.draining], None
-        if left.HasField("run"):
-            runs.append(Run.FromString(left.run.SerializeToString()))
+        current, draining = (left.run if left.HasField("run") else None), [*left.draining]
+        if left.exact:
+            return current, draining
+        runs = [*draining, *filter(None, [current])]
+        if current is not None:
+            accepted = self._runner.desired.accepted
             wanted = config_of(accepted) if accepted else ""
             current = next((run for run in reversed(runs) if run.config == wanted), None)
             if current is None:
@@ -260,10 +271,7 @@ class Leaving:
                 known.append(run)
             elif run is current:
                 raise CoreFailed("the state file has no counters of the core")
-        del left.draining[:]
-        left.draining.extend(run for run in known if run is not current)
-        if current is not None:
-            left.run.CopyFrom(current)
+        return current, [run for run in known if run is not current]
 
     async def require_heir(self) -> None:
         """Called when nothing more can be adopted: fail the hand-over if it was not adopted by now."""
@@ -278,16 +286,17 @@ class Leaving:
 
     async def _recovered(self, left: Handover, plan: Plan, heirs: Heirs) -> tuple[Recovered | None, list[Recovered]]:
         """Recover the current run and those that drain, without those that have ended or cannot be adopted."""
-        current = await self._one(left.run, plan, None, heirs, left.exact) if left.HasField("run") else None
+        run, others = self._known(left)
+        current = await self._one(run, plan, None, heirs, left.exact) if run is not None else None
         draining = []
-        for each in left.draining:
+        for each in others:
             try:
                 accepted = await self._runner.plan_again(each.backend, Routing.unpack(each.routing))
             except Exception as error:  # noqa: BLE001 - reported, as above; without a last process the core ends
                 self._go_back(each, error, heirs)
             else:
                 draining.append(await self._one(each, accepted.runs, accepted, heirs, left.exact))
-        return current, [each for each in draining if each is not None]
+        return current, [*filter(None, draining)]
 
     async def _one(
         self, left: Run, plan: Plan, accepted: Accepted | None, heirs: Heirs, exact: bool

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,19 +17,26 @@ from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
 from node import __version__
+from node.api.calls import Calls
 from node.base.errors import Aborted
 from node.base.logs import Logger, LogRing
+from node.base.reactor import PooledReactor
+from node.base.slices import a_turn
 from node.base.waiting import finished
 from node.contract.driver import NotNow
+from node.door.connections import Connections
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover import attempt
 from node.handover.attempt import TRYING
 from node.handover.keeper import FAILED, WAITING
-from node.handover.parts import Calls, Connections, HandoverBackend, Jobs, State, Store, Systemd
+from node.handover.leaving import Leaving
 from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, Snapshots, memory_of
 from node.handover.ties import Ties
+from node.machine.systemd import Systemd
+from node.state.store import Store
+from node.updates.jobs import Jobs
 from protos.handover_pb2 import Handover
 
 # Seconds that running calls have to finish before another version takes over.
@@ -43,6 +51,23 @@ FAILURE = 1
 TURNS = 3
 
 
+@dataclass(frozen=True)
+class House:
+    """The parts of the node that a succession closes or hands over.
+
+    `rest` stops the periodic work of the backend; `sweep` ends all cores but those with these PIDs.
+    """
+
+    ring: LogRing
+    journal: Journal
+    store: Store
+    calls: Calls
+    connections: Connections
+    systemd: Systemd
+    rest: Callable[[], object]
+    sweep: Callable[[Collection[int]], object]
+
+
 class Succession:
     """`ports`: the listening ports of this node, by name. `seconds`: for how long cores go on without any node.
 
@@ -53,34 +78,19 @@ class Succession:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: PooledReactor,
         environment: MutableMapping[str, str],
         ties: Ties | None,
         seconds: float,
-        *,
-        ring: LogRing,
-        journal: Journal,
-        state: State,
-        store: Store,
-        backend: HandoverBackend,
-        calls: Calls,
-        connections: Connections,
-        systemd: Systemd,
-        sweep: Callable[[Collection[int]], object],
+        leaving: Leaving,
+        house: House,
     ) -> None:
         self._reactor = reactor
         self._environment = environment
         self._ties = ties
         self._seconds = seconds
-        self._ring = ring
-        self._journal = journal
-        self._state = state
-        self._store = store
-        self._backend = backend
-        self._calls = calls
-        self._connections = connections
-        self._systemd = systemd
-        self._sweep = sweep
+        self._leaving = leaving
+        self._house = house
         self._left = Handover()
         # Why the next version failed, if this one runs again.
         self._failed = ""
@@ -92,7 +102,7 @@ class Succession:
         # Updates under way, which would end with this version.
         self.jobs: Jobs | None = None
         self.ports: dict[str, Any] = {}
-        self._snapshots = Snapshots(reactor, ties, backend, ring) if ties is not None else None
+        self._snapshots = Snapshots(reactor, ties, leaving, house.ring) if ties is not None else None
 
     # What this node takes over
 
@@ -104,8 +114,8 @@ class Succession:
     async def prepare(self) -> None:
         """Prepare the resume while the version before serves; what fails now is tried again after its end."""
         try:
-            if (saved := self._store.peek()) is not None:
-                await ensureDeferred(self._backend.prepare(saved)).addTimeout(AHEAD, self._reactor)
+            if (saved := self._house.store.peek()) is not None:
+                await ensureDeferred(self._leaving.prepare(saved)).addTimeout(AHEAD, self._reactor)
         except Exception as error:  # noqa: BLE001 - logged; only the upgrade takes longer
             self.log.warn("nothing was prepared before the version before ends: {error}", error=str(error))
 
@@ -127,9 +137,9 @@ class Succession:
         for memory in self._ties.take("state"):
             self._left = _read(memory)
         if self._left.HasField("ring"):
-            self._ring.unpack(self._left.ring)
+            self._house.ring.unpack(self._left.ring)
         if self._failed:
-            self._store.go_back()
+            self._house.store.go_back()
 
     @property
     def lock(self) -> int | None:
@@ -160,10 +170,10 @@ class Succession:
             self._drop([_port(name)])
         return None
 
-    def hold(self) -> None:
-        """Have the keeper hold the lock and the ports. Raises `OSError`."""
+    def hold(self, lock: int) -> None:
+        """Have the keeper hold the lock of the state directory, and the ports. Raises `OSError`."""
         if self._ties is not None:
-            self._ties.put("lock", [self._state.lock])
+            self._ties.put("lock", [lock])
             for name, port in self.ports.items():
                 self._ties.put(_port(name), [port.fileno()])
 
@@ -172,7 +182,7 @@ class Succession:
         if self._ties is not None:
             self._ties.follow(self._reactor)
         if self.cores:
-            self._backend.inherit(self._left, self)
+            self._leaving.inherit(self._left, self)
             self._listen(False)
 
     def ready(self, commit: Callable[[], None]) -> None:
@@ -193,10 +203,10 @@ class Succession:
             self.go_back("it does not get ready")
         if pids:
             text = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
-            self._ring.event(text)
+            self._house.ring.event(text)
             self.log.info("{text}", text=text)
         if {*pids} != {*self.cores}:
-            self._sweep(pids)
+            self._house.sweep(pids)
         self._come_up()
 
     def go_back(self, reason: str) -> None:
@@ -208,7 +218,7 @@ class Succession:
     def failed(self, reason: str) -> None:
         self.go_back(reason)
         self.log.warn("the core is restarted: {reason}", reason=reason)
-        self._sweep(())
+        self._house.sweep(())
         self._come_up()
 
     def end(self) -> None:
@@ -247,14 +257,15 @@ class Succession:
     # What this node leaves to the next version
 
     def unsteady(self) -> str:
+        """Why the node cannot be handed over now; empty if it can."""
         if self._ties is None:
             return ""
         if self._ending:
             return "the node is ending"
         # The next version starts from the state file.
-        if self._store.fault:
-            return self._store.fault
-        return self._updating or self._backend.unsteady()
+        if self._house.store.fault:
+            return self._house.store.fault
+        return self._updating or self._leaving.unsteady()
 
     @property
     def _updating(self) -> str:
@@ -262,28 +273,33 @@ class Succession:
         return f"an update of {subject} is under way" if subject else ""
 
     async def rehearse(self) -> None:
-        await self._backend.rehearse()
+        """Prepare the hand-over while everything still serves. Raises `NodeError` for an obstacle."""
+        await self._leaving.rehearse()
 
     async def succeed(self, program: Program, version: str) -> str:
+        """Leave everything to that version, and end. Returns only if that is not possible now, with the reason.
+
+        Raises `NodeError` if that version fails.
+        """
         if self._ties is None:
             raise Refused("the node has no keeper (KEEPER=off): restart it to change its version")
         # Written again, so that a disk that has failed since the last change is noticed.
-        margins, _ = self._journal.everything()
-        self._store.event(margins)
-        await self._store.flush()
-        if self._store.fault:
-            return self._store.fault
+        margins, _ = self._house.journal.everything()
+        self._house.store.event(margins)
+        await self._house.store.flush()
+        if self._house.store.fault:
+            return self._house.store.fault
         await self._start_next(self._ties, program)
         reason = "the node goes on"
         try:
             self._listen(False)
-            self._calls.end_readers()
-            await self._connections.finish(FINISH, self._calls.idle)
+            self._house.calls.end_readers()
+            await self._house.connections.finish(FINISH, self._house.calls.idle)
             await self._deliver()
-            await self._backend.leave(partial(self._leave, self._ties, version))
+            await self._leaving.leave(partial(self._leave, self._ties, version))
             if not self._closed:
                 # No run was handed over: there is none, or none that can be.
-                await self._backend.close()
+                await self._leaving.shut_down()
                 await self._leave(self._ties, version, Handover())
         except Exception as error:
             if self._closed:
@@ -301,6 +317,7 @@ class Succession:
         return ""
 
     def refuse(self, reason: str) -> None:
+        """Report that there is no upgrade, and why."""
         self._report(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
 
     async def _start_next(self, ties: Ties, program: Program) -> None:
@@ -323,7 +340,7 @@ class Succession:
     async def _deliver(self) -> None:
         """Wait until replies have reached clients that are far away: their rows would come back, and count twice."""
         until = self._reactor.seconds() + FINISH
-        while not self._calls.settled and self._reactor.seconds() < until:
+        while not self._house.calls.settled and self._reactor.seconds() < until:
             await deferLater(self._reactor, LOOK)
 
     async def _leave(self, ties: Ties, version: str, runs: Handover) -> None:
@@ -345,18 +362,18 @@ class Succession:
                 raise
 
     async def _close_and_leave(self, ties: Ties, runs: Handover) -> None:
-        leave = [self.jobs.leave] if self.jobs else []
+        house, leave = self._house, [self.jobs.leave] if self.jobs else []
         # Updates first: they must change nothing from here on.
-        for end in (*leave, self._calls.close, self._backend.rest, self._journal.close, self._store.close):
+        for end in (*leave, house.calls.close, house.rest, house.journal.close, house.store.close):
             try:
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the next version starts from the state file
                 self.log.failure("a part of the node could not be closed before the upgrade")
-        handover = Handover(format=FORMAT, version=__version__, ring=self._ring.packed, exact=True)
+        handover = Handover(format=FORMAT, version=__version__, ring=self._house.ring.packed, exact=True)
         handover.MergeFrom(runs)
-        self._systemd.reloading()
+        self._house.systemd.reloading()
         for _ in range(TURNS):
-            await deferLater(self._reactor, 0)
+            await a_turn(self._reactor)
         if self._ending:
             return  # a signal asked the node to end
         memory = memory_of(handover.SerializeToString())
@@ -366,8 +383,8 @@ class Succession:
         os._exit(0)
 
     def _report(self, kind: Kind, text: str, fields: Mapping[str, str]) -> None:
-        self._ring.event(text)
-        self._journal.tell(kind, text, **fields)
+        self._house.ring.event(text)
+        self._house.journal.tell(kind, text, **fields)
         (self.log.info if kind is Kind.NODE_UPGRADING else self.log.error)("{text}", text=text)
 
 

@@ -27,7 +27,10 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract"},
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
-    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.state.events"},
+    "node.handover": {
+        *("node", "node.api.calls", "node.backend", "node.contract", "node.door.connections", "node.events"),
+        *("node.machine.systemd", "node.state", "node.traffic.polling", "node.updates.jobs"),
+    },
     "node.api": {
         *("node", "node.backend", "node.contract", "node.events", "node.handover.leaving", "node.keys.keyfile"),
         *("node.limits", "node.machine", "node.settings", "node.state", "node.traffic"),

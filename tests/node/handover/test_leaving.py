@@ -151,7 +151,7 @@ class LeavingTests(OverlapTests):
         super().setUp()
         self.driver: LeavingDriver = LeavingDriver(self.clock)
         self.traffic = Counters()
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.fates: list[object] = []
         self.way_back = True
         self.patch(leaving, "mark_of", mark)
@@ -210,7 +210,7 @@ class LeavingTests(OverlapTests):
         self.generations, self.traffic = Generations(), Counters()
         limits = Limits(timeout=60.0, generations=2)
         self.runner = Runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.leaving.booked = {name.replace("_", " "): counters for name, counters in booked.items()}
         self.driver.exact = handover.exact
         self.leaving.inherit(handover, self)
@@ -575,7 +575,7 @@ class Kills(LeavingTests):
     def test_nothing_is_resumed(self) -> None:
         """The disk has no backend: what was left ends."""
         self.started("a", ANN).die()
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.driver.exact = False
         self.leaving.inherit(Handover(run=Run(pid=1, core=b"1")), self)
         self.successResultOf(ensureDeferred(self.leaving.require_heir()))

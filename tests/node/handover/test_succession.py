@@ -166,28 +166,25 @@ class House:
         self.backend_closed = False
         self.ring = LogRing(cast(Any, self.clock), 10)
         self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
-        self.backend = SimpleNamespace(
+        self.leaving = SimpleNamespace(
             leave=self._leave,
-            rest=lambda: None,
-            close=self._close_backend,
+            shut_down=self._close_backend,
             unsteady=lambda: "",
             inherit=lambda left, heirs: self.inherited.append(left),
             prepare=self._prepare,
         )
-        self.succession = Succession(
-            self.clock,
-            self.environment,
-            cast("Ties | None", ties),
-            60.0,
+        house = succession.House(
             ring=self.ring,
             journal=Journal(cast(Any, self.clock)),
-            state=cast(Any, SimpleNamespace(lock=0)),
             store=cast(Any, self.store),
-            backend=cast(Any, self.backend),
-            calls=self.calls,
-            connections=SimpleNamespace(finish=nothing),
-            systemd=SimpleNamespace(reloading=lambda: None),
+            calls=cast(Any, self.calls),
+            connections=cast(Any, SimpleNamespace(finish=nothing)),
+            systemd=cast(Any, SimpleNamespace(reloading=lambda: None)),
+            rest=lambda: None,
             sweep=self._sweep,
+        )
+        self.succession = Succession(
+            *(cast(Any, self.clock), self.environment, cast("Ties | None", ties), 60.0, cast(Any, self.leaving), house)
         )
         self.succession.ports["rest"] = self.port
 
@@ -447,7 +444,8 @@ class Jobs:
 
 def test_an_update_that_began_meanwhile(house: House, exits: list[int]) -> None:
     """It may be replacing the next version's files: the upgrade waits for it."""
-    jobs = house.succession.jobs = Jobs()
+    jobs = Jobs()
+    house.succession.jobs = cast(Any, jobs)
     jobs.under_way = "txnode 2"
     assert house.succession.unsteady() == house.upgrade() == "an update of txnode 2 is under way"
     assert house.port.reading and not exits and not jobs.left
@@ -564,7 +562,7 @@ def test_nothing_can_be_prepared(house: House, logged: list[str]) -> None:
     async def hang(_: Saved) -> None:
         await Deferred()
 
-    house.backend.prepare = hang
+    house.leaving.prepare = hang
     preparing = ensureDeferred(house.succession.prepare())
     house.clock.advance(succession.AHEAD - 1)
     assert not preparing.called
@@ -628,7 +626,7 @@ def test_the_end_while_cores_are_taken(house: House) -> None:
 
 
 def test_what_the_keeper_holds(house: House) -> None:
-    house.succession.hold()
+    house.succession.hold(0)
     assert house.ties.asked == [("put", "lock"), ("put", "listen/rest")]
 
 
@@ -669,7 +667,7 @@ def test_without_a_keeper(alone: House) -> None:
     alone.take()
     assert alone.environment == {"PYTHONPATH": ""} and alone.succession.lock is None
     assert alone.succession.held("rest", "127.0.0.1", 1) is None
-    alone.succession.hold()
+    alone.succession.hold(0)
     alone.succession.inherit()
     alone.succession.ready(lambda: committed.append("yes"))
     ensureDeferred(alone.succession.end_others())

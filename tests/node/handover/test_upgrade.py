@@ -52,7 +52,7 @@ class UpgradeTests(SynchronousTestCase):
         self.clock, self.node = Clock(), Node()
         self.lines = [KEPT, "txnode 2"]
         program = Program(("python", "twistd"), Path("none"))
-        self.upgrades = Upgrades(cast(Any, self.clock), self.node, program, self.run_program)
+        self.upgrades = Upgrades(cast(Any, self.clock), cast(Any, self.node), program, self.run_program)
 
     async def run_program(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         assert command
