@@ -43,8 +43,10 @@ from node.door.upstream import Upstream
 from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
+from node.handover.arrival import Arrival
+from node.handover.house import House
 from node.handover.program import CHECKING, KEPT, Program, Tried
-from node.handover.succession import House, Succession
+from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
@@ -201,10 +203,10 @@ class NodeService(Service):
             rest=self._backend.rest,
             sweep=self._drivers.sweep,
         )
-        self._succession = Succession(
-            reactor, environment(), ties, settings.adopt_seconds, self._backend.leaving, house
-        )
-        self._ports = self._succession.ports
+        leaving = self._backend.leaving
+        self._arrival = Arrival(reactor, environment(), ties, settings.adopt_seconds, leaving, house)
+        self._succession = Succession(reactor, environment(), ties, self._arrival, leaving, house)
+        self._ports = self._arrival.ports
         kept = settings.state_dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
@@ -305,23 +307,23 @@ class NodeService(Service):
         self._log_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
         _raise_descriptor_limit()
-        if self._succession.follows:
+        if self._arrival.follows:
             self._reactor.callWhenRunning(self._start_beside)
         else:
             self._take_over()
 
     def _start_beside(self) -> None:
         """Prepare the resume while the version before serves, then take over."""
-        done = ensureDeferred(self._succession.prepare())
+        done = ensureDeferred(self._arrival.prepare())
         done.addCallback(lambda _: self._take_over())
-        done.addErrback(self._succession.abandon)
+        done.addErrback(self._arrival.abandon)
 
     def _take_over(self) -> None:
         """Receive what the node before has left, and start all parts. Raises `SystemExit` if that is impossible."""
         try:
-            self._succession.take()
+            self._arrival.take()
             self._read_choices()
-            self._state.claim(self._succession.lock)
+            self._state.claim(self._arrival.lock)
             self._upgrades.prepare()
             self._certificates.load()
             self._keyring.load()
@@ -336,12 +338,12 @@ class NodeService(Service):
             self._listen("grpc", self._settings.grpc_port, GRPC_FIRST)
             self._listen("rest", self._settings.rest_port, REST_FIRST)
             self._listen_for_metrics()
-            self._succession.hold(self._state.lock)
+            self._arrival.hold(self._state.lock)
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
-        self._succession.inherit()
+        self._arrival.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
         # After `begin`: only then it is known whether a backend is wanted.
@@ -353,7 +355,7 @@ class NodeService(Service):
 
     async def _stop(self) -> None:
         """Stop each part, also if those before it failed to stop."""
-        self._succession.end()
+        self._arrival.end()
         self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
             ("the systemd notifier", self._systemd.stopService),
@@ -391,7 +393,7 @@ class NodeService(Service):
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
 
     def _sweep(self) -> None:
-        for pid in self._drivers.sweep(self._succession.cores):
+        for pid in self._drivers.sweep(self._arrival.cores):
             self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
 
     def _listen(self, name: str, port: int | None, protocols: Protocols) -> None:
@@ -400,7 +402,7 @@ class NodeService(Service):
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
             context = self._certificates.context_factory(protocols)
-            held = self._succession.held(name, interface, port)
+            held = self._arrival.held(name, interface, port)
             self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
             if held is not None:
                 os.close(held)
@@ -408,7 +410,7 @@ class NodeService(Service):
     def _listen_for_metrics(self) -> None:
         if (port := self._settings.metrics_port) is not None:
             site: Any = self._metrics_site
-            held = self._succession.held("metrics", LOOPBACK, port)
+            held = self._arrival.held("metrics", LOOPBACK, port)
             if held is None:
                 self._ports["metrics"] = self._reactor.listenTCP(port, site, interface=LOOPBACK)
             else:
@@ -419,7 +421,7 @@ class NodeService(Service):
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         # After both handlers: a signal that came while the node did not run is delivered now.
-        self._succession.ready(self._begin)
+        self._arrival.ready(self._begin)
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
@@ -432,7 +434,7 @@ class NodeService(Service):
     def _begin(self) -> None:
         """Called when it is certain that this node process goes on, and not the one before it."""
         self._upgrades.begin()
-        self._updates.begin(self._succession.outcome)
+        self._updates.begin(self._arrival.outcome)
 
     def _log_ignored(self) -> None:
         if ignored := self._settings.ignored:

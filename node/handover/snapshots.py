@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
+from google.protobuf.message import DecodeError
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -123,3 +124,17 @@ def memory_of(packed: bytes) -> int:
         os.close(memory)
         raise
     return memory
+
+
+def read_memory(memory: int) -> Handover:
+    """Parse and close what a node has left; nothing if its format is unknown."""
+    with os.fdopen(memory, "rb") as file:
+        content = os.pread(memory, os.fstat(file.fileno()).st_size, 0)
+    try:
+        found = Handover.FromString(content)
+    except DecodeError:
+        found = Handover()
+    if found.format == FORMAT:
+        return found
+    Snapshots.log.warn("what the node before has left has an unknown format: the core is restarted")
+    return Handover()

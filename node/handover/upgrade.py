@@ -113,7 +113,6 @@ class Upgrades:
             version = await self._program.test(self._run)
             if self._node.unsteady():
                 continue
-            await self._node.rehearse()
             if not (reason := await self._node.succeed(self._program, version)):
                 return ""
             if self._reactor.seconds() > deadline:

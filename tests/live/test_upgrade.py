@@ -98,17 +98,17 @@ def test_users_change_while_the_next_version_prepares(
     prepared, changed = tmp_path / "prepared", tmp_path / "changed"
     wait = f"""
 import pathlib, time
-_prepare = Succession.prepare
+_prepare = Arrival.prepare
 async def _wait(self):
     await _prepare(self)
     pathlib.Path({str(prepared)!r}).touch()
     while not pathlib.Path({str(changed)!r}).exists():
         time.sleep(0.01)
-Succession.prepare = _wait
+Arrival.prepare = _wait
 """
     run(controller, [home], [member(ANNA, home), member(BERT, home)])
     version.name("9.0.0")
-    version.add("node/handover/succession.py", wait)
+    version.add("node/handover/arrival.py", wait)
     with connection(home, ANNA, echo) as link, talking(link):
         os.kill(real.pid, signal.SIGUSR2)
         until(prepared.exists, 20, "the next version is prepared")
