@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from node.api.calls import Calls
 from node.base.logs import Logger, LogRing
+from node.base.part import Parts
 from node.door.connections import Connections
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -17,17 +18,17 @@ from node.state.store import Store
 
 @dataclass(frozen=True)
 class House:
-    """`rest` stops the periodic work of the backend; `sweep` ends all cores but those with these PIDs."""
+    """`sweep` ends all cores but those with these PIDs."""
 
     log: ClassVar = Logger()
 
     ring: LogRing
     journal: Journal
     store: Store
+    parts: Parts
     calls: Calls
     connections: Connections
     systemd: Systemd
-    rest: Callable[[], object]
     sweep: Callable[[Collection[int]], object]
 
     def refuse(self, reason: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from node.backend.desired import Accepted
-from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.snapshot import DrainingRun, Snapshot
 from node.base.errors import CoreFailed, NodeError
@@ -26,8 +25,9 @@ from node.contract.driver import (
     Plan,
     Recovers,
 )
+from node.contract.generations import Generations
 from node.contract.routing import Routing
-from node.state.database import Saved
+from node.contract.saved import Saved
 from node.traffic.polling import Traffic
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
@@ -54,7 +54,6 @@ class Leaving:
         self._runner = runner
         self._drivers = drivers
         self._traffic = traffic
-        self.unsteady = runner.unsteady
         # Set if the last node process has left something.
         self._heirs: Heirs | None = None
         # Counters by the mark of a run, for the runs of a node that was killed.
@@ -64,12 +63,16 @@ class Leaving:
         self._rehearsed: LeavesAll | None = None
 
     @property
+    def generations(self) -> Generations:
+        return self._runner.generations
+
+    @property
     def traffic(self) -> Traffic:
         return self._traffic
 
-    @property
-    def generations(self) -> Generations:
-        return self._runner.generations
+    def unsteady(self) -> str:
+        """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
+        return self._runner.unsteady()
 
     async def prepare(self, saved: Saved) -> None:
         """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
@@ -116,7 +119,7 @@ class Leaving:
         snapshot = self._runner.snapshot
         return {run: mark_of(run) for run in _leaving(snapshot)} if snapshot else {}
 
-    def describe(self, exact: bool = False, saved: Collection[Generation] = ()) -> Handover:
+    def describe(self, saved: Collection[Generation] = (), exact: bool = False) -> Handover:
         """Describe the runs for the next node. `exact`: after they were left; `saved`: whose counters are on disk.
 
         A run that cannot be taken over is left out; if this is to be exact, that raises `CoreFailed`.

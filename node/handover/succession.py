@@ -90,8 +90,7 @@ class Succession:
             raise Refused("the node has no keeper (KEEPER=off): restart it to change its version")
         await self._leaving.rehearse()
         # Written again, so that a disk that has failed since the last change is noticed.
-        margins, _ = self._house.journal.everything()
-        self._house.store.event(margins)
+        self._house.store.event(self._house.journal.margins)
         await self._house.store.flush()
         if self._house.store.fault:
             return self._house.store.fault
@@ -169,7 +168,7 @@ class Succession:
         house = self._house
         leave = [self.jobs.leave] if self.jobs else []
         # Updates first: they must change nothing from here on.
-        for end in (*leave, house.calls.close, house.rest, house.journal.close, house.store.close):
+        for end in (*leave, house.calls.close, house.parts.leave):
             try:
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the next version starts from the state file

@@ -21,6 +21,7 @@ from node import __version__
 from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.base.logs import LogRing
 from node.contract.driver import NotNow
+from node.contract.saved import Saved
 from node.events.journal import Journal
 from node.handover import arrival, succession
 from node.handover.arrival import Arrival
@@ -31,7 +32,6 @@ from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, memory_of
 from node.handover.succession import Succession
 from node.handover.ties import Ties
-from node.state.database import Saved
 from protos.handover_pb2 import Handover, Ring, Run
 
 VERSION = "txnode 2"
@@ -182,10 +182,10 @@ class House:
             ring=self.ring,
             journal=Journal(cast(Any, self.clock)),
             store=cast(Any, self.store),
+            parts=cast(Any, SimpleNamespace(leave=lambda: self.store.close())),
             calls=cast(Any, self.calls),
             connections=cast(Any, SimpleNamespace(finish=nothing)),
             systemd=cast(Any, SimpleNamespace(reloading=lambda: None)),
-            rest=lambda: None,
             sweep=self._sweep,
         )
         bound, leaving = cast("Ties | None", ties), cast(Any, self.leaving)
