@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from twisted.application.service import IService, IServiceCollection, Service
-from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
@@ -157,6 +157,8 @@ class NodeService(Service):
         self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
+        # Whether this process is the node, and not only to be it.
+        self._begun = False
         self._state = StateDirectory(settings.state.dir)
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log.buffer)
@@ -331,11 +333,12 @@ class NodeService(Service):
     def _start_beside(self) -> None:
         """Prepare the resume while the version before serves, then take over."""
         done = ensureDeferred(self._arrival.prepare())
-        done.addCallback(lambda _: self._take_over())
+        done.addCallback(lambda _: self._take_over() if self.running else None)
         done.addErrback(self._arrival.abandon)
 
     def _take_over(self) -> None:
         """Receive what the node before has left, and start all parts. Raises `SystemExit` if that is impossible."""
+        self._begun = True
         try:
             self._arrival.take()
             self._read_choices()
@@ -361,7 +364,8 @@ class NodeService(Service):
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
-        return ensureDeferred(self._stop())
+        # A version that waits beside another one has begun nothing.
+        return ensureDeferred(self._stop()) if self._begun else succeed(None)
 
     async def _stop(self) -> None:
         """Stop each part, also if those before it failed to stop."""

@@ -220,9 +220,9 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "RuntimeError: not ready",
     ),
     "at the hand-over": (
-        "node/api/operations.py",
+        "node/handover/leaving.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
-        "    self._leaving._heirs = heirs\n    self._runner.inherit(no)\nBackend.inherit = _broken",
+        "    self._heirs = heirs\n    self._runner.inherit(no)\nLeaving.inherit = _broken",
         "no hand-over",
     ),
 }
