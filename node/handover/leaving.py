@@ -27,6 +27,7 @@ from node.contract.driver import (
 )
 from node.contract.generations import Generations
 from node.contract.routing import Routing
+from node.contract.saved import Saved
 from node.traffic.polling import Traffic
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
@@ -73,6 +74,13 @@ class Leaving:
         """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
         return self._runner.unsteady()
 
+    async def prepare(self, saved: Saved) -> None:
+        """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
+        request = Backend.FromString(saved.request)
+        driver = self._drivers.get(request.type)
+        if saved.request and driver is not None:
+            await self._runner.prepare(driver, request, saved.users, Routing.unpack(saved.routing))
+
     async def shut_down(self) -> None:
         """End the cores before the next version begins, which can take over none of them."""
         await self._runner.close()
@@ -88,17 +96,14 @@ class Leaving:
         Raises `InvalidConfig` and `CoreFailed` for a configuration that it could not go on with.
         """
         snapshot = self._runner.snapshot
-        if snapshot is None or not isinstance(snapshot.accepted.driver, LeavesAll):
+        if snapshot is None or snapshot.current is None or not isinstance(snapshot.accepted.driver, LeavesAll):
             return
         self._forget()
         self._rehearsed = snapshot.accepted.driver
         self._rehearsed.rehearse(True)
-        again = [snapshot.accepted]
-        for each in snapshot.draining:
-            if not any(each.accepted.recorded == other.recorded for other in again):
-                again.append(each.accepted)
+        backends = (snapshot.accepted, *(each.accepted for each in snapshot.draining))
         try:
-            for accepted in again:
+            for accepted in {each.recorded: each for each in backends}.values():
                 await accepted.read_again()
         except BaseException:
             self._forget()
@@ -117,39 +122,35 @@ class Leaving:
     def describe(self, saved: Collection[Generation] = (), exact: bool = False) -> Handover:
         """Describe the runs for the next node. `exact`: after they were left; `saved`: whose counters are on disk.
 
-        A current run that cannot be taken over leaves nothing; one that drains is left out, or raises `CoreFailed` if
-        this is to be exact.
+        A run that cannot be taken over is left out; if this is to be exact, that raises `CoreFailed`.
         """
         handover, snapshot = Handover(), self._runner.snapshot
-        if snapshot is None or not isinstance(snapshot.current, Leaves):
+        if snapshot is None:
             return handover
+        if (run := self._described(snapshot.current, snapshot.accepted, exact, saved)) is not None:
+            handover.run.CopyFrom(run)
+        for each in snapshot.draining:
+            if (run := self._described(each.run, each.accepted, exact, saved)) is not None:
+                # None leaves the field out.
+                run.MergeFrom(Run(since=each.since, way_back=each.way_back))
+                handover.draining.append(run)
+        return handover
+
+    def _described(
+        self, run: Generation | None, accepted: Accepted, exact: bool, saved: Collection[Generation]
+    ) -> Run | None:
+        if not isinstance(run, Leaves):
+            return None
         try:
-            handover.run.CopyFrom(self._described(snapshot.current, snapshot.accepted, exact, saved))
+            core = run.packed(exact)
         except CoreFailed:
             if exact:
                 raise
-            return handover
-        for each in snapshot.draining:
-            if not isinstance(each.run, Leaves):
-                continue
-            try:
-                run = self._described(each.run, each.accepted, exact, saved)
-            except CoreFailed:
-                if exact:
-                    raise
-                continue
-            if each.since is not None:
-                run.since = each.since
-            if each.way_back is not None:
-                run.way_back = each.way_back
-            handover.draining.append(run)
-        return handover
-
-    def _described(self, run: Leaves, accepted: Accepted, exact: bool, saved: Collection[Generation]) -> Run:
+            return None
         return Run(
             type=Backend.FromString(accepted.request).type,
             pid=run.pid if isinstance(run, HasProcess) else 0,
-            core=run.packed(exact),
+            core=core,
             counters=self._traffic.known(run) if exact else {},
             mark=mark_of(run),
             config=config_of(accepted),
@@ -178,7 +179,7 @@ class Leaving:
             self._forget()
 
     def _require_steady(self) -> None:
-        if reason := self._runner.unsteady():
+        if reason := self.unsteady():
             raise NotNow(reason)
 
     async def _leave(self, snapshot: Snapshot, go: Callable[[Handover], Awaitable[None]]) -> None:
@@ -208,7 +209,8 @@ class Leaving:
     def inherit(self, left: Handover, heirs: Heirs) -> None:
         """Adopt these runs of the last node process when the backend is resumed: its run is the current one."""
         self._heirs = heirs
-        driver = self._drivers.get(left.run.type)
+        # Those that drain are of the same driver, and without a current one they are all there is.
+        driver = self._drivers.get((left.run if left.HasField("run") else left.draining[0]).type)
         together = self._together = driver if isinstance(driver, LeavesAll) else None
         fault: CoreFailed | None = None
         try:
@@ -221,8 +223,6 @@ class Leaving:
             try:
                 if fault is not None:
                     raise fault
-                if not left.exact:
-                    self._count(left)
                 current, draining = await self._recovered(left, plan, heirs)
                 there = [*filter(None, [current]), *draining]
                 pids = {each.left.pid for each in there}
@@ -231,7 +231,7 @@ class Leaving:
                 # Cores that are not known end first: they would still be in the kernel's order of listeners.
                 await heirs.end_others()
                 if together is not None:
-                    await together.remain(pids, None if left.exact else left.run.pid)
+                    await together.remain(pids, current.left.pid if current and not left.exact else None)
                 if current is not None and not left.exact and isinstance(current.run, Closes):
                     # The killed node may have kept its listeners closed.
                     await current.run.open_door()
@@ -248,18 +248,23 @@ class Leaving:
 
         self._runner.inherit(recover)
 
-    def _count(self, left: Handover) -> None:
-        """Add the counters on disk to the runs of a killed node; leave out draining runs without any.
+    def _known(self, left: Handover) -> tuple[Run | None, list[Run]]:
+        """The current run and those that drain, oldest first, with their counters: those of a killed node are on disk.
 
-        The node may have been killed while it replaced the run: that is current whose configuration is on disk. Raises
-        `CoreFailed` if there is none, or if the disk has lost its counters.
+        It may have been killed while it replaced the run: that is current whose configuration is on disk; there is none
+        if the core had just crashed. A draining run whose counters the disk has lost is left out. Raises `CoreFailed`
+        for the current one.
         """
-        accepted = self._runner.desired.accepted
-        runs = [Run.FromString(run.SerializeToString()) for run in (*left.draining, left.run)]
-        wanted = config_of(accepted) if accepted else ""
-        current = next((run for run in reversed(runs) if run.config == wanted), None)
-        if current is None:
-            raise CoreFailed("no core runs the configuration that was accepted last")
+        current, draining = (left.run if left.HasField("run") else None), [*left.draining]
+        if left.exact:
+            return current, draining
+        runs = [*draining, *filter(None, [current])]
+        if current is not None:
+            accepted = self._runner.desired.accepted
+            wanted = config_of(accepted) if accepted else ""
+            current = next((run for run in reversed(runs) if run.config == wanted), None)
+            if current is None:
+                raise CoreFailed("no core runs the configuration that was accepted last")
         known = []
         for run in runs:
             # Until the counters of a run are on disk for the first time, the disk has nothing of what it has counted.
@@ -269,9 +274,7 @@ class Leaving:
                 known.append(run)
             elif run is current:
                 raise CoreFailed("the state file has no counters of the core")
-        del left.draining[:]
-        left.draining.extend(run for run in known if run is not current)
-        left.run.CopyFrom(current)
+        return current, [run for run in known if run is not current]
 
     async def require_heir(self) -> None:
         """Called when nothing more can be adopted: fail the hand-over if it was not adopted by now."""
@@ -286,16 +289,17 @@ class Leaving:
 
     async def _recovered(self, left: Handover, plan: Plan, heirs: Heirs) -> tuple[Recovered | None, list[Recovered]]:
         """Recover the current run and those that drain, without those that have ended or cannot be adopted."""
-        current = await self._one(left.run, plan, None, heirs, left.exact)
+        run, others = self._known(left)
+        current = await self._one(run, plan, None, heirs, left.exact) if run is not None else None
         draining = []
-        for each in left.draining:
+        for each in others:
             try:
                 accepted = await self._runner.plan_again(each.backend, Routing.unpack(each.routing))
             except Exception as error:  # noqa: BLE001 - reported, as above; without a last process the core ends
                 self._go_back(each, error, heirs)
             else:
                 draining.append(await self._one(each, accepted.runs, accepted, heirs, left.exact))
-        return current, [each for each in draining if each is not None]
+        return current, [*filter(None, draining)]
 
     async def _one(
         self, left: Run, plan: Plan, accepted: Accepted | None, heirs: Heirs, exact: bool

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.base.errors import NodeError
 from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import fire
 from node.handover.program import Program, Refused, Try
+from node.handover.succession import Succession
 
 # Seconds between two checks whether the runs can be handed over, and until the upgrade is refused because they cannot:
 # a core may take long to start, and if the next version takes over one core only, a draining one takes DRAIN_TIMEOUT.
@@ -23,25 +23,6 @@ LOOK = 0.5
 STEADY = 900.0
 # … and until the next try after a hand-over that turned out to be too early.
 AGAIN = 3.0
-
-
-class Node(Protocol):
-    """The node, as an upgrade sees it: see `node.upgrade.succession`."""
-
-    def unsteady(self) -> str:
-        """Why the node cannot be handed over now; empty if it can."""
-
-    async def rehearse(self) -> None:
-        """Prepare the hand-over while everything still serves. Raises `NodeError` for an obstacle."""
-
-    async def succeed(self, program: Program, version: str) -> str:
-        """Leave everything to that version, and end. Returns only if that is not possible now, with the reason.
-
-        Raises `NodeError` if that version fails.
-        """
-
-    def refuse(self, reason: str) -> None:
-        """Report that there is no upgrade, and why."""
 
 
 class Upgrades:
@@ -52,7 +33,7 @@ class Upgrades:
 
     log = Logger()
 
-    def __init__(self, reactor: PooledReactor, node: Node, program: Program | str, run: Try) -> None:
+    def __init__(self, reactor: PooledReactor, node: Succession, program: Program | str, run: Try) -> None:
         self._reactor = reactor
         self._node = node
         self._program = program
@@ -65,7 +46,7 @@ class Upgrades:
     def prepare(self) -> None:
         """Copy the running modules as early as possible: another version may be installed any time."""
         if isinstance(self._program, Program):
-            self._keeping = self._in_pool(self._program.copy)
+            self._keeping = self._done(self._program.copy)
 
     def begin(self) -> None:
         """Make the copy the way back: from here on this program does not go back to an earlier one itself."""
@@ -74,10 +55,10 @@ class Upgrades:
                 self.prepare()
             assert self._keeping is not None
             keep = self._program.keep
-            self._keeping.addCallback(lambda _: self._in_pool(keep))
+            self._keeping.addCallback(lambda _: self._done(keep))
 
-    def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work).addErrback(self._not_kept)
+    def _done(self, work: Callable[[], None]) -> Deferred[None]:
+        return in_pool(self._reactor, work).addErrback(self._not_kept)
 
     def _not_kept(self, failure: Failure) -> None:
         self.log.warn(
@@ -132,7 +113,6 @@ class Upgrades:
             version = await self._program.test(self._run)
             if self._node.unsteady():
                 continue
-            await self._node.rehearse()
             if not (reason := await self._node.succeed(self._program, version)):
                 return ""
             if self._reactor.seconds() > deadline:

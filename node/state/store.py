@@ -84,6 +84,10 @@ class Store(Lasting):
         if self._database.peek() is None:
             raise OSError(f"{self._path} cannot be read by this version")
 
+    def peek(self) -> Saved | None:
+        """What the file has now, while another node writes it; None if it cannot be read. Blocking."""
+        return self._database.peek()
+
     def go_back(self) -> None:
         """Undo the upgrade of the file by a newer node. Call it before `open`. Blocking."""
         try:

@@ -43,7 +43,8 @@ class Record:
     log = Logger()
 
     def load(self) -> None:
-        """Read the file. If that fails, nothing is chosen. Blocking, brief."""
+        """Read the file, also again. If that fails, nothing is chosen. Blocking, brief."""
+        self.by_name, self.looked, self.whole = {}, 0.0, True
         try:
             found: Any = json.loads(self.file.read_text())
             self.by_name = {name: Chosen(**chosen) for name, chosen in found["chosen"].items()}

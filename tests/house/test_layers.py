@@ -28,7 +28,10 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract"},
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
-    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.traffic"},
+    "node.handover": {
+        *("node", "node.api.calls", "node.backend", "node.contract", "node.door.connections", "node.events"),
+        *("node.machine.systemd", "node.state.store", "node.traffic", "node.updates.jobs"),
+    },
     "node.engine": {
         *("node.backend", "node.contract", "node.events", "node.handover.leaving", "node.limits", "node.state"),
         "node.traffic",

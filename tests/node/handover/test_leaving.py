@@ -214,8 +214,8 @@ class LeavingTests(OverlapTests):
         self.leaving.booked = {name.replace("_", " "): counters for name, counters in booked.items()}
         self.driver.exact = handover.exact
         self.leaving.inherit(handover, self)
-        request = Backend(config=config, users=users)
-        ensureDeferred(self.runner.resume(self.driver, request, lambda: None))
+        saved = [user.SerializeToString() for user in users]
+        ensureDeferred(self.runner.resume(self.driver, Backend(config=config), saved, lambda: None))
 
     def upgrade(self, config: str, *users: User) -> Handover:
         handover = self.successResultOf(self.leave())
@@ -543,6 +543,25 @@ class Kills(LeavingTests):
         self.next_process(handover, "a", ANN)
         self.assertEqual(self.fates, [[1], "failed: the state file has no counters of the core"])
         self.assertEqual((self.numbers([self.current]), self.driver.there, self.state[0]), ([2], [], "running"))
+
+    def test_after_a_crash(self) -> None:
+        """The node waits to restart the newest run: those that drain go on, and the next one starts beside them."""
+        runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
+        self.pass_time(PROBATION + 1)
+        self.driver.faults = [CoreFailed("no")] * 2
+        runs[2].die()
+        self.pass_time(0.5)
+        self.assertEqual((self.state[0], self.generations.current), ("restarting", None))
+        self.traffic.counters = {run: {"up": 100} for run in runs}
+        self.assertEqual(self.leaving.marks(), {runs[0]: "mark 1", runs[1]: "mark 2"})
+        handover = self.described(runs)
+        self.assertFalse(handover.HasField("run"))
+        self.driver.faults.clear()
+        self.next_process(handover, "a x x", ANN, mark_1={"up": 1}, mark_2={"up": 2})
+        self.assertEqual((self.numbers([self.current]), self.generations.draining), ([4], (*runs[:2],)))
+        self.assertEqual((self.fates, self.driver.there, self.state[0]), ([[1, 2]], [1, 2], "running"))
+        self.assertEqual([self.traffic.counters[run] for run in runs[:2]], [{"up": 1}, {"up": 2}])
+        self.assertNotIn("open", " ".join(self.driver.steps))
 
     def test_another_configuration_is_on_disk(self) -> None:
         """No run has it: it is started, and the others end."""
