@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from drivers.install import archive
-from drivers.install.fetch import TooSlow, deadline, fetch, part_of, text
-from drivers.install.install import version_of
+from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, verify
+from drivers.install.install import say, try_out
 from drivers.install.releases import CORES, Archive, Core, DigestMismatch, InstallError, Unavailable
 
 # The prefix of directories that are not complete.
@@ -75,7 +75,7 @@ def bring_core(core: Core, url: str, into: Path) -> Path:
     place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
     if not place.exists():
         file = into / f"{wanted.sha256[:16]}-{wanted.name}"
-        with deadline(archive.PATIENCE):
+        with deadline():
             _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
         with _settled(place) as new:
             archive.unpack(file, wanted.members, new)
@@ -86,11 +86,8 @@ def bring_core(core: Core, url: str, into: Path) -> Path:
 
 
 def _try(core: Core, executable: Path) -> None:
-    executable.chmod(0o755)
-    _say(f"trying {executable.name}")
-    found = version_of(core, executable)
-    if found != core.version:
-        raise InstallError(f"the executable of {core.label} reports version {found}: it is not used")
+    say(f"trying {executable.name}")
+    try_out(core, executable)
 
 
 def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) -> Path:
@@ -98,11 +95,12 @@ def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) 
 
     Without a digest, `NAME.sha256sum` beside the file on the server has it. Raises `InstallError`.
     """
-    with deadline(archive.PATIENCE):
+    with deadline():
         digests = {name: _digest_of(url, name, named) for name, _, named in (word.partition("=") for word in wanted)}
         others = [path for path in sorted(kept.iterdir()) if path.name not in digests] if kept and kept.is_dir() else []
-        marks = [*(f"{name} {digest}" for name, digest in sorted(digests.items())), *map(_mark, others)]
-        place = into / hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
+        content = digests | {path.name: digest_of(path) for path in others}
+        marks = sorted(f"{name} {digest}" for name, digest in content.items())
+        place = into / hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
         if place.exists():
             return place
         files = {name: into / f"{digest[:16]}-{name}" for name, digest in digests.items()}
@@ -113,11 +111,6 @@ def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) 
         for path in others:
             shutil.copy2(path, new / path.name)
     return place
-
-
-def _mark(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _digest_of(url: str, name: str, named: str) -> str:
@@ -139,7 +132,7 @@ def bring_wheel(url: str, sha256: str, into: Path) -> Path:
     if not DIGEST.fullmatch(sha256):
         raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
     file = into / url.rpartition("/")[2]
-    with deadline(archive.PATIENCE):
+    with deadline():
         _bring(into, _File(url, sha256, file))
     return file
 
@@ -153,7 +146,7 @@ def _bring(into: Path, *files: _File) -> None:
     try:
         for file in files:
             _bring_one(file)
-    except (Unavailable, TooSlow):
+    except Unavailable:
         raise
     except (InstallError, OSError):
         _clear(into)
@@ -163,14 +156,14 @@ def _bring(into: Path, *files: _File) -> None:
 def _bring_one(file: _File) -> None:
     if file.path.exists():
         try:
-            archive.verify(file.path, file.sha256)
+            verify(file.path, file.sha256)
         except DigestMismatch:
             file.path.unlink()
         else:
             return
-    _say(f"fetching {file.url}")
+    say(f"fetching {file.url}")
     fetch(file.url, file.sha256, file.path, _Teller().tell)
-    _say("verified")
+    say("verified")
 
 
 class _Teller:
@@ -182,7 +175,7 @@ class _Teller:
     def tell(self, done: int, total: int) -> None:
         if (now := time.monotonic()) - self._told >= TELL or done == total:
             self._told = now
-            _say(f"fetched {done} of {total} bytes")
+            say(f"fetched {done} of {total} bytes")
 
 
 def _clear(into: Path, *kept: _File) -> None:
@@ -223,11 +216,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _say(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
-    sys.stderr.flush()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: the last line on stdout is the result. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m drivers.install.update", description=__doc__)
@@ -248,10 +236,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = _brought(chosen)
     except InstallError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     except OSError as error:
-        _say(f"cannot write below {chosen.into}: {error}")
+        say(f"cannot write below {chosen.into}: {error}")
         return 1
     sys.stdout.write(f"{path}\n")
     return 0

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from twisted.internet import defer
 
+from drivers.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.child import CoreProcess
 from drivers.process.kept import start
-from drivers.process.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
 from drivers.process.settings import CORE_MEMORY

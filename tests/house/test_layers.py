@@ -54,8 +54,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "drivers": {"drivers.http2", "node.contract"},
     "drivers.http2": {"node.http2"},
-    "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers.install": {"drivers.leash"},
+    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets", "node.contract"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
@@ -339,7 +339,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (
             ["urllib.request", "http.client"],
             {
-                *("drivers.install.archive", "drivers.install.fetch", "drivers.install.install", "node.ready"),
+                *("drivers.install.fetch", "node.ready"),
             },
         ),
         (
@@ -361,7 +361,7 @@ def test_modules_that_spawn() -> None:
     # A separate program, without threads.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    becoming = {"drivers.process.leash", "node.handover.keeper", "node.handover.launch"}
+    becoming = {"drivers.leash", "node.handover.keeper", "node.handover.launch"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 

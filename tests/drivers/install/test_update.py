@@ -187,7 +187,7 @@ def test_one_deadline_for_all_downloads(
     dribble: str, text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that sends a byte now and then delays the updates behind it no longer than that."""
-    monkeypatch.setattr(archive, "PATIENCE", 0.5)
+    monkeypatch.setattr(fetch, "PATIENCE", 0.5)
     with (
         server(dribbling(*DRIBBLES[dribble])) as url,
         pytest.raises(InstallError, match=r"too slow: gave up after 0\.5 s"),

@@ -26,10 +26,10 @@ from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from drivers.leash import leashed
 from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
-from drivers.process.leash import leashed
 from drivers.process.orphans import MARK, mark, sweep
 from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
 from node.base.errors import CoreFailed
@@ -423,7 +423,7 @@ SETPRIV = shutil.which("setpriv", path=os.defpath)
 either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
 PARENT = """
 import os, sys, time
-from drivers.process.leash import leashed
+from drivers.leash import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
 command = leashed(command, *sys.argv[1:])
 print(os.posix_spawn(command[0], command, {}), flush=True)
