@@ -61,8 +61,13 @@ from node.transport.rest import make_app, make_pages
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
-from node.updates.chosen import LISTS, Record
+from node.updates.jobs import Jobs
 from node.updates.policy import Sources
+from node.updates.program import Program as UpdatesOfNode
+from node.updates.record import LISTS, Record
+from node.updates.replaceable import Kit
+from node.updates.tool import Tool
+from node.updates.trial import Trial
 from node.updates.updates import Updates
 
 import_gc.resume()
@@ -163,12 +168,12 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
+        updates = settings.state_dir / "updates"
+        record = Record(updates / "chosen", _configured(settings))
         record.load()
-        choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
         ties = Ties.of(environment())
         host = Host(
-            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
+            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), record.choices),
             ties or NoKeeper(),
         )
         self._drivers = Drivers(host)
@@ -210,21 +215,15 @@ class NodeService(Service):
         kept = settings.state_dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
+        tool = Tool(self._drivers.run, environment(), settings.updates.proxy)
+        kit = Kit(reactor, updates, tool, Trial(reactor, self._backend.runner), record)
         self._updates = Updates(
-            *(reactor, settings.state_dir / "updates"),
-            kept=kept,
-            ring=self._ring,
-            journal=self._journal,
-            policy=settings.updates,
-            sources=sources,
-            drivers=self._drivers,
-            runner=self._backend.runner,
-            record=record,
-            choices=choices,
-            run=self._drivers.run,
-            environment=environment(),
-            test=self._upgrades.test,
-            become=self._upgrades.wanted,
+            kit,
+            Jobs(reactor, updates / "jobs", self._ring, self._journal),
+            UpdatesOfNode(kit, kept, settings.updates.program_url, self._upgrades),
+            self._drivers,
+            settings.updates,
+            Sources(set_for("DOWNLOAD_URL", settings.drivers), READS_LISTS),
         )
         self._backend.updates = self._updates
         self._succession.jobs = self._updates.jobs
@@ -308,7 +307,7 @@ class NodeService(Service):
             self._certificates.load()
             self._keyring.load()
             self._sweep()
-            self._updates.load()
+            self._updates.start()
             saved = self._store.open()
             begin_journal(self._journal, self._store, saved, __version__)
             self._report_reloads()
@@ -344,7 +343,7 @@ class NodeService(Service):
             ("the gRPC server", lambda: self._aio.run(self._rpc.stop())),
             ("the remaining connections", self._site.connections.disconnect),
             ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
-            ("the updates", self._updates.close),
+            ("the updates", self._updates.stop),
             ("the readiness check", self._monitoring.readiness.stopService),
             ("the reactor lag meter", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
@@ -433,11 +432,10 @@ def _withheld(settings: Settings) -> tuple[Path, ...]:
     return settings.state_dir, *filter(None, keys)
 
 
-def _sources(settings: Settings) -> Sources:
-    """Where cores are downloaded from, and which settings of theirs the operator has set."""
+def _configured(settings: Settings) -> dict[str, str]:
+    """The executables of cores, and the directory of geo files, that the operator has set."""
     values = settings.drivers
-    configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
-    return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
+    return {**set_for("EXECUTABLE_PATH", values), LISTS: values.get(LISTS_SETTING, "")}
 
 
 def _policy(settings: Settings) -> Policy:

@@ -20,9 +20,9 @@ from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, executable_setting
-from drivers.process.spawn import Done, Spawner, by_setpriv, opened
+from drivers.process.spawn import Spawner, by_setpriv, opened
 from node.base.errors import CoreFailed
-from node.contract.driver import Host
+from node.contract.driver import Done, Host
 from protos.handover_pb2 import Answer, Common, File, Installed
 
 # The whole environment of a core: nothing of the node's own environment is in it, least of all its key.

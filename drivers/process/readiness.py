@@ -11,11 +11,10 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.process.child import PANIC, CoreProcess
-from drivers.process.spawn import Done
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
-from node.contract.driver import fatal_lines
+from node.contract.driver import Done, fatal_lines
 
 T = TypeVar("T")
 

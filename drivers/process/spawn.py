@@ -24,7 +24,7 @@ from drivers.process.orphans import MARK, mark
 from drivers.process.settings import CORE_MEMORY
 from node.base.errors import CoreFailed
 from node.base.reactor import Reactor
-from node.contract.driver import Exit
+from node.contract.driver import Done
 from node.contract.keeper import Keeper
 
 # Seconds that a command may take, and the most bytes of its output file; of its other output the last lines are kept.
@@ -33,13 +33,6 @@ OUTPUT = 256 * 1024**2
 # Bytes of its own memory that a command may take, and how many more for each byte of its input.
 LOOK_MEMORY = 1024**3
 LOOK_MEMORY_FACTOR = 48
-
-
-@dataclass(frozen=True)
-class Done(Exit):
-    """The result of a command: its exit, last lines and output."""
-
-    output: bytes
 
 
 @dataclass(frozen=True)

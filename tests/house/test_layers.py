@@ -42,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.door": {"node.http2"},
     "node.transport": {"node.api", "node.door", "node.keys.keyfile"},
-    "node.updates": {"node", "node.contract", "node.events"},
+    "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
         *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),

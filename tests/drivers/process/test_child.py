@@ -31,9 +31,9 @@ from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
 from drivers.process.orphans import MARK, mark, sweep
-from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
+from drivers.process.spawn import Spawner, by_setpriv, memory_file
 from node.base.errors import CoreFailed
-from node.contract.driver import Exit
+from node.contract.driver import Done, Exit
 from scripts.staging.wait import until
 
 reactor: Any = installed
