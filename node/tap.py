@@ -51,6 +51,7 @@ from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
+from node.metrics.figures import MetricsOptions
 from node.metrics.keyless import is_open_here, is_open_to_others
 from node.metrics.monitoring import Monitoring
 from node.metrics.pages import Meters
@@ -196,7 +197,6 @@ class NodeService(Service):
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
         self._monitoring = self._monitored(meters)
-        self._monitoring.readiness.changed = self._rpc.set_ready
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
@@ -260,15 +260,15 @@ class NodeService(Service):
 
     def _monitored(self, meters: Meters) -> Monitoring:
         """Make the metrics, the readiness check and their pages."""
-        return Monitoring(
-            *(self._reactor, self._backend, self._store, meters),
+        options = MetricsOptions(
             state_dir=self._settings.state_dir,
             places=connections.Limits.max_connections,
             users=self._settings.metrics_users,
-            prefix=self._settings.metrics_names,
+            names=self._settings.metrics_names,
             connections=self._connections,
             expires=lambda: self._certificates.current.expires,
         )
+        return Monitoring(self._reactor, self._backend, self._store, meters, options, self._rpc.set_ready)
 
     def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
         """Make the site of the REST interface, and that of the metrics port."""
@@ -320,13 +320,13 @@ class NodeService(Service):
             self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
+        for part in (self._system, self._watch, self._keys_watch, self._systemd):
             part.startService()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
         # After `begin`: only then it is known whether a backend is wanted.
-        self._reactor.callWhenRunning(self._monitoring.readiness.startService)
+        self._reactor.callWhenRunning(self._monitoring.start)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
@@ -344,8 +344,7 @@ class NodeService(Service):
             ("the remaining connections", self._site.connections.disconnect),
             ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
             ("the updates", self._updates.stop),
-            ("the readiness check", self._monitoring.readiness.stopService),
-            ("the reactor lag meter", self._monitoring.lag.stopService),
+            ("the metrics", self._monitoring.stop),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
             ("the event journal", self._journal.close),

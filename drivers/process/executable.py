@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.internet.threads import deferToThreadPool
-
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
 from drivers.process import memory
@@ -22,6 +20,7 @@ from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Spawner, by_setpriv, opened
 from node.base.errors import CoreFailed
+from node.base.pool import in_pool
 from node.contract.driver import Done, Host
 from protos.handover_pb2 import Answer, Common, File, Installed
 
@@ -260,7 +259,7 @@ class Installation:
             if chosen is not None and chosen.is_file():
                 path: Path | None = chosen
             else:
-                path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
+                path = await in_pool(reactor, find, self.core, configured)
         except InstallError as error:
             raise CoreFailed(str(error)) from error
         if path is None:

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from twisted.internet.threads import deferToThreadPool
-
 from drivers.process.accepting import ListenerWatch
 from drivers.process.child import CoreProcess
 from drivers.process.run import A, Run
@@ -17,6 +15,7 @@ from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sharing import Reach, Sharing
 from drivers.sockets.sock_diag import listeners, listening
 from node.base.errors import CoreFailed
+from node.base.pool import in_pool
 from node.contract.driver import Host, NotShared, Plan
 
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
@@ -142,9 +141,8 @@ class SharedRun(Run[A]):
                 )
 
     async def _hang_up(self) -> None:
-        reactor = self._host.reactor
         try:
-            await deferToThreadPool(reactor, reactor.getThreadPool(), hang_up, self._number, self._listening.ports)
+            await in_pool(self._host.reactor, hang_up, self._number, self._listening.ports)
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 

@@ -14,19 +14,17 @@ from twisted.internet.defer import TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
-from node.backend.generations import Generations
-from node.backend.runner import Runner
+from node.api.operations import Backend
 from node.backend.state import State
 from node.base.errors import NodeError
 from node.contract.counters import DIRECTIONS, Row, Scope
 from node.contract.driver import Generation, HasProcess
 from node.machine.usage import Usage, most_files, open_files, usage
-from node.metrics.families import Sample, Samples
+from node.metrics.families import OF_THE_CORE, Sample, Samples
 from node.metrics.lag import Lag
 from node.metrics.readiness import Readiness
 from node.state.store import Store
-from node.traffic.polling import Traffic
-from protos.service_pb2 import BackendStatsResponse, LimitsSummary, NodeQuota
+from protos.service_pb2 import BackendStatsResponse
 
 # Seconds to wait for a core, and for the disk; after that the last known values are used.
 PATIENCE = 2.0
@@ -35,34 +33,40 @@ Figure = tuple[str, Sequence[str], float]
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The parts that are read. `connections` yields, for each, its port ("rest" or "grpc") and whether it is known."""
+class MetricsOptions:
+    """`places`: the most connections; `users`: whether bytes are reported by user, too; `names`: METRICS_NAMES.
 
-    runner: Runner
-    generations: Generations
-    traffic: Traffic
+    `connections` yields, for each, its port ("rest" or "grpc") and whether it is known. `expires`: when the certificate
+    does, in Unix time.
+    """
+
+    state_dir: Path
+    places: int
+    users: bool
+    names: str
+    connections: Callable[[], Iterable[tuple[str, bool]]]
+    expires: Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The parts that are read."""
+
+    backend: Backend
     store: Store
     readiness: Readiness
     lag: Lag
-    state_dir: Path
-    places: int
-    # Scopes whose bytes are reported.
-    scopes: Sequence[Scope]
-    connections: Callable[[], Iterable[tuple[str, bool]]]
-    warnings: Callable[[], Sequence[str]]
-    expires: Callable[[], float]
-    limits: Callable[[], LimitsSummary]
-    # NODE_QUOTA, if it is set.
-    quota: Callable[[], NodeQuota | None]
+    options: MetricsOptions
 
 
 class Figures:
-    """Reads all metrics. `prefix`: METRICS_NAMES, or ""."""
+    """Reads all metrics."""
 
-    def __init__(self, reactor: IReactorTime, sources: Sources, prefix: str = "") -> None:
+    def __init__(self, reactor: IReactorTime, sources: Sources) -> None:
         self._reactor = reactor
         self._sources = sources
-        self.prefix = f"{prefix}_" if prefix else ""
+        names = sources.options.names
+        self.prefix = f"{names}_" if names else ""
         self._readings = 0
         # The last statistics of the core about itself.
         self._stats = BackendStatsResponse()
@@ -70,13 +74,18 @@ class Figures:
     async def read(self) -> Samples:
         """Read all values. Waits at most PATIENCE for the disk and the counters, and as long again for the core."""
         began, sources = self._reactor.seconds(), self._sources
-        await sources.traffic.settled(PATIENCE)
+        await sources.backend.traffic.settled(PATIENCE)
         found = [*_node(sources), *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
         if self.prefix:
             up = await self._ask()
             self._readings += 1
-            figures = _aliases(self._stats, up, self._readings, self._reactor.seconds() - began)
-            found += [(self.prefix + name, labels, value) for name, labels, value in figures]
+            own = {
+                "up": up,
+                "scrape_duration_seconds": self._reactor.seconds() - began,
+                "scrapes_total": self._readings,
+            }
+            stats = {alias.name: getattr(self._stats, field) for alias, field in OF_THE_CORE}
+            found += [(self.prefix + name, (), value) for name, value in {**own, **stats}.items()]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
         for name, labels, value in found:
             samples[name].append((labels, value))
@@ -84,7 +93,8 @@ class Figures:
 
     def _bytes(self) -> dict[str, Iterable[Sample]]:
         """The sums of bytes, made into samples lazily, when a thread writes them."""
-        scopes, totals = self._sources.scopes, self._sources.traffic.totals
+        totals = self._sources.backend.traffic.totals
+        scopes = [*Scope] if self._sources.options.users else [Scope.INBOUND, Scope.OUTBOUND]
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
         }
@@ -96,7 +106,7 @@ class Figures:
 
     async def _ask(self) -> bool:
         """Ask the core for its statistics. Returns whether it answered."""
-        run = self._sources.generations.current
+        run = self._sources.backend.generations.current
         if run is None:
             return False
         try:
@@ -115,23 +125,23 @@ def _node(sources: Sources) -> Iterator[Figure]:
     yield "txnode_open_fds", (), open_files()
     yield "txnode_max_fds", (), most_files()
     yield "txnode_reactor_lag_seconds", (), sources.lag.worst
-    yield "txnode_warnings", (), len(sources.warnings())
+    yield "txnode_warnings", (), len(sources.backend.warnings)
     yield "txnode_ready", (), sources.readiness.ready
     for check in sources.readiness.checks:
         yield "txnode_check_ok", (check,), check not in sources.readiness.faults
-    connections = Counter(sources.connections())
+    connections = Counter(sources.options.connections())
     for door in ("rest", "grpc"):
         for known in (True, False):
             yield "txnode_connections", (door, "yes" if known else "no"), connections[door, known]
-    yield "txnode_max_connections", (), sources.places
-    if (quota := sources.quota()) is not None:
+    yield "txnode_max_connections", (), sources.options.places
+    if (quota := sources.backend.quota) is not None:
         yield "txnode_quota_bytes", (), quota.bytes
         yield "txnode_quota_used_bytes", (), quota.used
         yield "txnode_quota_closed", (), quota.closed
 
 
 def _core(sources: Sources) -> Iterator[Figure]:
-    runner, runs = sources.runner, sources.generations
+    runner, runs = sources.backend.runner, sources.backend.generations
     if (accepted := runner.accepted) is not None:
         yield "txnode_core_info", (accepted.driver.name, accepted.version), 1
     yield "txnode_core_running", (), runner.status.running and runs.current is not None
@@ -164,10 +174,10 @@ def _usage(run: Generation | None) -> Usage:
 
 
 def _users(sources: Sources) -> Iterator[Figure]:
-    desired, current = sources.runner.desired, sources.generations.current
+    desired, current = sources.backend.runner.desired, sources.backend.generations.current
     confirmed = current.accounts if current is not None else {}
     yield "txnode_users_wanted", (), len(desired.roster.users)
-    limits = sources.limits()
+    limits = sources.backend.limits
     yield "txnode_users_limited", (), limits.limited
     yield "txnode_users_off", ("quota",), limits.off_quota
     yield "txnode_users_off", ("expiry",), limits.off_expired
@@ -181,8 +191,8 @@ def _users(sources: Sources) -> Iterator[Figure]:
 
 
 def _traffic(sources: Sources) -> Iterator[Figure]:
-    yield "txnode_counters_age_seconds", (), sources.traffic.age
-    for scope, rows in sources.traffic.pending.items():
+    yield "txnode_counters_age_seconds", (), sources.backend.traffic.age
+    for scope, rows in sources.backend.traffic.pending.items():
         yield "txnode_ledger_rows", (scope.value,), rows
 
 
@@ -190,23 +200,8 @@ def _state(sources: Sources) -> Iterator[Figure]:
     yield "txnode_state_writable", (), not sources.store.fault
     with suppress(OSError):  # the disk is gone, as the line before reports
         yield "txnode_state_file_bytes", (), sources.store.size
-        yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.state_dir).free
-    yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
-
-
-def _aliases(stats: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
-    yield "up", (), up
-    yield "scrape_duration_seconds", (), seconds
-    yield "scrapes_total", (), readings
-    yield "uptime_seconds", (), stats.uptime
-    yield "goroutines", (), stats.num_goroutine
-    yield "memstats_alloc_bytes", (), stats.alloc
-    yield "memstats_alloc_bytes_total", (), stats.total_alloc
-    yield "memstats_sys_bytes", (), stats.sys
-    yield "memstats_mallocs_total", (), stats.mallocs
-    yield "memstats_frees_total", (), stats.frees
-    yield "memstats_num_gc", (), stats.num_gc
-    yield "memstats_pause_total_ns", (), stats.pause_total_ns
+        yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.options.state_dir).free
+    yield "txnode_certificate_expiry_timestamp_seconds", (), sources.options.expires()
 
 
 def _both(rows: Iterable[Row]) -> Iterator[Sample]:

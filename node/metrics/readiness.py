@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
@@ -24,16 +23,16 @@ Check = Callable[[], Coroutine[Any, Any, str]]
 _NOT_YET = "not checked yet"
 
 
-class Readiness(Service):
+class Readiness:
     """Makes `checks`, by name. `changed` is called when the node becomes ready or unready."""
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check]) -> None:
+    def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check], changed: Callable[[bool], None]) -> None:
         self.checks = checks
         # What is wrong, by name of the check.
         self.faults: Mapping[str, str] = dict.fromkeys(checks, _NOT_YET)
-        self.changed: Callable[[bool], None] = lambda _: None
+        self._changed = changed
         self._looking = Periodic("the readiness check", self.look, INTERVAL, reactor)
 
     @property
@@ -45,16 +44,15 @@ class Readiness(Service):
         """Whether the checks themselves fail, so that the verdict is old."""
         return self._looking.warnings
 
-    def startService(self) -> None:
+    def start(self) -> None:
         """Make the first checks at once."""
-        super().startService()
         ensureDeferred(self.look()).addErrback(
             lambda failure: self.log.failure("the first readiness check failed; the node tries again", failure)
         )
         self._looking.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
+        """Make no more checks."""
         self._looking.stop()
 
     async def look(self) -> None:
@@ -62,7 +60,7 @@ class Readiness(Service):
         found = {name: fault for name, check in self.checks.items() if (fault := await self._fault(name, check))}
         before, self.faults = self.ready, found
         if self.ready != before:
-            self.changed(self.ready)
+            self._changed(self.ready)
 
     async def _fault(self, name: str, check: Check) -> str:
         try:

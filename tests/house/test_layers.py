@@ -38,7 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "node.doctor": {"node.certificate", "node.settings", "node.state"},
     "node.events": {"node.state"},
     "node.metrics": {
-        *("node", "node.api.pages", "node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node", "node.api", "node.backend", "node.contract", "node.machine", "node.state"),
     },
     "node.door": {"node.http2"},
     "node.transport": {"node.api", "node.door", "node.keys.keyfile"},

@@ -115,10 +115,9 @@ class ReadinessTests(SynchronousTestCase):
                 raise CoreFailed("it fails")
             return self.fault
 
-        self.readiness = Readiness(self.clock, {"state": state})
-        self.readiness.changed = self.told.append
-        self.readiness.startService()
-        self.addCleanup(self.readiness.stopService)
+        self.readiness = Readiness(self.clock, {"state": state}, self.told.append)
+        self.readiness.start()
+        self.addCleanup(self.readiness.stop)
 
     def after(self, fault: str) -> str:
         self.fault = fault
@@ -191,14 +190,14 @@ class LagTests(SynchronousTestCase):
     def test_the_longest_delay_of_a_minute(self) -> None:
         clock: Any = Clock()
         looked = lag.Lag(clock)
-        looked.startService()
+        looked.start()
         clock.advance(lag.INTERVAL)
         self.assertEqual(looked.worst, 0)
         clock.advance(lag.INTERVAL + 2)
         self.assertEqual(looked.worst, 2)
         clock.pump([lag.INTERVAL] * int(lag.REMEMBERED / lag.INTERVAL))
         self.assertEqual(looked.worst, 0)
-        looked.stopService()
+        looked.stop()
         self.assertEqual(clock.getDelayedCalls(), [])
 
 
