@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
+from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
@@ -56,7 +56,7 @@ class Store:
         # Why the disk fails, if it does; and what happened to a damaged file.
         self.fault = ""
         self.damage = ""
-        self._again: IDelayedCall | None = None
+        self._again = Alarm(reactor, self._try_again)
         self._unread = self._closed = False
         # The keep-alive's remaining seconds, as the file should have them.
         self._left: float | None = None
@@ -116,12 +116,11 @@ class Store:
             return
         await self.flush()
         for _ in range(LAST_TRIES):
-            if self._again is not None:
+            if self._again.pending:
                 self._again.cancel()
                 self._try_again()
                 await self.flush()
-        if self._again is not None:
-            self._again.cancel()
+        self._again.cancel()
         self._closed = True
         try:
             await self._on_disk(self._database.close)
@@ -160,7 +159,7 @@ class Store:
         With none, drop those written ahead.
         """
         # Batched changes may still need users staged before.
-        if self._again is None and not self._closed and not self._changes.staged and (users or self._staged):
+        if not self._again.pending and not self._closed and not self._changes.staged and (users or self._staged):
             self._staged = dict(users) or None
             self._put_aside(dict(users))
 
@@ -217,14 +216,14 @@ class Store:
         reading = self._busy and self._written is None
         if self._closed:
             return
-        if (self._changes or reading) and self._again is None:
+        if (self._changes or reading) and not self._again.pending:
             await self._gathered.wait()
         elif self._written is not None:
             await self._written.wait()
 
     def _write(self) -> None:
         """Schedule a write of all changes of this reactor turn, unless one runs or a retry is pending."""
-        if self._changes and not self._busy and self._again is None and not self._closed:
+        if self._changes and not self._busy and not self._again.pending and not self._closed:
             self._busy = True
             self._reactor.callLater(0, self._next)
 
@@ -245,7 +244,7 @@ class Store:
 
     def _succeeded(self, margins: Margins | None) -> None:
         # With a retry pending, this was only a write from before the disk failed.
-        recovered = self.fault and self._again is None
+        recovered = self.fault and not self._again.pending
         if recovered:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
         if margins is not None:
@@ -265,7 +264,7 @@ class Store:
         self._on_disk(self._database.stage, users).addErrback(self._not_staged)
 
     def _not_staged(self, failure: Failure) -> None:
-        if self._again is None:
+        if not self._again.pending:
             self._not_written(failure)
 
     def _not_written(self, failure: Failure) -> None:
@@ -290,13 +289,12 @@ class Store:
             )
         first, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes, self._staged = Changes(), None
-        if self._again is None:
-            self._again = self._reactor.callLater(AGAIN, self._try_again)
+        self._again.within(AGAIN)
         if first:
             self.trouble(self.fault)
 
     def _try_again(self) -> None:
-        self._again, self._busy = None, True
+        self._busy = True
         ensureDeferred(self._write_everything()).addCallbacks(self._succeeded, self._not_written)
 
     async def _write_everything(self) -> Margins | None:
