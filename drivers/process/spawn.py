@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ LOOK_MEMORY_FACTOR = 48
 
 @dataclass(frozen=True)
 class Spawner:
-    """Starts child processes that end with the node: through setpriv(1) if it supports that, else our script.
+    """Starts child processes that end with the node.
 
     `owner`: a directory that one node has at a time. `rules`: Landlock rules. `data`: bytes of its own memory that a
     core may have. With a `keeper` cores end with that instead.
@@ -46,7 +45,6 @@ class Spawner:
     reactor: Reactor
     owner: Path
     environment: Mapping[str, str]
-    setpriv: str | None = None
     rules: tuple[str, ...] = ()
     data: int | None = None
     keeper: Keeper | None = None
@@ -72,7 +70,7 @@ class Spawner:
             if keeper is not None:
                 start(self.reactor, keeper, process, kept(command, self.rules), environment, files)
                 return
-            argv = leashed([*command], self.setpriv, self.rules)
+            argv = leashed([*command], self.rules)
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
         except OSError as error:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
@@ -111,22 +109,6 @@ class Spawner:
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
-
-
-async def by_setpriv(spawner: Spawner) -> Spawner:
-    """Use setpriv(1), if it runs and supports parent-death signals: it takes 1 ms, our script 11 ms.
-
-    It does not check whether the parent died before the call; such a core is swept at the next start.
-    """
-    found = shutil.which("setpriv", path=os.defpath)
-    if found is None:
-        return spawner
-    better = replace(spawner, setpriv=found)
-    try:
-        tried = await better.run([found, "--version"])
-    except CoreFailed:
-        return spawner
-    return better if tried.code == 0 else spawner
 
 
 def _limit(pid: int | None, what: int, most: int) -> None:
