@@ -31,7 +31,7 @@ from drivers.install.fetch import deadline, fetch, verify
 from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
 from drivers.leash import MISSING, UNFIT, leashed
 
-__all__ = ["InstallError", "cores_directory", "find", "install", "main", "obtain", "step", "version_of"]
+__all__ = ["InstallError", "cores_directory", "find", "install", "main", "step", "version_of"]
 
 _WORK = ".work-"
 
@@ -39,16 +39,12 @@ _WORK = ".work-"
 Way = Callable[[Core, Path], Path]
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 def find(
     core: Core,
     configured: str | Path | None = None,
     pinned: bool = False,
     directory: Path | None = None,
-    note: Callable[[str], None] = _silent,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Path | None:
     """Find the executable of `core` on this machine: configured, on PATH or in the cores directory. Never downloads.
 
@@ -65,23 +61,6 @@ def find(
     return _installed(_releases(core, pinned), directory or cores_directory(), note)
 
 
-def obtain(
-    core: Core,
-    configured: str | Path | None = None,
-    pinned: bool = False,
-    directory: Path | None = None,
-    url: str | None = None,
-    build: Way | None = None,
-) -> Path:
-    """Find the executable of `core`, or install it in the cores directory, with progress on stderr.
-
-    `url` is a mirror (else the environment's); `build` makes what cannot be downloaded. Of two installs at once, the
-    second waits and uses the first one's result. Raises InstallError; DigestMismatch if a download does not have the
-    pinned digest.
-    """
-    return find(core, configured, pinned, directory, note=say) or install(core, pinned, directory, url, build)
-
-
 def install(
     core: Core,
     pinned: bool = False,
@@ -89,13 +68,18 @@ def install(
     url: str | None = None,
     build: Way | None = None,
 ) -> Path:
-    """Return the executable of `core` in the cores directory; install it if it is not there. See `obtain`."""
+    """Return the executable of `core` in the cores directory; install it if it is not there, with progress on stderr.
+
+    `url` is a mirror (else the environment's); `build` makes what cannot be downloaded. Of two installs at once, the
+    second waits and uses the first one's result. Raises InstallError; DigestMismatch if a download does not have the
+    pinned digest.
+    """
     directory = directory or cores_directory()
     url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
     try:
         with _locked(directory):
             releases = _releases(core, pinned)
-            return _installed(releases, directory, _silent) or _install(releases, directory, url, build)
+            return _installed(releases, directory) or _install(releases, directory, url, build)
     except OSError as error:
         raise InstallError(
             f"cannot install below {directory}: {error}; set TXNODE_CORES to another directory"
@@ -169,7 +153,7 @@ def _releases(core: Core, pinned: bool) -> list[Core]:
     return [core, *(other for other in core.otherwise if not pinned or other.version == core.version)]
 
 
-def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None]) -> Path | None:
+def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None] = lambda _: None) -> Path | None:
     """Return the first of these releases that is in the cores directory."""
     for core in releases:
         kept = _kept(core, directory)
@@ -301,7 +285,8 @@ def main(argv: Sequence[str] | None = None, build: Way | None = None) -> int:
         core = choose(chosen.core, chosen.version)
         pinned = chosen.pinned or chosen.version is not None
         directory = chosen.dir and chosen.dir.absolute()
-        path = obtain(core, chosen.executable, pinned, directory, chosen.url, build)
+        found = find(core, chosen.executable, pinned, directory, note=say)
+        path = found or install(core, pinned, directory, chosen.url, build)
     except InstallError as error:
         say(f"error: {error}")
         return 1

@@ -50,8 +50,8 @@ def release(name: str, version: str, sha256: str = "") -> Core:
     """
     if not _VERSION.fullmatch(version):
         raise InstallError(f"{version!r} is not a version such as {CORES[name][0].version}")
-    if sha256 and not DIGEST.fullmatch(sha256):
-        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
+    if sha256:
+        _require_digest(sha256)
     for core in CORES[name]:
         if core.version == version and (own := core.archives.get(archive.cpu())):
             if sha256 not in ("", own.sha256):
@@ -67,6 +67,11 @@ def release(name: str, version: str, sha256: str = "") -> Core:
         tuple(member.replace(newest.version, version) for member in known.members),
     )
     return replace(newest, version=version, archives={archive.cpu(): here}, package="", otherwise=())
+
+
+def _require_digest(sha256: str, of: str = "") -> None:
+    if not DIGEST.fullmatch(sha256):
+        raise InstallError(f"{of}the digest must be a SHA-256: 64 hexadecimal digits")
 
 
 def bring_core(core: Core, url: str, into: Path) -> Path:
@@ -117,8 +122,7 @@ def _digest_of(url: str, name: str, named: str) -> str:
     if not _LIST.fullmatch(name):
         raise InstallError(f"{name!r} is not a name of a geo file such as geoip.dat")
     if named:
-        if not DIGEST.fullmatch(named):
-            raise InstallError(f"{name}: the digest must be a SHA-256: 64 hexadecimal digits")
+        _require_digest(named, f"{name}: ")
         return named
     beside = f"{url.rstrip('/')}/{name}.sha256sum"
     found = DIGEST.match(text(beside))
@@ -129,8 +133,7 @@ def _digest_of(url: str, name: str, named: str) -> str:
 
 def bring_wheel(url: str, sha256: str, into: Path) -> Path:
     """Download a wheel, under the last part of its URL. Raises `InstallError`."""
-    if not DIGEST.fullmatch(sha256):
-        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
+    _require_digest(sha256)
     file = into / url.rpartition("/")[2]
     with deadline():
         _bring(into, _File(url, sha256, file))

@@ -14,7 +14,6 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from threading import Thread
@@ -41,7 +40,13 @@ from scripts import cores
 from scripts.staging.ports import free_port
 
 ROOT = Path(__file__).parents[3]
-obtain = partial(install.obtain, build=cores.build)
+
+
+def obtain(core: Core, configured: Path | None = None, pinned: bool = False, url: str | None = None) -> Path:
+    """Find the core, or install it, as the command does in a clone."""
+    return find(core, configured, pinned, note=install.say) or install.install(core, pinned, None, url, cores.build)
+
+
 MEMBERS = ("xray", "geoip.dat", "geosite.dat")
 
 GO = """#!/bin/sh
@@ -271,7 +276,7 @@ def test_what_needs_a_build_is_not_built_by_the_product(box: Path, mirror: Mirro
     mirror.status = 404
 
     with pytest.raises(InstallError, match=r"in a clone: python -m scripts\.cores xray --version 26\.3\.27"):
-        install.obtain(XRAY_BUILDABLE, url=mirror.url)
+        install.install(XRAY_BUILDABLE, url=mirror.url)
     assert names(record) == []
 
 
