@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 
@@ -78,7 +78,8 @@ class Core:
         return f"{self.name.upper().replace('-', '_')}_{what}"
 
 
-def _xray(version: str, amd64: str, arm64: str, package: str = "") -> Core:
+def _xray(version: str, package: str = "", **digests: str) -> Core:
+    names = {"amd64": "Xray-linux-64.zip", "arm64": "Xray-linux-arm64-v8a.zip"}
     members = ("xray", "geoip.dat", "geosite.dat")
     return Core(
         name="xray",
@@ -88,10 +89,7 @@ def _xray(version: str, amd64: str, arm64: str, package: str = "") -> Core:
         minimum="26.3.27",
         banner=re.compile(r"^Xray (\d+\.\d+\.\d+)"),
         url="https://github.com/XTLS/Xray-core/releases/download",
-        archives={
-            "amd64": Archive("Xray-linux-64.zip", amd64, members),
-            "arm64": Archive("Xray-linux-arm64-v8a.zip", arm64, members),
-        },
+        archives={cpu: Archive(names[cpu], sha256, members) for cpu, sha256 in digests.items() if cpu in names},
         package=package,
     )
 
@@ -121,7 +119,7 @@ _NEWER_XRAY = _xray(
 
 def _sing_box(version: str, **digests: str) -> Core:
     """A release with the digests of its official archives, which lack with_v2ray_api."""
-    names = {cpu: f"sing-box-{version}-linux-{cpu}" for cpu in digests}
+    names = {cpu: f"sing-box-{version}-linux-{cpu}" for cpu in ("amd64", "arm64")}
     return Core(
         name="sing-box",
         title="sing-box",
@@ -130,7 +128,11 @@ def _sing_box(version: str, **digests: str) -> Core:
         minimum="1.14.1",
         banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)(\S*)"),
         url="https://github.com/SagerNet/sing-box/releases/download",
-        archives={cpu: Archive(f"{name}.tar.gz", digests[cpu], (f"{name}/sing-box",)) for cpu, name in names.items()},
+        archives={
+            cpu: Archive(f"{name}.tar.gz", digests[cpu], (f"{name}/sing-box",))
+            for cpu, name in names.items()
+            if cpu in digests
+        },
     )
 
 
@@ -172,6 +174,10 @@ CORES: Mapping[str, tuple[Core, ...]] = {
     XRAY.name: (XRAY, XRAY_BUILDABLE, _NEWER_XRAY),
     SING_BOX.name: (SING_BOX, SING_BOX_BUILT, _NEWER_SING_BOX, SING_BOX_WHEEL),
 }
+
+
+# Makes a release of each core, of any version, from the digest of its archive by CPU.
+ANY: Mapping[str, Callable[..., Core]] = {XRAY.name: _xray, SING_BOX.name: _sing_box}
 
 
 def choose(name: str, version: str | None = None) -> Core:

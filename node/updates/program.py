@@ -68,7 +68,7 @@ class Program:
         if not _VERSION.fullmatch(version):
             raise Refused(f"{version!r} is not a version")
         url = f"{self._url.rstrip('/')}/{wheel_name(version)}"
-        wheel = await self._tool.bring(step, "wheel", "--url", url, "--into", str(self._next), "--sha256", sha256)
+        wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256)
         try:
             await self._try(wheel, step)
         except (NodeError, CancelledError):

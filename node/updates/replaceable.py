@@ -49,13 +49,16 @@ class Replaceable(ABC):
     Each version has a directory of its own; those of the chosen one and of the one before it stay.
     """
 
+    # What `drivers.install.update` calls it.
+    kind: str
     # The reasons why there is no way back, and the step in which the core gets the version.
     never: str
     gone: str
     switching: str
 
-    def __init__(self, kit: Kit, name: str, driver: Driver) -> None:
+    def __init__(self, kit: Kit, directory: Path, name: str, driver: Driver) -> None:
         self._kit = kit
+        self._directory = directory
         self._record = kit.record
         self._name = name
         self._driver = driver
@@ -69,19 +72,19 @@ class Replaceable(ABC):
             raise Refused(f"{self.gone}: {before}")
         await self._switch(Path(before) if before else None, step)
 
-    async def _update(self, step: Step, *words: str) -> None:
-        """Switch to what these words have `drivers.install.update` download. Raises `Refused`."""
+    async def _update(self, step: Step, **parameters: object) -> None:
+        """Switch to what `drivers.install.update` downloads with these parameters. Raises `Refused`."""
         try:
-            path = await self._bring(step, *words)
+            path = await self._bring(step, **parameters)
             if path == self._record.in_use(self._name):
                 step.conclude(*await self._result(None))
             else:
                 await self._switch(path, step)
         finally:
-            await in_pool(self._kit.reactor, self._record.clear, self._kit.cores, self._kit.lists)
+            await in_pool(self._kit.reactor, self._record.clear, self._directory)
 
-    async def _bring(self, step: Step, *words: str) -> Path:
-        return await self._kit.tool.bring(step, *words)
+    async def _bring(self, step: Step, **parameters: object) -> Path:
+        return await self._kit.tool.bring(step, self.kind, self._directory, **parameters)
 
     async def _switch(self, path: Path | None, step: Step) -> None:
         reactor, record = self._kit.reactor, self._record
@@ -115,18 +118,18 @@ class Replaceable(ABC):
 class ReplaceableCore(Replaceable):
     """A core: an executable from the archive of its release."""
 
+    kind = "core"
     never = "there is no earlier release to go back to: no update has installed one"
     gone = "the earlier release is no longer on disk"
     switching = "switching to it"
 
     def __init__(self, kit: Kit, driver: Driver) -> None:
-        super().__init__(kit, driver.name, driver)
+        super().__init__(kit, kit.cores, driver.name, driver)
 
     async def update(self, version: str, sha256: str, mirror: str, step: Step) -> None:
         """Switch to this release. Raises `Refused`."""
         step.say("checking the current version", before=await self._version())
-        digest = [f"--sha256={sha256}"] if sha256 else []
-        await self._update(step, "core", self._name, version, "--url", mirror, "--into", str(self._kit.cores), *digest)
+        await self._update(step, name=self._name, version=version, sha256=sha256, url=mirror)
 
     async def go_back(self, step: Step) -> None:
         step.say("going back to the earlier release", before=await self._version())
@@ -147,23 +150,21 @@ class ReplaceableCore(Replaceable):
 class ReplaceableLists(Replaceable):
     """Geo files (geoip.dat, geosite.dat), a set in each directory. `driver` is that of the core that reads them."""
 
+    kind = "lists"
     never = "there are no earlier geo files to go back to: no update has installed any"
     gone = "the earlier geo files are no longer on disk"
     switching = "checking the geo files with the core"
 
     def __init__(self, kit: Kit, driver: Driver) -> None:
-        super().__init__(kit, LISTS, driver)
+        super().__init__(kit, kit.lists, LISTS, driver)
 
     async def update(self, wanted: Mapping[str, str], url: str, step: Step) -> None:
         """Switch to the newest of these files; `wanted` maps names to digests or ''. Raises `Refused`."""
-        files = wanted or dict.fromkeys(USUAL, "")
-        words = [f"{name}={digest}" if digest else name for name, digest in files.items()]
-        current = self._record.in_use(LISTS)
-        kept = [f"--kept={current}"] if current else []
-        await self._update(step, "lists", "--url", url, "--into", str(self._kit.lists), *kept, "--", *words)
+        current = self._record.in_use(LISTS) or ""
+        await self._update(step, wanted=wanted or dict.fromkeys(USUAL, ""), url=url, kept=str(current))
 
-    async def _bring(self, step: Step, *words: str) -> Path:
-        path = await super()._bring(step, *words)
+    async def _bring(self, step: Step, **parameters: object) -> Path:
+        path = await super()._bring(step, **parameters)
         self._record.looked = self._kit.now()
         if path == self._record.in_use(LISTS):
             await in_pool(self._kit.reactor, self._record.save)

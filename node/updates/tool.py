@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,9 +41,10 @@ class Tool:
             passed |= dict.fromkeys(PROXIES[:2], proxy)
         self._environment = passed
 
-    async def bring(self, step: Step, *arguments: str) -> Path:
-        """Run `drivers.install.update` and return the path that it prints. Raises `Refused`."""
-        command = [sys.executable, "-P", "-m", "drivers.install.update", *arguments]
+    async def bring(self, step: Step, kind: str, into: Path, **parameters: object) -> Path:
+        """Run `drivers.install.update` with these parameters and return the path that it prints. Raises `Refused`."""
+        words = json.dumps({"into": str(into), **parameters})
+        command = [sys.executable, "-P", "-m", "drivers.install.update", kind, words]
 
         def heard(line: str) -> None:
             if line.startswith((_FETCHES, *_CHANGES)):

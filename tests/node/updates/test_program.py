@@ -55,8 +55,8 @@ class Disk:
             raise CoreFailed(self.refused)
         return ""
 
-    async def bring(self, step: Step, *words: str) -> Path:
-        wheel = Path(words[words.index("--into") + 1], "next.whl")
+    async def bring(self, step: Step, kind: str, into: Path, **_: object) -> Path:
+        wheel = into / "next.whl"
         wheel.parent.mkdir(parents=True, exist_ok=True)
         wheel.touch()
         return wheel

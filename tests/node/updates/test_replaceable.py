@@ -39,9 +39,8 @@ class Host:
         self.choices = self.record.choices
         self.taken, self.refuses = 0, False
 
-    async def bring(self, step: Step, *words: str) -> Path:
-        kind, version = words[0], words[2]
-        place = self.directory / (f"cores/xray-{version}-x" if kind == "core" else f"geo/{words[-1]}")
+    async def bring(self, step: Step, kind: str, into: Path, **given: Any) -> Path:
+        place = into / (f"xray-{given['version']}-x" if kind == "core" else next(iter(given["wanted"])))
         place.mkdir(parents=True, exist_ok=True)
         if kind == "core":
             (place / "xray").touch(0o755)

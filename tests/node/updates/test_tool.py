@@ -25,7 +25,7 @@ def test_an_upgrade_waits_from_the_test_on() -> None:
 
     jobs = SimpleNamespace(report=lambda job: None, stage=Stage.CHANGING)
     tool = Tool(run, {})
-    brought = ensureDeferred(tool.bring(Step(pb.Job(), cast(Any, jobs)), "lists"))
+    brought = ensureDeferred(tool.bring(Step(pb.Job(), cast(Any, jobs)), "lists", Path("/into")))
     seen = [jobs.stage]
     for line in ("fetching http://one", "fetched 1 of 2 bytes", "verified", "fetching http://two", "", "trying it"):
         heard[0]([line])
