@@ -1,9 +1,9 @@
 """Download what an update needs: `python -m drivers.install.update core|lists|wheel JSON`.
 
 The JSON object has the parameters of `bring_core`, `bring_lists` or `bring_wheel`. A program of its own, like
-`drivers.install`: it blocks and needs only the standard library. The result is complete, verified and tried, or does not
-exist. Each line on stderr reports progress or the error; the last line on stdout is the path of the result. The proxy
-variables are used.
+`drivers.install`: it blocks and needs only the standard library. The result is complete, verified and tried, or does
+not exist. Each line on stderr reports progress or the error; the last line on stdout is the path of the result. The
+proxy variables are used.
 """
 
 from __future__ import annotations
