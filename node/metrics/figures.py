@@ -14,17 +14,19 @@ from twisted.internet.defer import TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
-from node.api.operations import Backend
 from node.backend.state import State
 from node.base.errors import NodeError
+from node.base.part import Parts
 from node.contract.counters import DIRECTIONS, Row, Scope
 from node.contract.driver import Generation, HasProcess
+from node.engine.engine import Engine
 from node.machine.usage import Usage, most_files, open_files, usage
 from node.metrics.families import OF_THE_CORE, Sample, Samples
 from node.metrics.lag import Lag
+from node.metrics.options import MetricsOptions
 from node.metrics.readiness import Readiness
 from node.state.store import Store
-from protos.service_pb2 import BackendStatsResponse
+from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, LimitsSummary
 
 # Seconds to wait for a core, and for the disk; after that the last known values are used.
 PATIENCE = 2.0
@@ -33,40 +35,40 @@ Figure = tuple[str, Sequence[str], float]
 
 
 @dataclass(frozen=True)
-class MetricsOptions:
-    """`places`: the most connections; `users`: whether bytes are reported by user, too; `names`: METRICS_NAMES.
+class Sources:
+    """What is read. `places`: the most connections.
 
     `connections` yields, for each, its port ("rest" or "grpc") and whether it is known. `expires`: when the certificate
     does, in Unix time.
     """
 
+    engine: Engine
+    parts: Parts
+    store: Store
+    options: MetricsOptions
     state_dir: Path
     places: int
-    users: bool
-    names: str
     connections: Callable[[], Iterable[tuple[str, bool]]]
     expires: Callable[[], float]
 
-
-@dataclass(frozen=True)
-class Sources:
-    """The parts that are read."""
-
-    backend: Backend
-    store: Store
-    readiness: Readiness
-    lag: Lag
-    options: MetricsOptions
+    @property
+    def limits(self) -> LimitsSummary:
+        """The users with limits and, if there is one, the node's own quota."""
+        info = BaseInfoResponse()
+        for part in self.parts:
+            part.summary(info)
+        return info.limits
 
 
 class Figures:
     """Reads all metrics."""
 
-    def __init__(self, reactor: IReactorTime, sources: Sources) -> None:
+    def __init__(self, reactor: IReactorTime, sources: Sources, lag: Lag, readiness: Readiness) -> None:
         self._reactor = reactor
         self._sources = sources
-        names = sources.options.names
-        self.prefix = f"{names}_" if names else ""
+        self._lag = lag
+        self._readiness = readiness
+        self.prefix = f"{sources.options.prefix}_" if sources.options.prefix else ""
         self._readings = 0
         # The last statistics of the core about itself.
         self._stats = BackendStatsResponse()
@@ -74,16 +76,14 @@ class Figures:
     async def read(self) -> Samples:
         """Read all values. Waits at most PATIENCE for the disk and the counters, and as long again for the core."""
         began, sources = self._reactor.seconds(), self._sources
-        await sources.backend.traffic.settled(PATIENCE)
-        found = [*_node(sources), *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
+        await sources.engine.traffic.settled(PATIENCE)
+        node = _node(sources, self._lag, self._readiness)
+        found = [*node, *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
         if self.prefix:
             up = await self._ask()
             self._readings += 1
-            own = {
-                "up": up,
-                "scrape_duration_seconds": self._reactor.seconds() - began,
-                "scrapes_total": self._readings,
-            }
+            seconds = self._reactor.seconds() - began
+            own = {"up": up, "scrape_duration_seconds": seconds, "scrapes_total": self._readings}
             stats = {alias.name: getattr(self._stats, field) for alias, field in OF_THE_CORE}
             found += [(self.prefix + name, (), value) for name, value in {**own, **stats}.items()]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
@@ -93,7 +93,7 @@ class Figures:
 
     def _bytes(self) -> dict[str, Iterable[Sample]]:
         """The sums of bytes, made into samples lazily, when a thread writes them."""
-        totals = self._sources.backend.traffic.totals
+        totals = self._sources.engine.traffic.totals
         scopes = [*Scope] if self._sources.options.users else [Scope.INBOUND, Scope.OUTBOUND]
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
@@ -106,7 +106,7 @@ class Figures:
 
     async def _ask(self) -> bool:
         """Ask the core for its statistics. Returns whether it answered."""
-        run = self._sources.backend.generations.current
+        run = self._sources.engine.generations.current
         if run is None:
             return False
         try:
@@ -116,7 +116,7 @@ class Figures:
         return True
 
 
-def _node(sources: Sources) -> Iterator[Figure]:
+def _node(sources: Sources, lag: Lag, readiness: Readiness) -> Iterator[Figure]:
     yield "txnode_info", (__version__,), 1
     own = usage() or Usage(0, 0.0, 0.0)
     yield "txnode_uptime_seconds", (), own.age
@@ -124,24 +124,25 @@ def _node(sources: Sources) -> Iterator[Figure]:
     yield "txnode_cpu_seconds_total", (), own.cpu
     yield "txnode_open_fds", (), open_files()
     yield "txnode_max_fds", (), most_files()
-    yield "txnode_reactor_lag_seconds", (), sources.lag.worst
-    yield "txnode_warnings", (), len(sources.backend.warnings)
-    yield "txnode_ready", (), sources.readiness.ready
-    for check in sources.readiness.checks:
-        yield "txnode_check_ok", (check,), check not in sources.readiness.faults
-    connections = Counter(sources.options.connections())
+    yield "txnode_reactor_lag_seconds", (), lag.worst
+    yield "txnode_warnings", (), len(sources.parts.warnings)
+    yield "txnode_ready", (), readiness.ready
+    for check in readiness.checks:
+        yield "txnode_check_ok", (check,), check not in readiness.faults
+    connections = Counter(sources.connections())
     for door in ("rest", "grpc"):
         for known in (True, False):
             yield "txnode_connections", (door, "yes" if known else "no"), connections[door, known]
-    yield "txnode_max_connections", (), sources.options.places
-    if (quota := sources.backend.quota) is not None:
+    yield "txnode_max_connections", (), sources.places
+    if (limits := sources.limits).HasField("node"):
+        quota = limits.node
         yield "txnode_quota_bytes", (), quota.bytes
         yield "txnode_quota_used_bytes", (), quota.used
         yield "txnode_quota_closed", (), quota.closed
 
 
 def _core(sources: Sources) -> Iterator[Figure]:
-    runner, runs = sources.backend.runner, sources.backend.generations
+    runner, runs = sources.engine.runner, sources.engine.generations
     if (accepted := runner.accepted) is not None:
         yield "txnode_core_info", (accepted.driver.name, accepted.version), 1
     yield "txnode_core_running", (), runner.status.running and runs.current is not None
@@ -174,10 +175,10 @@ def _usage(run: Generation | None) -> Usage:
 
 
 def _users(sources: Sources) -> Iterator[Figure]:
-    desired, current = sources.backend.runner.desired, sources.backend.generations.current
+    desired, current = sources.engine.runner.desired, sources.engine.generations.current
     confirmed = current.accounts if current is not None else {}
     yield "txnode_users_wanted", (), len(desired.roster.users)
-    limits = sources.backend.limits
+    limits = sources.limits
     yield "txnode_users_limited", (), limits.limited
     yield "txnode_users_off", ("quota",), limits.off_quota
     yield "txnode_users_off", ("expiry",), limits.off_expired
@@ -191,8 +192,8 @@ def _users(sources: Sources) -> Iterator[Figure]:
 
 
 def _traffic(sources: Sources) -> Iterator[Figure]:
-    yield "txnode_counters_age_seconds", (), sources.backend.traffic.age
-    for scope, rows in sources.backend.traffic.pending.items():
+    yield "txnode_counters_age_seconds", (), sources.engine.traffic.age
+    for scope, rows in sources.engine.traffic.pending.items():
         yield "txnode_ledger_rows", (scope.value,), rows
 
 
@@ -200,8 +201,8 @@ def _state(sources: Sources) -> Iterator[Figure]:
     yield "txnode_state_writable", (), not sources.store.fault
     with suppress(OSError):  # the disk is gone, as the line before reports
         yield "txnode_state_file_bytes", (), sources.store.size
-        yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.options.state_dir).free
-    yield "txnode_certificate_expiry_timestamp_seconds", (), sources.options.expires()
+        yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.state_dir).free
+    yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
 
 
 def _both(rows: Iterable[Row]) -> Iterator[Sample]:

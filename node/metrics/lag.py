@@ -7,13 +7,16 @@ from collections import deque
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.alarm import Alarm
+from node.base.part import Part
 
 # Seconds between two measurements, and seconds for which one is kept.
 INTERVAL, REMEMBERED = 0.5, 60.0
 
 
-class Lag:
+class Lag(Part):
     """Sets a timer periodically, and measures how late it fires."""
+
+    title = "the reactor lag meter"
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
@@ -27,12 +30,10 @@ class Lag:
         return max(self._looks)
 
     def start(self) -> None:
-        """Begin to measure."""
         self._due = self._reactor.seconds() + INTERVAL
         self._alarm.set(INTERVAL)
 
     def stop(self) -> None:
-        """Measure no more."""
         self._alarm.cancel()
 
     def _look(self) -> None:

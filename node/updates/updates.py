@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from node import __version__
 from node.base.errors import Forbidden, InvalidRequest, shown
+from node.base.part import Part
 from node.base.periodic import Periodic
 from node.base.secret_file import clear
 from node.contract.driver import Driver
@@ -31,8 +32,10 @@ LOOK, SPREAD = 600.0, 0.1
 AGAIN = 3600.0
 
 
-class Updates:
+class Updates(Part):
     """Updates of cores, geo files and the node itself. A request begins a job; all requests raise `NodeError`."""
+
+    title = "the updates"
 
     def __init__(
         self,
@@ -137,12 +140,15 @@ class Updates:
         self._left = self.jobs.load()
         self._kit.record.clear(self._kit.cores, self._kit.lists)
 
-    def begin(self, outcome: str | None) -> None:
-        """Settle the jobs left from the previous process. `outcome` of the upgrade in place; None if there was none."""
+    def settle(self, outcome: str | None) -> None:
+        """Settle the jobs left from the previous process, which is sure to have ended.
+
+        `outcome` of the upgrade in place; None if there was none.
+        """
         for job in self._left:
             # Only a job that ran may have succeeded; those that waited have not begun.
             if job.kind == NODE and job.state == RUNNING:
-                self._settle(job, outcome)
+                self._end_update(job, outcome)
             else:
                 self.jobs.end(job, FAILED, ENDED)
         self._left = []
@@ -155,7 +161,7 @@ class Updates:
         self._looking.stop()
         await self.jobs.stop()
 
-    def _settle(self, job: pb.Job, outcome: str | None) -> None:
+    def _end_update(self, job: pb.Job, outcome: str | None) -> None:
         """End a job of the previous process that updated the node."""
         # No outcome: the node was killed, maybe after the new version was on disk, which then runs now.
         if outcome == "" or (outcome is None and job.after and self._program.is_installed(job.after)):

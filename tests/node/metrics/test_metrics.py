@@ -18,10 +18,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.api.auth import bearer_of
-from node.backend.generations import Generations
 from node.backend.state import State, Status
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
+from node.contract.generations import Generations
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
@@ -116,7 +116,7 @@ class ReadinessTests(SynchronousTestCase):
             return self.fault
 
         self.readiness = Readiness(self.clock, {"state": state}, self.told.append)
-        self.readiness.start()
+        self.readiness.begin()
         self.addCleanup(self.readiness.stop)
 
     def after(self, fault: str) -> str:

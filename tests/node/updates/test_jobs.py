@@ -57,7 +57,7 @@ def test_a_job_that_waited_is_not_done(tmp_path: Path) -> None:
     left(tmp_path, first, pb.Job(id="2", kind=NODE, subject="txnode 9.9.9", state="waiting"))
     found = updates(tmp_path)
     found.start()
-    found.begin("")
+    found.settle("")
     ended = got(found)
     assert [(job.id, job.state, job.after) for job in ended] == [("1", "done", __version__), ("2", "failed", "")]
 
@@ -79,7 +79,7 @@ def test_another_build_of_the_same_version(
     found = updates(tmp_path)
     monkeypatch.setattr(found._program, "is_installed", lambda version: on_disk)
     found.start()
-    found.begin(outcome)
+    found.settle(outcome)
     ended, *more = got(found)
     assert ended.state == state and ended.text == (outcome or ended.text)
     assert [job.subject for job in more] == ([] if state == "done" else [f"txnode {__version__} back on disk"])
