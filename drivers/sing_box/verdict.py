@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable
-from drivers.process.spawn import Done
+from node.contract.driver import Done
 
 STDIN = ("-c", "stdin", "--disable-color")
 _FATAL = re.compile(r"FATAL\[\d+\] (.*)")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable
-from drivers.process.spawn import Done
+from node.contract.driver import Done
 
 # The arguments that convert a configuration to the core's own message.
 CONVERT = ("convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:")

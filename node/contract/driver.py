@@ -77,6 +77,13 @@ class Exit:
         return f"the core ended unexpectedly ({self.how})" + (f": {fatal[-1]}" if fatal else "")
 
 
+@dataclass(frozen=True)
+class Done(Exit):
+    """How a command ended: its exit, last lines and output."""
+
+    output: bytes
+
+
 def fatal_lines(lines: Iterable[str]) -> list[str]:
     """The lines in which a core reports why it ends. Other lines may contain a user's e-mail or address."""
     return [line for line in lines if line.startswith(_FATAL)]

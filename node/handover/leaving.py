@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
 from node.backend.snapshot import DrainingRun, Snapshot
+from node.base import proc
 from node.base.errors import CoreFailed, NodeError
 from node.base.logs import Logger
 from node.contract.driver import (
@@ -31,10 +31,6 @@ from node.contract.saved import Saved
 from node.traffic.polling import Traffic
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
-
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-# The indexes of the state and the start time in /proc/PID/stat (proc(5)), counted after the name.
-_STATE, _BEGAN = 0, 19
 
 
 class Recovered(NamedTuple):
@@ -321,13 +317,7 @@ class Leaving:
 
 def mark_of(run: Generation | None) -> str:
     """A unique mark of a run's process (boot, PID, start time); empty without a process."""
-    pid = run.pid if isinstance(run, HasProcess) else None
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    fields = text.rpartition(") ")[2].split()
-    return f"{_BOOT.read_text().strip()}:{pid}:{fields[_BEGAN]}" if fields[_STATE] not in "ZX" else ""
+    return proc.mark(run.pid) if isinstance(run, HasProcess) else ""
 
 
 def config_of(accepted: Accepted) -> str:

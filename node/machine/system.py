@@ -11,16 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.base.part import Part
 from node.base.periodic import Periodic
-
-_LOOPBACK = "lo"  # its name in every network namespace of Linux
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Bytes that one network interface received and sent since it appeared."""
-
-    received: int
-    sent: int
+from node.machine.interfaces import LOOPBACK, Carried, read_carried
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class Sample:
     mem_total: int
     mem_available: int
     uptime: int
-    interfaces: Mapping[str, Counters]
+    interfaces: Mapping[str, Carried]
 
 
 @dataclass(frozen=True)
@@ -73,7 +64,7 @@ def cpu_usage(before: Sample, after: Sample) -> float:
     return min(100.0, max(0.0, 100.0 * (1.0 - idle / total)))
 
 
-def _speed(before: Sample, after: Sample, of: Callable[[Counters], int], elapsed: float) -> int:
+def _speed(before: Sample, after: Sample, of: Callable[[Carried], int], elapsed: float) -> int:
     """Bytes per second over all interfaces in both samples. An interface whose counter was reset counts as 0."""
     if elapsed <= 0:
         return 0
@@ -88,7 +79,6 @@ def read_sample() -> Sample:
     memory = psutil.virtual_memory()
     # The time of guests is part of user time, as psutil counts it too.
     total = sum(cpu) - cpu.guest - cpu.guest_nice
-    interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
     return Sample(
         at=time.monotonic(),
         cpu_idle=cpu.idle + cpu.iowait,
@@ -97,9 +87,7 @@ def read_sample() -> Sample:
         mem_total=memory.total,
         mem_available=memory.available,
         uptime=int(time.clock_gettime(time.CLOCK_BOOTTIME)),
-        interfaces={
-            name: Counters(io.bytes_recv, io.bytes_sent) for name, io in interfaces.items() if name != _LOOPBACK
-        },
+        interfaces={name: carried for name, carried in read_carried().items() if name != LOOPBACK},
     )
 
 

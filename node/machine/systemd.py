@@ -59,10 +59,6 @@ class Notifier:
         """Send the sign of life of the reactor."""
         self._send("WATCHDOG=1")
 
-    def status(self, text: str) -> None:
-        """Set the line that `systemctl status` shows."""
-        self._send("STATUS=" + " ".join(text.split()))
-
     def _send(self, message: str) -> None:
         if self.through is not None:
             self.through(message)
@@ -122,10 +118,8 @@ class Systemd(Part):
         if self._pings:
             self._notifier.watchdog()
 
-    def ready(self, status: str = "") -> None:
-        """Call after all ports are bound. `status`: the line that `systemctl status` shows."""
-        if status:
-            self._notifier.status(status)
+    def ready(self) -> None:
+        """Call after all ports are bound."""
         self._notifier.ready()
         if self._pings:
             # The last ping may be that of the program before an upgrade, and the next one comes late.

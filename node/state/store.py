@@ -309,8 +309,7 @@ class Store(Lasting):
             )
         first, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes, self._staged = Changes(), None
-        if not self._retry.pending:
-            self._retry.set(AGAIN)
+        self._retry.within(AGAIN)
         if first:
             for part in self._lasting:
                 part.disk(self.fault)

@@ -47,11 +47,10 @@ ROOMS: dict[str, set[str]] = {
     "node.events": {"node", "node.contract"},
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
-        "node.traffic",
     },
     "node.door": {"node.api", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
     "node.http2": set(),
-    "node.updates": {"node", "node.contract", "node.events"},
+    "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
         *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
@@ -62,8 +61,8 @@ ROOMS: dict[str, set[str]] = {
         *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
     },
     "drivers": {"node.contract", "node.http2"},
-    "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers.install": {"drivers.leash"},
+    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets", "node.contract"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
@@ -390,7 +389,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (
             ["urllib.request", "http.client"],
             {
-                *("drivers.install.archive", "drivers.install.fetch", "drivers.install.install", "node.ready"),
+                *("drivers.install.fetch", "node.ready"),
             },
         ),
         (
@@ -412,7 +411,7 @@ def test_modules_that_spawn() -> None:
     # A separate program, without threads.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    becoming = {"drivers.process.leash", "node.handover.keeper", "node.handover.launch"}
+    becoming = {"drivers.leash", "node.handover.keeper", "node.handover.launch"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 

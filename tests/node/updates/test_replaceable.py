@@ -1,4 +1,4 @@
-"""Choosing a release of a core, going back, and full disks."""
+"""Choosing a release of a core or geo files, going back, and full disks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from node.updates import chosen
-from node.updates.chosen import Record
-from node.updates.cores import Cores
-from node.updates.jobs import Refused, Step
-from node.updates.lists import Lists
+from node.updates import record as records
+from node.updates.jobs import Step
+from node.updates.record import LISTS, Record, Refused
+from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
 
@@ -35,21 +34,20 @@ class Host:
 
     def __init__(self, directory: Path, configured: str = "") -> None:
         self.directory, self.configured = directory, configured
-        self.record = Record(directory / "chosen")
+        self.record = Record(directory / "chosen", {"xray": configured, LISTS: configured})
         self.record.load()
-        self.choices = self.record.choices({"xray": configured, chosen.LISTS: configured})
+        self.choices = self.record.choices
         self.taken, self.refuses = 0, False
 
-    async def bring(self, step: Step, *words: str) -> Path:
-        kind, version = words[0], words[2]
-        place = self.directory / (f"cores/xray-{version}-x" if kind == "core" else f"geo/{words[-1]}")
+    async def bring(self, step: Step, kind: str, into: Path, **given: Any) -> Path:
+        place = into / (f"xray-{given['version']}-x" if kind == "core" else next(iter(given["wanted"])))
         place.mkdir(parents=True, exist_ok=True)
         if kind == "core":
             (place / "xray").touch(0o755)
             return place / "xray"
         return place
 
-    async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], *_: object) -> bool:
+    async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], due: object) -> bool:
         if self.refuses:
             raise Refused("it is not taken")
         self.taken += 1
@@ -68,23 +66,24 @@ class Host:
 
         return SimpleNamespace(name="xray", version=version)
 
-    def cores(self) -> Cores:
-        made: Any = Cores
-        mirrors, configured = {"xray": "http://127.0.0.1"}, {"xray": self.configured}
-        return cast(Cores, made(*self._parts("cores"), mirrors, configured))
+    @property
+    def core(self) -> ReplaceableCore:
+        return ReplaceableCore(self.kit, self.driver)
 
-    def lists(self) -> Lists:
-        made: Any = Lists
-        return cast(Lists, made(*self._parts("geo"), "http://127.0.0.1", self.configured, lambda: self.driver))
+    @property
+    def lists(self) -> ReplaceableLists:
+        return ReplaceableLists(self.kit, self.driver)
 
-    def _parts(self, name: str) -> tuple[Any, ...]:
-        return pooled(Clock()), self.directory / name, self, self, self.record, self.choices
+    @property
+    def kit(self) -> Kit:
+        parts: Any = self
+        return Kit(pooled(Clock()), self.directory, parts, parts, self.record)
 
     def update(self, version: str) -> None:
-        now(self.cores().update(self.driver, version, "", self.step))
+        now(self.core.update(version, "", "http://127.0.0.1", self.step))
 
     def update_lists(self, name: str) -> None:
-        now(self.lists().update({name: ""}, self.step))
+        now(self.lists.update({name: ""}, "http://127.0.0.1", self.step))
 
 
 def test_back_is_what_ran_before(tmp_path: Path) -> None:
@@ -96,10 +95,10 @@ def test_back_is_what_ran_before(tmp_path: Path) -> None:
     assert not again.choices.executables and again.choices.lists is None
     again.update("2.0.0")
     again.update_lists("2.dat")
-    now(again.cores().go_back(again.driver, again.step))
-    now(again.lists().go_back(again.step))
+    now(again.core.go_back(again.step))
+    now(again.lists.go_back(again.step))
     assert not again.choices.executables and again.choices.lists is None
-    now(again.cores().go_back(again.driver, again.step))
+    now(again.core.go_back(again.step))
     assert again.choices.executables["xray"].parent.name == "xray-2.0.0-x"
 
 
@@ -111,7 +110,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A choice that cannot be saved is not brought into use, and the error has the reason."""
     host = Host(tmp_path)
     host.update("1.0.0")
-    monkeypatch.setattr(chosen, "write_secret", full)
+    monkeypatch.setattr(records, "write_secret", full)
     for update in (lambda: host.update("2.0.0"), lambda: host.update_lists("1.dat")):
         with pytest.raises(Refused, match="No space left"):
             update()
@@ -128,7 +127,7 @@ def test_a_disk_that_is_full_too_late(tmp_path: Path, monkeypatch: pytest.Monkey
     def then_full(record: Record) -> None:
         saved.append(record)
         if len(saved) > 1:
-            monkeypatch.setattr(chosen, "write_secret", full)
+            monkeypatch.setattr(records, "write_secret", full)
         save(record)
 
     monkeypatch.setattr(Record, "save", then_full)
@@ -146,8 +145,7 @@ def test_an_unreadable_record_removes_nothing(tmp_path: Path) -> None:
     (tmp_path / "chosen").write_text(json.dumps(said))
     again = Host(tmp_path)
     assert not again.choices.executables
-    again.cores().clear()
-    again.lists().clear()
+    again.record.clear(again.kit.cores, again.kit.lists)
     again.refuses = True
     with pytest.raises(Refused, match="not taken"):
         again.update("2.0.0")

@@ -1,10 +1,9 @@
 """Run a core that the kernel kills together with the node (PR_SET_PDEATHSIG) and confines by Landlock.
 
 posix_spawn, the only way to spawn while gRPC's threads run, has no hook for this. So another program sets it up and
-then executes the core: this file as a script, `python -I -S leash.py PARENT_PID RULE... -- EXECUTABLE ARGUMENTS...`, or
-setpriv(1) where it supports this and there are no rules, which it does not know. PR_SET_PDEATHSIG is kept over
-execve(2) (see prctl(2)) unless the file has capabilities, and is sent when the *thread* that spawned ends. Cores that
-escape it are killed by the sweep at the node's next start.
+then executes the core: this file as a script, `python -I -S leash.py PARENT_PID RULE... -- EXECUTABLE ARGUMENTS...`.
+PR_SET_PDEATHSIG is kept over execve(2) (see prctl(2)) unless the file has capabilities, and is sent when the *thread*
+that spawned ends. Cores that escape it are killed by the sweep at the node's next start.
 
 With `-` for the parent only the rules are set: the keeper has its children end with itself.
 
@@ -26,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 # The module `signal` takes 4 ms to import.
 SIGKILL = 9
-# The exit codes of setpriv, and of this script, for a command that cannot be run.
+# The exit codes of this script for a command that cannot be run.
 MISSING = 127
 UNFIT = 126
 
@@ -49,10 +48,8 @@ BIND_TCP = 1
 SCOPE_ABSTRACT, SCOPE_SIGNAL = 1, 2
 
 
-def leashed(command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = ()) -> list[str]:
+def leashed(command: list[str], rules: tuple[str, ...] = ()) -> list[str]:
     """Wrap a command so that the kernel kills it when the spawning thread ends, and enforces these rules."""
-    if setpriv is not None and not rules:
-        return [setpriv, "--pdeathsig", "KILL", "--", *command]
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *rules, "--", *command]
 
 

