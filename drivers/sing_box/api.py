@@ -14,15 +14,17 @@ from drivers.sing_box.config import Endpoint
 from drivers.sing_box.detours import Detours, Pair, pair_of
 from drivers.sing_box.table import Line, Table
 from drivers.sing_box.tally import Stream, Tally
-from drivers.sing_box.v2ray_api import BULK_DEADLINE, DEADLINE, Stats
+from drivers.stats import BULK_DEADLINE, DEADLINE, StatsApi
 from node.base.logs import Logger
 from node.base.reactor import Reactor
 from node.base.waiting import Signal, together
-from protos import sing_box_pb2
+from protos import sing_box_pb2, xray_pb2
 from protos.handover_pb2 import Label, SingBoxRun
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
 DAEMON = "/daemon.StartedService/"
+# v2ray_api, the exact counters that some builds have.
+STATS = "/v2ray.core.app.stats.command.StatsService/"
 # Seconds between two messages of a stream of connections; what came since the last one is lost if the core is killed.
 INTERVAL = 0.2
 # Seconds for which a list of connections serves requests for online users.
@@ -57,7 +59,8 @@ class Api:
         self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])
-        self._stats = None if endpoint.stats_port is None else Stats(reactor, endpoint.stats_port)
+        port = endpoint.stats_port
+        self._stats = None if port is None else StatsApi(reactor, Channel(reactor, port), STATS)
         self._tally = None if self._stats else Tally(live)
         self._under_way: list[Deferred[None]] = []
         self._detours = detours
@@ -100,9 +103,9 @@ class Api:
         for work in under_way:
             work.cancel()
         await DeferredList(under_way)
-        for channel in (self._daemon, self._stats):
-            if channel is not None:
-                channel.close()
+        self._daemon.close()
+        if self._stats is not None:
+            await self._stats.close()
 
     async def ready(self, seconds: float) -> bool:
         """Whether the core answers within `seconds`. Once it does, all inbounds are bound."""
@@ -112,7 +115,7 @@ class Api:
             return False
         return True
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """Follow the stream of connections if the build has no other counters."""
         if self._tally is not None:
             self._watch()
@@ -184,7 +187,7 @@ class Api:
                 return list(groups.group)
         return []
 
-    async def sys_stats(self) -> sing_box_pb2.SysStatsResponse | None:
+    async def sys_stats(self) -> xray_pb2.SysStatsResponse | None:
         """Return the statistics of Go's run-time; None where the build has none. Raises `ApiFailed`."""
         return None if self._stats is None else await self._stats.sys_stats()
 
@@ -236,7 +239,7 @@ class Api:
         finally:
             guarding.cancel()
 
-    async def admit(self, pairs: Iterable[Pair]) -> None:
+    def admit(self, pairs: Iterable[Pair]) -> None:
         """Let these users connect again."""
         self._barred -= set(pairs)
 

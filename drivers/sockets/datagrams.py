@@ -11,10 +11,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from drivers.sockets.connections import Ports
 from drivers.sockets.group import Group, Member, Unsteerable
-from drivers.sockets.listeners import Survey, look
-from drivers.sockets.reuseport import Address, pick
+from drivers.sockets.reuseport import pick
 from drivers.sockets.steering import Steering
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
@@ -22,27 +20,6 @@ _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/n
 _NOBODY = {socket.AF_INET: ("127.0.0.1", 9), socket.AF_INET6: ("::1", 9)}
 # The columns of a table with a socket's address and its inode.
 _LOCAL, _INODE = 1, 9
-
-
-class Datagrams(Steering):
-    """Processes that receive datagrams at the same addresses, and which of them gets new ones."""
-
-    def silence(self, pid: int) -> None:
-        """Have the kernel refuse datagrams at this process's addresses, where all processes are about to exit.
-
-        A connected socket takes only datagrams from its peer, and leaves its group.
-        """
-        for group, _ in list(self._of(pid)):
-            for member in group.members:
-                with member.listener as one, suppress(OSError):  # no route from this address
-                    one.connect(_NOBODY[one.family])
-            del self._groups[group.address]
-
-    def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return self._held(look(pid, ports, socket.SOCK_DGRAM))
-
-    def _new_group(self, address: Address, members: list[Member]) -> Group:
-        return _Group(address, members)
 
 
 class _Group(Group):
@@ -58,6 +35,23 @@ class _Group(Group):
     def _expect_no_other(self) -> None:
         if crowd(self.listener) != len(self.members):
             raise Unsteerable(f"another process also receives UDP on port {self.address.port}")
+
+
+class Datagrams(Steering):
+    """Processes that receive datagrams at the same addresses, and which of them gets new ones."""
+
+    kind, group = socket.SOCK_DGRAM, _Group
+
+    def silence(self, pid: int) -> None:
+        """Have the kernel refuse datagrams at this process's addresses, where all processes are about to exit.
+
+        A connected socket takes only datagrams from its peer, and leaves its group.
+        """
+        for group, _ in list(self._of(pid)):
+            for member in group.members:
+                with member.listener as one, suppress(OSError):  # no route from this address
+                    one.connect(_NOBODY[one.family])
+            del self._groups[group.address]
 
 
 def crowd(one: socket.socket) -> int:

@@ -11,7 +11,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from drivers.sockets.connections import Ports, alive, deafen
@@ -25,6 +24,7 @@ from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Steering
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.driver import NotShared
 from protos import handover_pb2
@@ -216,11 +216,9 @@ class Sharing:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
 
     def _packed(self) -> handover_pb2.Sharing:
-        streams, datagrams = self._steering.packed(), self._datagrams.packed()
-        members, closed = list(self._members), self._closed
-        sharing = handover_pb2.Sharing(
-            members=members, led=self._led, closed=closed, streams=streams, datagrams=datagrams
-        )
+        sharing = handover_pb2.Sharing(members=list(self._members), led=self._led, closed=self._closed)
+        sharing.streams.extend(self._steering.packed())
+        sharing.datagrams.extend(self._datagrams.packed())
         self._sessions.pack(sharing)
         return sharing
 
@@ -292,11 +290,9 @@ class Sharing:
     def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:
         """Run work in the pool, one call at a time, to its end even if the caller is cancelled."""
         result: Deferred[T] = Deferred()
-        self._lock.run(self._aside, partial(work, *arguments, **named)).chainDeferred(result)
+        done = partial(self._done, partial(work, *arguments, **named))
+        self._lock.run(in_pool, self._reactor, done).chainDeferred(result)
         return result
-
-    def _aside(self, work: Callable[[], T]) -> Deferred[T]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._done, work)
 
     def _done(self, work: Callable[[], T]) -> T:
         """Do the work, and store the outcome for the next node."""

@@ -55,6 +55,7 @@ _RANGE, _REST = 20, 12
 # The most ranges in a program, and the most peers that the kernel filters by port.
 MOST = 3000
 PICKED = 200
+_ANY = range(1, 65536)
 
 
 class Connection(NamedTuple):
@@ -95,7 +96,10 @@ def connections(ports: Ports) -> list[Connection]:
     """
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
-    return list(_dump(_program(ports)))
+    return [
+        Connection(_peer(data, position), _port(data, position), _COOKIE.unpack_from(data, position + 60)[0])
+        for data, position in _messages(_program(ports), _STATES)
+    ]
 
 
 def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
@@ -107,7 +111,7 @@ def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
         picked = {int.from_bytes(peer[-2:]) for peer in peers}
         program = _program([range(port, port + 1) for port in picked], _PEER)
     else:
-        program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
+        program = _program(ports)
     return [flow for flow in _flows(program, peers) if at(flow.port, ports)] if peers else []
 
 
@@ -117,7 +121,7 @@ def unread(ports: Ports, inodes: Container[int]) -> int:
     Raises `OSError` if the kernel does not list them.
     """
     found = 0
-    for data, position in _messages(_program(ports if len(ports) <= MOST else [range(1, 65536)]), _STATES):
+    for data, position in _messages(_program(ports), _STATES):
         if _INODE.unpack_from(data, position + 84)[0] in inodes:
             found += _WAITING.unpack_from(data, position + 72)[0]
     return found
@@ -129,9 +133,8 @@ def listening(ports: Container[int]) -> dict[int, int]:
     Raises `OSError` if the kernel does not list them.
     """
     found: dict[int, int] = {}
-    for data, position in _messages(_program([range(1, 65536)]), _LISTENING):
-        port = int.from_bytes(data[position + 20 : position + 22])
-        if port in ports:
+    for data, position in _messages(_program([_ANY]), _LISTENING):
+        if (port := _port(data, position)) in ports:
             found[port] = found.get(port, 0) + _WAITING.unpack_from(data, position + 72)[0]
     return found
 
@@ -142,17 +145,16 @@ def listeners(ports: Ports) -> dict[int, list[int]]:
     Raises `OSError` if the kernel does not list them.
     """
     found: dict[int, list[int]] = {}
-    program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
-    for data, position in _messages(program, _LISTENING):
-        port = int.from_bytes(data[position + 20 : position + 22])
-        if at(port, ports):
+    for data, position in _messages(_program(ports), _LISTENING):
+        if at(port := _port(data, position), ports):
             found.setdefault(port, []).append(_INODE.unpack_from(data, position + 84)[0])
     return found
 
 
 def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
-    """A filter that passes sockets by local port, or by the peer's (`of`)."""
+    """A filter that passes sockets by local port, or by the peer's (`of`); for more than `MOST` ranges any port."""
     begin, end = of
+    ports = ports if len(ports) <= MOST else [_ANY]
     left, program = _RANGE * len(ports) + _STEP.size, b""
     for some in ports:
         program += _STEP.pack(begin, 8, _RANGE) + _STEP.pack(0, 0, some.start)
@@ -162,20 +164,18 @@ def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
     return program + _STEP.pack(_GO, 4, 8)
 
 
-def _dump(program: bytes) -> Iterator[Connection]:
-    for data, position in _messages(program, _STATES):
-        end = 44 if data[position + 16] == socket.AF_INET else 56
-        yield Connection(
-            plain(data[position + 40 : position + end]) + data[position + 22 : position + 24],
-            int.from_bytes(data[position + 20 : position + 22]),
-            _COOKIE.unpack_from(data, position + 60)[0],
-        )
+def _peer(data: bytes, position: int) -> Endpoint:
+    end = 44 if data[position + 16] == socket.AF_INET else 56
+    return plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+
+
+def _port(data: bytes, position: int) -> int:
+    return int.from_bytes(data[position + 20 : position + 22])
 
 
 def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
     for data, position in _messages(program, _STATES, _ASK_INFO):
-        end = 44 if data[position + 16] == socket.AF_INET else 56
-        peer = plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+        peer = _peer(data, position)
         (inode,) = _INODE.unpack_from(data, position + 84)
         info = _info(data, position) if inode and peer in peers else None
         if info is None:
@@ -183,7 +183,7 @@ def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
         sent_ago, data_ago, heard_ago, acked, received, waiting, trip = _MOVED.unpack_from(data, info)
         yield Flow(
             peer,
-            int.from_bytes(data[position + 20 : position + 22]),
+            _port(data, position),
             inode,
             min(data_ago, max(sent_ago, heard_ago)) / 1e3,
             acked,

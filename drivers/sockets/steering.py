@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
@@ -27,6 +28,10 @@ class Steering:
     From its `join` to its `leave` a process must not open or close a listener itself.
     """
 
+    # The kind of the sockets, and of their groups.
+    kind: ClassVar[socket.SocketKind] = socket.SOCK_STREAM
+    group: ClassVar[type[Group]] = Group
+
     _shelf: Shelf
     _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
@@ -39,7 +44,8 @@ class Steering:
         be ended, and has to `leave`.
         """
         first = not self._groups
-        seen, listeners = self._look(pid, ports)
+        seen, found = look(pid, ports, self.kind)
+        listeners = self._shelf.hold_all(found)
         self._joined += 1
         try:
             if seen.obstacles:
@@ -136,19 +142,9 @@ class Steering:
             if order:
                 members = [Member(one.pid, sockets[one.number], one.order, not one.ended) for one in order]
                 address = held.unpacked(each.address)
-                group = self._groups[address] = self._new_group(address, members)
+                group = self._groups[address] = self.group(address, members)
                 group.current = min(each.current, len(members) - 1)
                 self._joined = max(self._joined, *(member.order for member in members))
-
-    def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return self._held(look(pid, ports, socket.SOCK_STREAM))
-
-    def _held(self, found: tuple[Survey, list[socket.socket]]) -> tuple[Survey, list[socket.socket]]:
-        seen, listeners = found
-        return seen, self._shelf.hold_all(listeners)
-
-    def _new_group(self, address: Address, members: list[Member]) -> Group:
-        return Group(address, members)
 
     def _of(self, pid: int) -> Iterator[tuple[Group, int]]:
         for group in self._groups.values():
@@ -161,5 +157,5 @@ class Steering:
         if address in self._groups:
             self._groups[address].admit(member)
         else:
-            group = self._groups[address] = self._new_group(address, [member])
-            group.begin()
+            self._groups[address] = self.group(address, [member])
+            self._groups[address].begin()

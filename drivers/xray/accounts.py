@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray import wireguard as tunnel
-from drivers.xray.wire import SIZE, field
+from drivers.xray.messages import SIZE, field
 from node.contract.accounts import Account, Unusable
 from protos import service_pb2, xray_pb2
 

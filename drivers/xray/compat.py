@@ -10,11 +10,11 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.streams import REALITY
+from drivers.xray.messages import FREEDOM, REALITY, Version
+from drivers.xray.streams import receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
-Version = tuple[int, ...]
 # The first versions that read `users` beside `clients`, that block private addresses in freedom outbounds, and that use
 # X-Forwarded-For only where it is trusted.
 USERS: Version = (26, 5, 9)
@@ -26,7 +26,6 @@ UNTRUSTED_SEEN = (
     "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "
     'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]} in the inbound'
 )
-_FREEDOM = "xray.proxy.freedom.Config"
 _FORWARDING = ("websocket", "httpupgrade", "splithttp", "grpc")
 # The default of newer cores.
 _DEFAULT_CLIENT = bytes((26, 3, 27))
@@ -37,7 +36,7 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
     if "env" in (text.top(source) or ()):
         yield "`env` in the configuration has no effect on the core"
     for inbound in base.inbound:
-        receiver = xray_pb2.ReceiverConfig.FromString(inbound.receiver_settings.value)
+        receiver = receiver_of(inbound)
         if any(map(_is_strict, receiver.stream_settings.security_settings)):
             yield (
                 f"inbound {inbound.tag!r}: REALITY accepts only clients of Xray 26.3.27 and newer and forwards others "
@@ -97,6 +96,6 @@ def _blocking(base: Config, wanted: Container[str]) -> Iterator[str]:
     """The tags of the freedom outbounds among these that block private addresses."""
     for outbound in base.outbound:
         settings = outbound.proxy_settings
-        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == _FREEDOM else [b""]
+        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == FREEDOM else [b""]
         if outbound.tag in wanted and not rules:
             yield outbound.tag

@@ -14,15 +14,15 @@ from typing import ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 
-from drivers.sockets import reset, sock_diag
+from drivers.sockets import sock_diag
 from drivers.sockets.connections import Endpoint, Ports
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.hush import Hush, unhush
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow
 from drivers.xray.ingress import HandshakePorts
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 
 P = ParamSpec("P")
@@ -49,19 +49,15 @@ class Busy(Exception):
 class Handshakes:
     """Pauses handshakes of one run of the core, at the inbounds of `ports_by_tag`."""
 
-    def __init__(self, reactor: PooledReactor, ports_by_tag: Mapping[str, HandshakePorts]) -> None:
+    def __init__(
+        self, reactor: PooledReactor, ports_by_tag: Mapping[str, HandshakePorts], pid: int, knows: Knows
+    ) -> None:
         self._reactor = reactor
         self._ports_by_tag = ports_by_tag
-        self._knows: Knows = lambda _, __: False
-        self._lock = DeferredLock()
-        self._rests_until = 0.0
-        self._pid = 0
-        self._descriptors = Descriptors(0)
-
-    def begin(self, pid: int, knows: Knows) -> None:
-        """Set the core's process."""
         self._pid, self._knows = pid, knows
         self._descriptors = Descriptors(pid)
+        self._lock = DeferredLock()
+        self._rests_until = 0.0
 
     def can_pause(self, tag: str) -> bool:
         return tag in self._ports_by_tag
@@ -103,7 +99,7 @@ class Handshakes:
                 break
             await deferLater(self._reactor, POLL)
         if inodes:
-            await self._aside(reset.reset, self._descriptors, inodes)
+            await self._aside(self._descriptors.reset, inodes)
             # The core closes those in a handshake; one that it keeps open is past it.
             await self._wait_for_none(lambda: self._aside(self._open, inodes))
 
@@ -130,14 +126,11 @@ class Handshakes:
     async def _aside(self, work: Callable[P, R], *arguments: P.args, **words: P.kwargs) -> R:
         """Run work in the pool, one at a time, even if the caller is cancelled. Raises `Busy`."""
         result: Deferred[R] = Deferred()
-        self._lock.run(self._in_pool, partial(work, *arguments, **words)).chainDeferred(result)
+        self._lock.run(in_pool, self._reactor, partial(work, *arguments, **words)).chainDeferred(result)
         try:
             return await result
         except (OSError, Unreachable) as error:
             raise Busy(f"the core's sockets cannot be inspected: {error}") from error
-
-    def _in_pool(self, work: Callable[[], R]) -> Deferred[R]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
 
 
 def _flows(ports: Ports) -> list[Flow]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
+from drivers.process.shared import SharedRun
+from drivers.stats import MAX_REQUEST
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
-from drivers.xray.api import IN_FLIGHT, MAX_REQUEST, Api, Operation
+from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
@@ -25,16 +27,6 @@ from node.contract.driver import Applied, Host
 FRAME = 5
 # Calls in flight for removals that the core runs one at a time, 0.1 s each with 50,000 users: each has a deadline.
 CAREFUL = 4
-
-
-class Listeners(Protocol):
-    """The state of a run's listeners: shared with other runs, or draining (without new connections)."""
-
-    @property
-    def shared(self) -> bool: ...
-
-    @property
-    def drains(self) -> bool: ...
 
 
 class Method(NamedTuple):
@@ -57,14 +49,14 @@ class Users:
         connections: Connections,
         handshakes: Handshakes,
         accounts: dict[str, Accounts],
-        listeners: Listeners,
+        run: SharedRun[Any],
     ) -> None:
         self._host = host
         self._plan = plan
         self._api = api
         self._connections = connections
         self._handshakes = handshakes
-        self._listeners = listeners
+        self._run = run
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
@@ -174,7 +166,7 @@ class Users:
 
     def _users_of_new_run(self, by_tag: Mapping[str, Sequence[Change]]) -> float:
         """How many accounts a new run would have; infinite for a draining run, which no new run replaces."""
-        if self._listeners.drains:
+        if self._run.drains:
             return math.inf
         return sum(map(len, self.accounts.values())) + sum(map(len, by_tag.values()))
 
@@ -182,7 +174,7 @@ class Users:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
-        swap = Swap.DEAF if self._listeners.shared else self._swaps[tag]
+        swap = Swap.DEAF if self._run.shared else self._swaps[tag]
         pauses = self._handshakes.can_pause(tag)
         return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, pauses)
 

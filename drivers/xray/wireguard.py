@@ -15,17 +15,16 @@ from socket import AF_INET, AF_INET6, inet_pton
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from drivers.xray.wire import field
+from drivers.xray.messages import WIREGUARD, Version, edited, field
 from node.base.errors import InvalidConfig, shown
 from node.contract.accounts import Accounts, Change, Unusable, key_of
 from protos import xray_pb2
 from protos.service_pb2 import Wireguard
 from protos.xray_pb2 import InboundHandlerConfig, User
 
-SETTINGS = "xray.proxy.wireguard.DeviceConfig"
 ACCOUNT = "xray.proxy.wireguard.PeerConfig"
 # The first version that can change WireGuard users while it runs.
-SINCE = (26, 6, 27)
+SINCE: Version = (26, 6, 27)
 # The most addresses of one user, over all prefixes: claims are kept for single addresses.
 MOST_ADDRESSES = 256
 # The most characters of a prefix: in an error a longer one would leave no room for the names of others.
@@ -117,10 +116,10 @@ def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
 
 
 def is_wireguard(handler: InboundHandlerConfig) -> bool:
-    return handler.proxy_settings.type == SETTINGS
+    return handler.proxy_settings.type == WIREGUARD
 
 
-def has_users(handler: InboundHandlerConfig, version: tuple[int, ...]) -> bool:
+def has_users(handler: InboundHandlerConfig, version: Version) -> bool:
     """Whether it is a WireGuard inbound whose users this version can change."""
     if version < SINCE or not is_wireguard(handler):
         return False
@@ -129,14 +128,14 @@ def has_users(handler: InboundHandlerConfig, version: tuple[int, ...]) -> bool:
 
 def strip(handler: InboundHandlerConfig) -> bytes:
     """Remove its own users. Returns its public key. Raises `InvalidConfig` if the secret key is invalid."""
-    settings = xray_pb2.WireguardConfig.FromString(handler.proxy_settings.value)
-    try:
-        secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
-    except ValueError as error:
-        # The core would panic.
-        raise InvalidConfig(f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64") from error
-    settings.ClearField("users")
-    handler.proxy_settings.value = settings.SerializeToString()
+    with edited(handler.proxy_settings, xray_pb2.WireguardConfig) as settings:
+        try:
+            secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
+        except ValueError as error:
+            # The core would panic.
+            text = f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64"
+            raise InvalidConfig(text) from error
+        settings.ClearField("users")
     return secret.public_key().public_bytes_raw()
 
 

@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "drivers": {"drivers.http2", "node.contract"},
     "drivers.http2": {"node.http2"},
     "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers.process": {"drivers.channel", "drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),

@@ -53,11 +53,3 @@ class Unlogged:
             self._asking = False
             took = self._reactor.seconds() - now
             self._rest_until = now + took + max(PAUSE, took / SHARE)
-
-
-def by_address(pairs: Collection[tuple[Address, str]]) -> dict[Address, set[str]]:
-    """Group users by address. Pure."""
-    found: dict[Address, set[str]] = {}
-    for address, key in pairs:
-        found.setdefault(address, set()).add(key)
-    return found

@@ -80,7 +80,7 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[Non
     async def main(loop: Loop) -> None:
         api = Api(background.reactor, Endpoint(port, "secret"), [], Detours({}))
         try:
-            await api.begin()
+            api.begin()
             await scenario(daemon, api, loop)
         finally:
             await api.close()

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
 from drivers.http2.stream import Status
-from drivers.xray.router import Router
+from drivers.xray.routing import Router
 from protos import xray_pb2
 from protos.xray_pb2 import RouterConfig, RoutingRule
 
