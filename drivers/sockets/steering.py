@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
-from drivers.sockets.group import Group, Member, Unsteerable
+from drivers.sockets.group import Group, Member, Unsteerable, held_sockets
 from drivers.sockets.held import Shelf
-from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import Address, address_of, deafen, knock, waiting
 from protos import handover_pb2
 
@@ -36,7 +35,7 @@ class Steering:
     _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
 
-    def join(self, pid: int, ports: Ports) -> Survey:
+    def join(self, pid: int, ports: Ports) -> None:
         """Add a process with its listeners at these ports, once all are open.
 
         The first process gets all connections, later ones none until `steer`. So the running process must join before
@@ -44,12 +43,9 @@ class Steering:
         be ended, and has to `leave`.
         """
         first = not self._groups
-        seen, found = look(pid, ports, self.kind)
-        listeners = self._shelf.hold_all(found)
+        listeners = held_sockets(self._shelf, pid, ports, self.kind)
         self._joined += 1
         try:
-            if seen.obstacles:
-                raise Unsteerable("; ".join(seen.obstacles))
             while listeners:
                 self._take(Member(pid, listeners.pop(), self._joined))
         except Unsteerable:
@@ -59,7 +55,6 @@ class Steering:
         finally:
             for listener in listeners:
                 listener.close()
-        return seen
 
     def steer(self, pid: int) -> None:
         """Steer all new connections of the addresses on which this process listens to it. Raises `Unsteerable`."""
@@ -87,10 +82,9 @@ class Steering:
 
     def deafen(self, addresses: Collection[Address], deaf: bool = True) -> None:
         """Drop new connections at these addresses, or stop that. Existing connections continue."""
-        for address in addresses:
-            for member in self._groups[address].members:
-                if member.alive:
-                    deafen(member.listener, deaf)
+        for member in (member for address in addresses for member in self._groups[address].members):
+            if member.alive:
+                deafen(member.listener, deaf)
 
     def leave(self, pid: int) -> int:
         """Remove a process that has exited; new connections go to the newest of the others.

@@ -13,26 +13,11 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.allowlist import NOTHING_MORE, Allowed
-from drivers.xray import allowlist, compat, files, long_names, overrides, rules, streams, wireguard
+from drivers.xray import allowlist, compat, files, long_names, messages, overrides, rules, streams, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed
 from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
-from drivers.xray.messages import (
-    BLACKHOLE,
-    COMMANDER,
-    DOKODEMO,
-    OBSERVATORIES,
-    OURS,
-    SHADOWSOCKS,
-    SHADOWSOCKS_2022,
-    SHADOWSOCKS_2022_SINGLE,
-    TROJAN,
-    VLESS,
-    WIREGUARD,
-    Version,
-    edited,
-    field,
-)
+from drivers.xray.messages import Version, edited, field
 from drivers.xray.text import Hints, hints
 from drivers.xray.user_changes import NEEDS_PAUSE
 from node.base.errors import InvalidConfig
@@ -44,25 +29,20 @@ from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig,
 
 # The protocols of inbounds that the node can manage, by the type of their settings.
 PROTOCOLS = {
-    VLESS: "vless",
+    messages.VLESS: "vless",
     "xray.proxy.vmess.inbound.Config": "vmess",
-    TROJAN: "trojan",
-    SHADOWSOCKS: "shadowsocks",
+    messages.TROJAN: "trojan",
+    messages.SHADOWSOCKS: "shadowsocks",
     "xray.proxy.hysteria.ServerConfig": "hysteria",
-    SHADOWSOCKS_2022: "shadowsocks_2022",
+    messages.SHADOWSOCKS_2022: "shadowsocks_2022",
 }
 # Types of inbounds with users that the core cannot change while it runs, or cannot tell apart.
 UNSUPPORTED = {
-    WIREGUARD: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
-    SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
+    messages.WIREGUARD: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
+    messages.SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
-API_SERVICES = (
-    "xray.app.proxyman.command.Config",
-    "xray.app.stats.command.Config",
-    "xray.app.router.command.Config",
-)
-OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
+API_SERVICES = tuple(f"xray.app.{name}.command.Config" for name in ("proxyman", "stats", "router"))
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
 # The tags of the field with users in inbound settings, where it is not the first.
@@ -111,8 +91,11 @@ class Plan(Listens):
         """The message of a managed inbound with these users."""
         handler = InboundHandlerConfig()
         handler.CopyFrom(next(inbound for inbound in self.base.inbound if inbound.tag == tag))
-        handler.proxy_settings.value += users_field(self.inbounds[tag].protocol, accounts.values())
+        self.add_users(handler, accounts)
         return handler
+
+    def add_users(self, handler: InboundHandlerConfig, accounts: Accounts) -> None:
+        handler.proxy_settings.value += users_field(self.inbounds[handler.tag].protocol, accounts.values())
 
 
 @dataclass(frozen=True)
@@ -125,11 +108,11 @@ class Endpoint:
 
     @property
     def inbound(self) -> str:
-        return f"{OURS}in-{self.token}"
+        return f"{messages.OURS}in-{self.token}"
 
     @property
     def outbound(self) -> str:
-        return f"{OURS}api-{self.token}"
+        return f"{messages.OURS}api-{self.token}"
 
 
 def plan(
@@ -184,19 +167,21 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
-        elif handler.proxy_settings.type in (*PROTOCOLS, SHADOWSOCKS_2022_SINGLE):
+        elif handler.proxy_settings.type in (*PROTOCOLS, messages.SHADOWSOCKS_2022_SINGLE):
             warnings.extend(filter(None, [compat.unread_users(handler, hint, version)]))
     for outbound in base.outbound:
         streams.override(outbound)
     if not base.outbound:
         # The first outbound is the default one; without any, that would be the API's.
-        base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=BLACKHOLE)))
+        base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
     uncounted = _uncounted(inbounds.values(), version)
     if uncounted:
         warnings.append("inbound traffic is not counted: with a Hysteria inbound this Xray would count its users as 0")
     shown = overrides.override(base, count_inbounds=not uncounted)
     rules.bind_selectors(base)
-    _name_outbounds(base)
+    for number, outbound in enumerate(base.outbound):
+        # Without a tag access lines do not name the inbound.
+        outbound.tag = outbound.tag or f"{messages.OURS}out-{number}"
     rules.name_rules(base)
     overrides.have_reloaded(base, text, version)
     first = long_names.protect(base, version)
@@ -211,8 +196,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
     config.CopyFrom(plan.base)
     for handler in config.inbound:
         if handler.tag in plan.inbounds:
-            protocol = plan.inbounds[handler.tag].protocol
-            handler.proxy_settings.value += users_field(protocol, accounts[handler.tag].values())
+            plan.add_users(handler, accounts[handler.tag])
     _add_api(config, api)
     _put_first(config, plan.first)
     return config.SerializeToString()
@@ -225,7 +209,7 @@ def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
 
 
 def _refuse_deadly(handler: InboundHandlerConfig) -> None:
-    if handler.proxy_settings.type == DOKODEMO:
+    if handler.proxy_settings.type == messages.DOKODEMO:
         settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
         if _UNIX in settings.networks and not settings.port:
             raise InvalidConfig(
@@ -264,12 +248,12 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], ver
 
 def _promote_to_multi_user(settings: TypedMessage) -> None:
     """Undo what the core's parser does without clients: a single-user server, open to all who know the server's key."""
-    if settings.type != SHADOWSOCKS_2022_SINGLE:
+    if settings.type != messages.SHADOWSOCKS_2022_SINGLE:
         return
     single = xray_pb2.Shadowsocks2022ServerConfig.FromString(settings.value)
     if single.method in KEY_BYTES:
         multi = xray_pb2.Shadowsocks2022MultiUserConfig(method=single.method, key=single.key, network=single.network)
-        settings.type, settings.value = SHADOWSOCKS_2022, multi.SerializeToString()
+        settings.type, settings.value = messages.SHADOWSOCKS_2022, multi.SerializeToString()
 
 
 def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
@@ -288,24 +272,18 @@ def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope
 
 def measures(base: Config) -> bool:
     """Whether it has an observatory, which measures outbounds; without one the core does not start with its service."""
-    return any(app.type in OBSERVATORIES for app in base.app)
-
-
-def _name_outbounds(base: Config) -> None:
-    """Give each outbound a tag: without one access lines do not name the inbound."""
-    for number, outbound in enumerate(base.outbound):
-        outbound.tag = outbound.tag or f"{OURS}out-{number}"
+    return any(app.type in messages.OBSERVATORIES for app in base.app)
 
 
 def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
-    services = [*API_SERVICES, *([OBSERVATORY_SERVICE] if measures(config) else [])]
+    services = [*API_SERVICES, *(["xray.core.app.observatory.command.Config"] if measures(config) else [])]
     commander.service.extend(TypedMessage(type=service) for service in services)
     if api.direct:
         commander.listen = f"{api.socket},0600"
     else:
         _add_api_inbound(config, api)
-    config.app.append(TypedMessage(type=COMMANDER, value=commander.SerializeToString()))
+    config.app.append(TypedMessage(type=messages.COMMANDER, value=commander.SerializeToString()))
 
 
 def _add_api_inbound(config: Config, api: Endpoint) -> None:
@@ -320,7 +298,7 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
         InboundHandlerConfig(
             tag=api.inbound,
             receiver_settings=TypedMessage(type="xray.app.proxyman.ReceiverConfig", value=receiver.SerializeToString()),
-            proxy_settings=TypedMessage(type=DOKODEMO, value=dokodemo.SerializeToString()),
+            proxy_settings=TypedMessage(type=messages.DOKODEMO, value=dokodemo.SerializeToString()),
         )
     )
     rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=rules.own_tag(api.token))

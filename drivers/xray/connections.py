@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
 from drivers.channel import ApiFailed
@@ -26,6 +25,7 @@ from drivers.xray.ingress import Ingress
 from drivers.xray.ownership.endpoints import Endpoints
 from drivers.xray.ownership.old_credentials import OldCredentials, Pair
 from drivers.xray.ownership.unlogged import Online, Unlogged
+from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
@@ -69,7 +69,8 @@ class Connections(CoreConnections):
         self._removed: dict[Pair, float] = {}
         self._old_credentials = OldCredentials()
         self._to_cut: dict[Endpoint, Ports] = {}
-        self._calls: dict[str, IDelayedCall] = {}
+        self._look_alarm = Alarm(reactor, lambda: self._in_background(self._look_around()))
+        self._cut_alarm = Alarm(reactor, lambda: self._in_background(self.flush()))
         self._noted = 0
         self._looked = 0.0
         self._looking = False
@@ -111,7 +112,7 @@ class Connections(CoreConnections):
         for tag, endpoints in self._endpoints.items():
             if tag in run.places:
                 endpoints.unpack(run.places[tag])
-        self._call("learn", LEARN, self._look_around)
+        self._look_within(LEARN)
 
     def of(self, pairs: Iterable[Pair]) -> dict[Endpoint, Ports]:
         """The endpoints from which these users are connected to these inbounds, each with the inbound's ports."""
@@ -171,14 +172,14 @@ class Connections(CoreConnections):
             self._complain("the kernel does not list connections: those of old credentials may stay open: {}", error)
             return
         self._old_credentials.add(pairs, peers, self._reactor.seconds())
-        self._call("prune", PRUNE, self._look_around)
+        self._look_within(PRUNE)
 
     def note_removed(self, pairs: Iterable[Pair]) -> None:
         """These users were removed. The core is asked about connections for which it dropped the access line."""
         until = self._reactor.seconds() + PRUNE
         self._removed |= {pair: until for pair in pairs if pair[0] in self._ingress}
         if self._removed:
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
 
     async def _ask(self, kernel: Callable[[Ports], T]) -> T:
         """Ask the kernel for the connections to the inbounds; in the pool if the last look found many."""
@@ -223,9 +224,8 @@ class Connections(CoreConnections):
     def stop(self) -> None:
         """The core is stopping or has exited."""
         self._pid = None
-        for call in self._calls.values():
-            call.cancel()
-        self._calls.clear()
+        self._look_alarm.cancel()
+        self._cut_alarm.cancel()
 
     def _find_tag(self, detour: str) -> str | None:
         """The managed inbound that an access line names, if any; a tag may contain arrows itself."""
@@ -243,19 +243,19 @@ class Connections(CoreConnections):
         if self._ingress[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
             return  # A late line of a removed user must not cost a current user their connection.
         if endpoints.note(where, key):
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
             self._cut_if_outdated((tag, key), where)
             if holder != key:
                 self._announce_at(where, key)
         else:
-            self._call("claims", max(GATHER, self._rest), self._look_around)
+            self._look_within(max(GATHER, self._rest))
         self._count()
 
     def _guess(self, tag: str, accepted: Accepted) -> None:
         key = key_of(accepted.email)
         if self._is_in((tag, key)):
             self._endpoints[tag].guess(accepted.endpoint, key)
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
             self._count()
 
     def _count(self) -> None:
@@ -270,7 +270,8 @@ class Connections(CoreConnections):
 
     def _cut_soon(self, tag: str, where: Endpoint) -> None:
         self._to_cut[where] = self._ingress[tag].ports
-        self._call("late", GATHER, self.flush)
+        if self._pid is not None:
+            self._cut_alarm.within(GATHER)
 
     def _announce_at(self, where: Endpoint, key: str) -> None:
         if where not in self._to_cut:
@@ -283,7 +284,7 @@ class Connections(CoreConnections):
     async def _look_around(self) -> None:
         """Look at all connections: settle the owners of endpoints, and forget endpoints that are gone."""
         if self._looking:
-            self._call("again", GATHER, self._look_around)
+            self._look_within(GATHER)
             return
         self._looking, self._looked = True, self._reactor.seconds()
         for endpoints in self._endpoints.values():
@@ -302,7 +303,7 @@ class Connections(CoreConnections):
         await self._claim(live)
         self._old_credentials.prune(self._reactor.seconds())
         if self._old_credentials or any(map(len, self._endpoints.values())):
-            self._call("prune", PRUNE, self._look_around)
+            self._look_within(PRUNE)
 
     async def take_stock(self, online: Mapping[Address, Collection[str]]) -> None:
         """Attribute the connections of a core that was taken over: to the one user online at their address."""
@@ -311,7 +312,7 @@ class Connections(CoreConnections):
             for where in there:
                 if self._endpoints[tag].holder(where) is None:
                     self._attribute(tag, where, online.get(where[:-2], ()))
-        self._call("prune", PRUNE, self._look_around)
+        self._look_within(PRUNE)
 
     async def _claim(self, live: Mapping[str, Mapping[Endpoint, int | None]]) -> None:
         """Attribute connections without an access line, if limits or a removal need to know their owner."""
@@ -329,7 +330,7 @@ class Connections(CoreConnections):
         for (tag, where), keys in found.items():
             self._attribute(tag, where, keys)
         if self._unlogged.fresh:
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
 
     def _attribute(self, tag: str, where: Endpoint, keys: Collection[str]) -> None:
         """Attribute a connection to the only user online at its address; cut it if a removed one is online there."""
@@ -362,19 +363,13 @@ class Connections(CoreConnections):
             max(self._endpoints.values(), key=len).drop(CAP // 8)
         size = sum(map(len, self._endpoints.values()))
         if size > CAP // 2 and self._reactor.seconds() > self._looked + PRUNE_FULL:
-            self._call("early prune", 0, self._look_around)
+            self._look_within(0)
 
-    def _call(self, name: str, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Schedule `work` once under this name, unless the core is gone."""
-        if name in self._calls or self._pid is None:
-            return
+    def _look_within(self, seconds: float) -> None:
+        """Look around after these seconds, or before, unless the core is gone."""
+        if self._pid is not None:
+            self._look_alarm.within(seconds)
 
-        def run() -> None:
-            del self._calls[name]
-            ensureDeferred(work()).addErrback(
-                lambda failure: self.log.failure(
-                    "checking or cutting the core's connections failed: some of removed users may stay open", failure
-                )
-            )
-
-        self._calls[name] = self._reactor.callLater(seconds, run)
+    def _in_background(self, work: Coroutine[Deferred[None], None, None]) -> None:
+        text = "checking or cutting the core's connections failed: some of removed users may stay open"
+        ensureDeferred(work).addErrback(lambda failure: self.log.failure(text, failure))

@@ -7,7 +7,7 @@ or panics. So no handshake may be between these steps during a removal.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
 
 from drivers.sockets import sock_diag
-from drivers.sockets.connections import Endpoint, Ports
+from drivers.sockets.connections import Endpoint
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.hush import Hush, unhush
 from drivers.sockets.pidfd import Unreachable
@@ -101,18 +101,16 @@ class Handshakes:
         if inodes:
             await self._aside(self._descriptors.reset, inodes)
             # The core closes those in a handshake; one that it keeps open is past it.
-            await self._wait_for_none(lambda: self._aside(self._open, inodes))
+            taken = self._descriptors.taken
+            await self._wait_for_none(lambda: self._aside(lambda: sum(1 for _ in taken(inodes))))
 
     async def _handshaking(self, one: HandshakePorts) -> set[int]:
         """The inodes of the sockets that may be in a handshake."""
-        return {flow.inode for flow in await self._aside(_flows, one.ports) if not self._is_through(one, flow)}
+        found = await self._aside(lambda: sock_diag.flows(one.ports, sock_diag.connected(one.ports)))
+        return {flow.inode for flow in found if not self._is_through(one, flow)}
 
     def _is_through(self, one: HandshakePorts, flow: Flow) -> bool:
         return not one.crowded and (self._knows(flow.peer, flow.cookie) or (one.plain and flow.sent > 0))
-
-    def _open(self, inodes: Collection[int]) -> int:
-        """How many of these sockets the core has not closed."""
-        return sum(1 for _ in self._descriptors.taken(inodes))
 
     async def _wait_for_none(self, count: Callable[[], Awaitable[int]]) -> bool:
         """Wait for a count of zero, at most `PATIENCE` seconds. Returns whether it came."""
@@ -131,7 +129,3 @@ class Handshakes:
             return await result
         except (OSError, Unreachable) as error:
             raise Busy(f"the core's sockets cannot be inspected: {error}") from error
-
-
-def _flows(ports: Ports) -> list[Flow]:
-    return sock_diag.flows(ports, sock_diag.connected(ports))

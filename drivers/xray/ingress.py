@@ -6,25 +6,12 @@ Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from drivers.process.exclusive import interface, wireguard
 from drivers.sockets.connections import Ports
+from drivers.xray import messages
 from drivers.xray.accounts import Inbound
-from drivers.xray.messages import (
-    DOKODEMO,
-    HTTP_UPGRADE,
-    SHADOWSOCKS,
-    SHADOWSOCKS_2022,
-    SHADOWSOCKS_2022_SINGLE,
-    TCP,
-    TLS,
-    TROJAN,
-    TUN,
-    VLESS,
-    WEBSOCKET,
-    WIREGUARD,
-)
 from drivers.xray.rules import bridged
 from drivers.xray.streams import receiver_of, stream_of
 from drivers.xray.wireguard import is_wireguard
@@ -36,11 +23,10 @@ _RAW = ("", "tcp")
 _ONE_TO_ONE = (*_RAW, "websocket", "httpupgrade")
 # … and those over UDP. With all others a connection carries many requests, behind a reverse proxy those of many users.
 _UDP = ("mkcp", "hysteria", "quic")
-_XHTTP, _HTTP_3 = "splithttp", ["h3"]
 # Protocols whose datagrams are independent of each other.
-_APART = (SHADOWSOCKS, SHADOWSOCKS_2022, SHADOWSOCKS_2022_SINGLE, DOKODEMO)
+_APART = (messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_2022_SINGLE, messages.DOKODEMO)
 # How to describe a handler that only one process can have, by the type of its settings.
-_SINGLE = {TUN: interface, WIREGUARD: wireguard}
+_SINGLE = {messages.TUN: interface, messages.WIREGUARD: wireguard}
 
 _BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
 _BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
@@ -48,7 +34,7 @@ _BY_OTHERS = "its users connect through another server, and the node cannot attr
 
 @dataclass(frozen=True)
 class Ingress:
-    """The TCP ports by which users reach one inbound; none if they connect through another server.
+    """The messages.TCP ports by which users reach one inbound; none if they connect through another server.
 
     `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
     users who connect over UDP. `forwards`: connections to the same ports may be passed on to another inbound or server.
@@ -85,7 +71,7 @@ def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
 
 
 def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Ingress]:
-    """The TCP ingress of the managed inbounds by tag, without those on UDP alone."""
+    """The messages.TCP ingress of the managed inbounds by tag, without those on UDP alone."""
     handlers = list(handlers)
     front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(receiver_of(handler)))
     found = {}
@@ -95,9 +81,15 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
             # With the PROXY protocol access lines have the endpoint that the sender names. The sender may be an
             # inbound of this core that falls back on this one: then clients connect to the ports of that.
             proxied = _takes_proxy_protocol(receiver.stream_settings)
-            entry = _ingress(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
-            ports, forwards = front if proxied else _own_ports(receiver), proxied or _falls_back(handler)
-            found[handler.tag] = replace(entry, ports=ports, forwards=forwards)
+            own = () if _is_path(receiver) else _ports(receiver)
+            protocol, transport = inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name
+            found[handler.tag] = Ingress(
+                front if proxied else own,
+                # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
+                shared=transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022",
+                datagrams=protocol == "shadowsocks",
+                forwards=proxied or _falls_back(handler),
+            )
     return found
 
 
@@ -158,7 +150,9 @@ def is_over_udp(handler: InboundHandlerConfig) -> bool:
 def _is_http_3(handler: InboundHandlerConfig) -> bool:
     """Whether it is XHTTP with a TLS that offers only HTTP/3."""
     stream = stream_of(handler)
-    return stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3
+    found = [settings.value for settings in stream.security_settings if settings.type == messages.TLS]
+    offered = [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
+    return stream.protocol_name == "splithttp" and offered == ["h3"]
 
 
 def _listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
@@ -177,18 +171,8 @@ def _host(receiver: ReceiverConfig) -> bytes:
     return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
 
 
-def _ingress(protocol: str, transport: str) -> Ingress:
-    # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
-    shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
-    return Ingress((), shared, protocol == "shadowsocks")
-
-
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
-
-
-def _own_ports(receiver: ReceiverConfig) -> tuple[range, ...]:
-    return () if _is_path(receiver) else _ports(receiver)
 
 
 def _is_path(receiver: ReceiverConfig) -> bool:
@@ -196,15 +180,9 @@ def _is_path(receiver: ReceiverConfig) -> bool:
     return receiver.listen.domain.startswith(("/", "@"))
 
 
-def _offered(stream: StreamConfig) -> list[str]:
-    """The ALPN protocols of its TLS, if any."""
-    found = [settings.value for settings in stream.security_settings if settings.type == TLS]
-    return [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
-
-
 def _falls_back(handler: InboundHandlerConfig) -> bool:
-    settings = handler.proxy_settings
-    return settings.type in (VLESS, TROJAN) and bool(xray_pb2.FallbacksConfig.FromString(settings.value).fallbacks)
+    kind, value = handler.proxy_settings.type, handler.proxy_settings.value
+    return kind in (messages.VLESS, messages.TROJAN) and bool(xray_pb2.FallbacksConfig.FromString(value).fallbacks)
 
 
 def _takes_proxy_protocol(stream: StreamConfig) -> bool:
@@ -213,8 +191,8 @@ def _takes_proxy_protocol(stream: StreamConfig) -> bool:
 
 def _accepts_proxy(transport: xray_pb2.TransportConfig) -> bool:
     settings = transport.settings
-    if settings.type == TCP:
+    if settings.type == messages.TCP:
         return xray_pb2.TcpConfig.FromString(settings.value).accept_proxy_protocol
-    if settings.type in (WEBSOCKET, HTTP_UPGRADE):
+    if settings.type in (messages.WEBSOCKET, messages.HTTP_UPGRADE):
         return xray_pb2.UpgradeConfig.FromString(settings.value).accept_proxy_protocol
     return False

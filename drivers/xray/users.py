@@ -89,7 +89,8 @@ class Users:
         without = lost if method else frozenset(self.accounts)
         if method is None:
             some = [change._replace(packed=None) for change in some if self._is_removed(change)]
-            method = self._removal_method(some)
+            method = self._method(some, at_any_cost=True)
+            assert method is not None
         refused = await self._apply_live([change for change in some if change.tag not in method.swapped | method.stuck])
         left: list[Change] = []
         for tag, each in grouped(change for change in some if change.tag in method.swapped).items():
@@ -142,27 +143,22 @@ class Users:
 
     # How to apply changes
 
-    def _method(self, changes: Iterable[Change]) -> Method | None:
-        """How to apply these changes; None if they need a new run."""
-        batches, by_tag = self._batches(changes)
-        swapped = choose(batches, self._users_of_new_run(by_tag), lambda tag: self._fits(tag, by_tag[tag]))
-        return None if swapped is None else Method(swapped)
+    def _method(self, changes: Iterable[Change], at_any_cost: bool = False) -> Method | None:
+        """How to apply these changes; None if they need a new run.
 
-    def _removal_method(self, removals: Iterable[Change]) -> Method:
-        """How to apply these removals, at any cost; stuck are inbounds where a new run is much faster."""
-        batches, by_tag = self._batches(removals)
+        `at_any_cost`, for removals: never None; stuck are inbounds where a new run is much faster.
+        """
+        by_tag = grouped(changes)
+        batches = {tag: self._batch(tag, some) for tag, some in by_tag.items()}
+        users, left = self._users_of_new_run(by_tag), frozenset[str]()
 
         def fits(tag: str) -> bool:
             return self._fits(tag, by_tag[tag])
 
-        left = stuck(batches, self._users_of_new_run(by_tag), fits)
-        swapped = choose({tag: batch for tag, batch in batches.items() if tag not in left}, math.inf, fits)
-        assert swapped is not None
-        return Method(swapped, left)
-
-    def _batches(self, changes: Iterable[Change]) -> tuple[dict[str, Batch], dict[str, list[Change]]]:
-        by_tag = grouped(changes)
-        return {tag: self._batch(tag, some) for tag, some in by_tag.items()}, by_tag
+        if at_any_cost:
+            left, users = stuck(batches, users, fits), math.inf
+        swapped = choose({tag: batch for tag, batch in batches.items() if tag not in left}, users, fits)
+        return None if swapped is None else Method(swapped, left)
 
     def _users_of_new_run(self, by_tag: Mapping[str, Sequence[Change]]) -> float:
         """How many accounts a new run would have; infinite for a draining run, which no new run replaces."""
@@ -252,11 +248,6 @@ class Users:
 
     # Calls
 
-    def _doubt(self, tag: str) -> None:
-        self._doubtful.add(tag)
-        if self._is_tunnel(tag):
-            self._uncertain.add(tag)
-
     def _removal(self, change: Change) -> Operation:
         return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
 
@@ -277,7 +268,9 @@ class Users:
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
-                self._doubt(operation.tag)
+                self._doubtful.add(operation.tag)
+                if self._is_tunnel(operation.tag):
+                    self._uncertain.add(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)

@@ -22,7 +22,6 @@ from protos import xray_pb2
 from protos.service_pb2 import Wireguard
 from protos.xray_pb2 import InboundHandlerConfig, User
 
-ACCOUNT = "xray.proxy.wireguard.PeerConfig"
 # The first version that can change WireGuard users while it runs.
 SINCE: Version = (26, 6, 27)
 # The most addresses of one user, over all prefixes: claims are kept for single addresses.
@@ -45,27 +44,19 @@ def parse_key(text: str) -> bytes:
 
 def prefixes(texts: Iterable[str]) -> list[str]:
     """Normalise prefixes and bare addresses as the core writes them, sorted, each once. Raises `Unusable`."""
-    try:
-        found = sorted(set(map(_prefix, _few(texts))))
-    except ValueError as error:
-        raise Unusable(f"invalid WireGuard address: {error}") from error
+    each, found = set(texts), list[str]()
+    # Not parsed if there are too many.
+    too_many = len(each) > MOST_ADDRESSES
+    if not too_many:
+        try:
+            found = sorted(set(map(_prefix, each)))
+        except ValueError as error:
+            raise Unusable(f"invalid WireGuard address: {error}") from error
+    if too_many or sum(map(_size, found)) > MOST_ADDRESSES:
+        raise Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
     if not found:
         raise Unusable("the user has no WireGuard address")
-    if sum(map(_size, found)) > MOST_ADDRESSES:
-        raise _too_many()
     return found
-
-
-def _few(texts: Iterable[str]) -> set[str]:
-    """Remove duplicates. Raises `Unusable` before too many are parsed."""
-    each = set(texts)
-    if len(each) > MOST_ADDRESSES:
-        raise _too_many()
-    return each
-
-
-def _too_many() -> Unusable:
-    return Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
 
 
 def _prefix(text: str) -> str:
