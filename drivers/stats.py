@@ -53,11 +53,9 @@ class StatsApi:
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
         """The counters of these names that the core has. Names too long for a request are left out."""
-        found = await together(self._counter(name) for name in names if len(name.encode()) < MAX_REQUEST)
+        requests = [xray_pb2.GetStatsRequest(name=name) for name in names if len(name.encode()) < MAX_REQUEST]
+        found = await together(self._known("GetStats", one, xray_pb2.GetStatsResponse) for one in requests)
         return {reply.stat.name: reply.stat.value for reply in found if reply is not None}
-
-    async def _counter(self, name: str) -> xray_pb2.GetStatsResponse | None:
-        return await self._known("GetStats", xray_pb2.GetStatsRequest(name=name), xray_pb2.GetStatsResponse)
 
     async def _known(self, name: str, request: Message, reply: type[M]) -> M | None:
         """Call the service; None if the core has nothing of the requested name."""

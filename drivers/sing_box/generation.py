@@ -103,7 +103,8 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
         counters = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
         zeros = {name: 0 for name in self.plan.zero_counters if name in counters}
         counted = await self._api.some_counters(counters)
-        live = await self._some_live({name for scope, name in wanted if scope is Scope.USER})
+        apart = {name for scope, name in wanted if scope is Scope.USER and self._is_apart(name)}
+        live = await self._live.some_counters(apart) if self._live is not None and apart else {}
         return reading(zeros, counted, live)
 
     def _counted_as(self, scope: Scope, name: str) -> set[str]:
@@ -123,10 +124,6 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
             return {}
         counted = await self._live.counters() if self.alive else self._live.last_known
         return {user: sums for user, sums in counted.items() if self._is_apart(user)}
-
-    async def _some_live(self, users: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        apart = [user for user in users if self._is_apart(user)]
-        return await self._live.some_counters(apart) if self._live is not None and apart else {}
 
     def _is_apart(self, user: str) -> bool:
         """Whether only ssm-api counts this live user."""

@@ -136,10 +136,8 @@ class Table:
         lines = [line for line in self.of({key for _, key in pairs}) if line.pair in pairs]
         found = {source: pair[0] for pair in pairs for source in self._sessions.get(pair, ())}
         found |= {line.source: line.tag for line in lines}
-        return {source: tag for source, tag in found.items() if self._pairs_at(source) <= set(pairs)}
-
-    def _pairs_at(self, source: Endpoint) -> set[Pair]:
-        return {self._lines[handle].pair for handle in self._by_source.get(source, ())}
+        at = {source: {self._lines[handle].pair for handle in self._by_source.get(source, ())} for source in found}
+        return {source: tag for source, tag in found.items() if at[source] <= set(pairs)}
 
     def take(self, message: ConnectionEvents, now: float) -> list[Line]:
         """Process events of the followed stream. Returns the line of each new connection."""
@@ -206,16 +204,13 @@ class Table:
         (tag, key), source = pair_of(connection), source_of(connection)
         if source is None or not key or tag not in self._places:
             return None
-        handle = self._handle(tag, source, key)
+        handle = self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
         line = self._lines.get(handle)
         if line is None:
             line = self._lines[handle] = Line(tag, key, source, handle, now)
             self._by_key.setdefault(key, set()).add(handle)
             self._by_source.setdefault(source, set()).add(handle)
         return line
-
-    def _handle(self, tag: str, source: Endpoint, key: str) -> Handle:
-        return self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
 
     def place_of(self, handle: Handle) -> tuple[str, Endpoint]:
         """Return the inbound and source address in a handle, whose line may be gone by now."""

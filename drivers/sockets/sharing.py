@@ -11,7 +11,6 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.python.failure import Failure
 
 from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
@@ -143,7 +142,7 @@ class Sharing:
             await deferLater(self._reactor, POLL)
 
     async def close_door(self, pid: int, ports: Ports, closed: bool = True) -> None:
-        """Drop new TCP connections at these ports, or stop that. A process steered to later is closed likewise.
+        """Drop new TCP connections at these ports, or stop that; a process steered to later is closed likewise.
 
         Raises `Unreachable`.
         """
@@ -213,7 +212,8 @@ class Sharing:
             self._members.clear()
             self._led = None
         if joined or alone:
-            self._do(self._leave, pid, heir, alone).addErrback(self._complain)
+            text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
+            self._do(self._leave, pid, heir, alone).addErrback(lambda failure: self.log.failure(text, failure))
 
     def _packed(self) -> handover_pb2.Sharing:
         sharing = handover_pb2.Sharing(members=list(self._members), led=self._led, closed=self._closed)
@@ -276,10 +276,6 @@ class Sharing:
 
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
         return self._do(lambda: dict(self._steering.waiting(pid)))
-
-    def _complain(self, failure: Failure) -> None:
-        text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
-        self.log.failure(text, failure)
 
     async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:

@@ -1,6 +1,7 @@
 """List the TCP connections and listeners of this machine with one request to the kernel (sock_diag(7)).
 
-It needs no capability, and sees only its own network namespace.
+It needs no capability, and sees only its own network namespace. If the kernel does not list them, each function raises
+`OSError`.
 """
 
 from __future__ import annotations
@@ -85,15 +86,12 @@ class Flow(NamedTuple):
 
 
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these local ports. Raises as `connections`."""
+    """The peers of all TCP connections to these local ports."""
     return {connection.peer for connection in connections(ports)}
 
 
 def connections(ports: Ports) -> list[Connection]:
-    """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them."""
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
     return [
@@ -103,7 +101,7 @@ def connections(ports: Ports) -> list[Connection]:
 
 
 def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
-    """The connections of these peers to these local ports. Raises `OSError` if the kernel does not list them.
+    """The connections of these peers to these local ports.
 
     Without those that their process has closed, which the kernel keeps for minutes if the peer does not answer.
     """
@@ -116,10 +114,7 @@ def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
 
 
 def unread(ports: Ports, inodes: Container[int]) -> int:
-    """Count the bytes at these sockets, with these local ports, that their process has not read.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """Count the bytes at these sockets, with these local ports, that their process has not read."""
     found = 0
     for data, position in _messages(_program(ports), _STATES):
         if _INODE.unpack_from(data, position + 84)[0] in inodes:
@@ -128,10 +123,7 @@ def unread(ports: Ports, inodes: Container[int]) -> int:
 
 
 def listening(ports: Container[int]) -> dict[int, int]:
-    """Those of these ports with a TCP listener, and how many connections wait to be accepted there.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """Those of these ports with a TCP listener, and how many connections wait to be accepted there."""
     found: dict[int, int] = {}
     for data, position in _messages(_program([_ANY]), _LISTENING):
         if (port := _port(data, position)) in ports:
@@ -140,10 +132,7 @@ def listening(ports: Container[int]) -> dict[int, int]:
 
 
 def listeners(ports: Ports) -> dict[int, list[int]]:
-    """By port: the inodes of its TCP listeners, of any process.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """By port: the inodes of its TCP listeners, of any process."""
     found: dict[int, list[int]] = {}
     for data, position in _messages(_program(ports), _LISTENING):
         if at(port := _port(data, position), ports):

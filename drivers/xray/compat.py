@@ -27,8 +27,6 @@ UNTRUSTED_SEEN = (
     'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]} in the inbound'
 )
 _FORWARDING = ("websocket", "httpupgrade", "splithttp", "grpc")
-# The default of newer cores.
-_DEFAULT_CLIENT = bytes((26, 3, 27))
 
 
 def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
@@ -37,7 +35,9 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
         yield "`env` in the configuration has no effect on the core"
     for inbound in base.inbound:
         receiver = receiver_of(inbound)
-        if any(map(_is_strict, receiver.stream_settings.security_settings)):
+        securities = [one.value for one in receiver.stream_settings.security_settings if one.type == REALITY]
+        # The default of newer cores.
+        if any(xray_pb2.RealityConfig.FromString(one).min_client_ver == bytes((26, 3, 27)) for one in securities):
             yield (
                 f"inbound {inbound.tag!r}: REALITY accepts only clients of Xray 26.3.27 and newer and forwards others "
                 '(sing-box, mihomo) to the target; set "minClientVer": "1.8.0" to accept all'
@@ -74,12 +74,6 @@ class UntrustedProxy:
     @property
     def warnings(self) -> list[str]:
         return [UNTRUSTED_SEEN] if self.seen else []
-
-
-def _is_strict(security: xray_pb2.TypedMessage) -> bool:
-    return security.type == REALITY and xray_pb2.RealityConfig.FromString(security.value).min_client_ver == (
-        _DEFAULT_CLIENT
-    )
 
 
 def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:

@@ -49,7 +49,8 @@ def asked(text: str, paths: Paths) -> Touched:
         for listed in filter(None, map(_LIST.match, named.text.split(","))):
             _check_list(listed[1], named.place)
     # A mode may follow the path of a socket.
-    sockets = frozenset(named.text.split(",")[0] for named in texts(tree) if _is_socket(named.key, named.text))
+    listens = (named.text for named in texts(tree) if named.key.lower() == "listen" and named.text.startswith("/"))
+    sockets = frozenset(text.split(",")[0] for text in listens)
     return Touched(readable(tree, paths), sockets, abstract=is_abstract(tree))
 
 
@@ -120,7 +121,3 @@ def _check_list(name: str, place: str) -> None:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         raise InvalidConfig(f"{place}: {name!r} is not in the directory of the geo files (XRAY_ASSETS_PATH)")
-
-
-def _is_socket(key: str, text: str) -> bool:
-    return key.lower() == "listen" and text.startswith("/")

@@ -80,14 +80,10 @@ def carries_vision(inbound: InboundHandlerConfig) -> bool:
     if settings.decryption not in ("", "none"):
         return True
     stream = stream_of(inbound)
-    raw = stream.protocol_name in ("", "tcp")
-    return raw and stream.security_type in (TLS, REALITY) and not any(map(_has_http_header, stream.transport_settings))
-
-
-def _has_http_header(transport: xray_pb2.TransportConfig) -> bool:
-    if transport.settings.type != TCP:
-        return False
-    return xray_pb2.TcpConfig.FromString(transport.settings.value).header_settings.type == HTTP_HEADER
+    raw = stream.protocol_name in ("", "tcp") and stream.security_type in (TLS, REALITY)
+    tcp = [transport.settings.value for transport in stream.transport_settings if transport.settings.type == TCP]
+    headers = [xray_pb2.TcpConfig.FromString(value).header_settings.type for value in tcp]
+    return raw and HTTP_HEADER not in headers
 
 
 def _override(stream: StreamConfig) -> None:
