@@ -12,8 +12,7 @@ from twisted.internet.task import deferLater
 
 from drivers.channel import LATE, ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.detours import Detours, Pair, pair_of
-from drivers.sing_box.table import Line, Table
+from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from drivers.stats import BULK_DEADLINE, DEADLINE, StatsApi
 from node.base.logs import Logger

@@ -10,8 +10,7 @@ from drivers.channel import asking
 from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
-from drivers.sing_box.detours import Pair
-from drivers.sing_box.table import Line, Table
+from drivers.sing_box.table import Line, Pair, Table
 from drivers.sockets.connections import Endpoint, at
 from drivers.sockets.core_connections import CoreConnections, handle_of, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.descriptors import Descriptors

@@ -18,8 +18,8 @@ from drivers.process.spawn import Done
 from drivers.sing_box import config, files
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
-from drivers.sing_box.detours import Detours
 from drivers.sing_box.generation import SingBoxGeneration
+from drivers.sing_box.table import Detours
 from drivers.sockets.reuseport import is_of_knock
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts

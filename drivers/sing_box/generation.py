@@ -14,9 +14,9 @@ from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise,
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.connections import Connections
-from drivers.sing_box.detours import Pair
 from drivers.sing_box.ssm_api import LiveUsers
 from drivers.sing_box.status import StatusRun
+from drivers.sing_box.table import Pair
 from drivers.sing_box.tally import LACKING, reading, spellings
 from drivers.sockets.connections import deafen, run_dry
 from drivers.sockets.pidfd import Unreachable

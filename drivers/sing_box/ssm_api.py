@@ -17,7 +17,6 @@ from urllib.parse import quote
 from twisted.internet import defer, error
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.web.client import (
@@ -184,17 +183,13 @@ class _Places:
         self._reactor = reactor
 
     def endpointForURI(self, uri: URI) -> _Quiet:
-        return _Quiet(TCP4ClientEndpoint(self._reactor, "127.0.0.1", uri.port, DEADLINE))
+        return _Quiet(self._reactor, "127.0.0.1", uri.port, DEADLINE)
 
 
-@implementer(IStreamClientEndpoint)
-class _Quiet:
-    def __init__(self, endpoint: TCP4ClientEndpoint) -> None:
-        self._endpoint = endpoint
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        factory.noisy = False
-        return self._endpoint.connect(factory)
+class _Quiet(TCP4ClientEndpoint):
+    def connect(self, protocolFactory: Any) -> Deferred[Any]:  # noqa: N803 - Twisted's name
+        protocolFactory.noisy = False
+        return super().connect(protocolFactory)
 
 
 class _Body(Protocol):

@@ -126,7 +126,7 @@ def knock(listener: socket.socket, index: int, others: int) -> bool:
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         probe.settimeout(_PATIENCE)
-        # So that a listener that `deafen` made deaf hears it.
+        # So that a listener that `deafen` made deaf gets it, too.
         probe.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, _TOO_MANY_HOPS)
         if probe.family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, _TOO_MANY_HOPS)

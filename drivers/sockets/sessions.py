@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
-from drivers.sockets.datagrams import crowd
 from drivers.sockets.group import Unsteerable, held_sockets
 from drivers.sockets.held import Shelf
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
+from drivers.sockets.steering import crowd
 from drivers.sockets.udp_hide import hide, is_hidden, show
 from protos.handover_pb2 import Reach, Sharing, Spot
 

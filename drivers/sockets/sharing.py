@@ -13,14 +13,13 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
 
 from drivers.sockets.connections import Ports, alive, deafen
-from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
 from drivers.sockets.held import Shelf
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.steering import Steering
+from drivers.sockets.steering import Datagrams, Steering
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.pool import in_pool

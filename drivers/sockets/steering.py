@@ -1,23 +1,35 @@
-"""Steer the new TCP connections of addresses that several processes listen on to one of them. Linux only, blocking.
+"""Steer new TCP connections, and stateless datagrams, to one of the processes at an address. Linux only, blocking.
 
 Existing connections stay, and the processes notice nothing. The kernel picks listeners by their order in a group
 (drivers.sockets.reuseport), which changes when one is closed. So the node holds a duplicate of each listener: the order
 changes only when the node closes one, which it does only where that does not move the listener that gets connections.
+
+The index of a UDP socket cannot be probed by a connection. It follows from the order in which sockets were bound, as
+long as the kernel lists no other socket at the address.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
 from drivers.sockets.group import Group, Member, Unsteerable, held_sockets
 from drivers.sockets.held import Shelf
-from drivers.sockets.reuseport import Address, address_of, deafen, knock, waiting
+from drivers.sockets.reuseport import Address, address_of, deafen, knock, pick, waiting
 from protos import handover_pb2
+
+_TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
+# Where no program answers (the port `discard`).
+_NOBODY = {socket.AF_INET: ("127.0.0.1", 9), socket.AF_INET6: ("::1", 9)}
+# The columns of a table with a socket's address and its inode.
+_LOCAL, _INODE = 1, 9
 
 
 @dataclass
@@ -153,3 +165,46 @@ class Steering:
         else:
             self._groups[address] = self.group(address, [member])
             self._groups[address].begin()
+
+
+class _Group(Group):
+    def begin(self) -> None:
+        self._expect_no_other()
+        pick(self.listener, 0)
+
+    def admit(self, member: Member) -> None:
+        self.members.append(member)
+        self._expect_no_other()
+        self.tidy()
+
+    def _expect_no_other(self) -> None:
+        if crowd(self.listener) != len(self.members):
+            raise Unsteerable(f"another process also receives UDP on port {self.address.port}")
+
+
+class Datagrams(Steering):
+    """Processes that receive datagrams at the same addresses, and which of them gets new ones."""
+
+    kind, group = socket.SOCK_DGRAM, _Group
+
+    def silence(self, pid: int) -> None:
+        """Have the kernel refuse datagrams at this process's addresses, where all processes are about to exit.
+
+        A connected socket takes only datagrams from its peer, and leaves its group.
+        """
+        for group, _ in list(self._of(pid)):
+            for member in group.members:
+                with member.listener as one, suppress(OSError):  # no route from this address
+                    one.connect(_NOBODY[one.family])
+            del self._groups[group.address]
+
+
+def crowd(one: socket.socket) -> int:
+    """Count the sockets of all processes at this socket's address.
+
+    The kernel's table is read in pieces, and lists a socket twice if others are bound meanwhile.
+    """
+    inode = str(os.fstat(one.fileno()).st_ino)
+    rows = [row.split() for row in _TABLES[socket.AddressFamily(one.family)].read_text().splitlines()[1:]]
+    local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
+    return len({row[_INODE] for row in rows if row[_LOCAL] == local})

@@ -23,8 +23,7 @@ from drivers.sockets.sock_diag import Connection, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership.endpoints import Endpoints
-from drivers.xray.ownership.old_credentials import OldCredentials, Pair
-from drivers.xray.ownership.unlogged import Online, Unlogged
+from drivers.xray.ownership.late_lines import OldCredentials, Online, Pair, Unlogged
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor

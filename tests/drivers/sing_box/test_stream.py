@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from drivers.sing_box.api import DAEMON, Api
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.detours import Detours
+from drivers.sing_box.table import Detours
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
 from scripts.staging import background

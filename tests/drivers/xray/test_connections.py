@@ -22,7 +22,7 @@ from drivers.sockets.core_connections import rest_of
 from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.old_credentials import Pair
+from drivers.xray.ownership.late_lines import Pair
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
