@@ -57,13 +57,11 @@ class Place:
             self._settle(pid)
 
     def darken(self) -> None:
-        """Hide all sockets at the address."""
         self.current = None
         for one in self.others.values():
             hide(one)
 
     def lighten(self, pid: int) -> None:
-        """Show this process's socket."""
         show(self.others[pid], self.address.interface)
         self._settle(pid)
 
@@ -155,7 +153,6 @@ class Sessions:
         self._ports.pop(pid, None)
 
     def close(self) -> None:
-        """Close all duplicates."""
         for place in self._places.values():
             place.close()
         self._places.clear()
@@ -211,7 +208,6 @@ def _hold(one: socket.socket, address: Address) -> None:
 
 
 def _twin(one: socket.socket, address: Address) -> socket.socket:
-    """Another socket at the same address."""
     twin = socket.socket(one.family, socket.SOCK_DGRAM)
     try:
         twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -37,8 +37,6 @@ class Operation(NamedTuple):
 
 
 class Api(StatsApi):
-    """The API of one run of the core."""
-
     def __init__(self, reactor: Reactor, socket: str) -> None:
         super().__init__(reactor, Channel(reactor, socket), STATS)
 
@@ -142,7 +140,6 @@ class Api(StatsApi):
 
 
 def _request(operation: Operation) -> bytes:
-    """Encode an AlterInboundRequest."""
     if operation.packed is None:
         kind, value = _REMOVE, operation.email.encode()
     else:

@@ -34,7 +34,7 @@ _BY_OTHERS = "its users connect through another server, and the node cannot attr
 
 @dataclass(frozen=True)
 class Ingress:
-    """The messages.TCP ports by which users reach one inbound; none if they connect through another server.
+    """The TCP ports by which users reach one inbound; none if they connect through another server.
 
     `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
     users who connect over UDP. `forwards`: connections to the same ports may be passed on to another inbound or server.
@@ -71,7 +71,7 @@ def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
 
 
 def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Ingress]:
-    """The messages.TCP ingress of the managed inbounds by tag, without those on UDP alone."""
+    """The TCP ingress of the managed inbounds by tag, without those on UDP alone."""
     handlers = list(handlers)
     front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(receiver_of(handler)))
     found = {}

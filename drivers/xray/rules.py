@@ -202,7 +202,6 @@ def _refuse_ours(rule: RoutingRule) -> None:
 
 
 def _portals(base: Config) -> Iterator[str]:
-    """The tags of the portals of reverse proxies."""
     for app in base.app:
         if app.type == REVERSE:
             for portal in xray_pb2.ReverseConfig.FromString(app.value).portal_config:

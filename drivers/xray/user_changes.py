@@ -93,7 +93,6 @@ class Batch:
 
     @property
     def swapped(self) -> float:
-        """Estimated seconds for a swap."""
         each = SWAP_USER.get(self.protocol, SWAP_ANY_USER)
         return SWAP + each * (self.users - self.removed + self.added)
 

@@ -334,12 +334,10 @@ def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
 
 
 def additions(changes: Iterable[Change]) -> list[Operation]:
-    """The operations for the additions among these changes."""
     return [Operation(tag, email_of(packed), packed) for tag, _, packed in changes if packed is not None]
 
 
 def grouped(changes: Iterable[Change]) -> dict[str, list[Change]]:
-    """Group changes by inbound."""
     by_tag: dict[str, list[Change]] = {}
     for change in changes:
         by_tag.setdefault(change[0], []).append(change)

@@ -79,7 +79,6 @@ def _size(prefix: str) -> int:
 
 
 def addresses(found: Iterable[str]) -> frozenset[bytes]:
-    """All addresses of these prefixes."""
     return frozenset(address for prefix in found for address in _addresses(prefix))
 
 
@@ -99,7 +98,6 @@ def peer(user: Wireguard, server: bytes) -> tuple[bytes, bytes, frozenset[bytes]
 
 
 def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
-    """Encode a PeerConfig."""
     return field(b"\x0a", key.encode()) + b"".join(field(b"\x2a", prefix.encode()) for prefix in allowed)
 
 
