@@ -58,6 +58,8 @@ class Record:
         If the file cannot be read, nothing is chosen. Blocking, brief.
         """
         self.by_name, self.looked, self.whole = {}, 0.0, True
+        self.choices.executables.clear()
+        self.choices.lists = None
         try:
             found: Any = json.loads(self.file.read_text())
             self.by_name = {name: Chosen(**chosen) for name, chosen in found["chosen"].items()}

@@ -62,7 +62,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "drivers": {"node.contract", "node.http2"},
     "drivers.install": {"drivers.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets", "node.contract"},
+    "drivers.process": {
+        *("drivers.channel", "drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets"),
+        "node.contract",
+    },
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
-from drivers.xray.router import Router
+from drivers.xray.routing import Router
 from node.http2.stream import Status
 from protos import xray_pb2
 from protos.xray_pb2 import RouterConfig, RoutingRule

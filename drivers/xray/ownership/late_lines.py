@@ -1,10 +1,19 @@
-"""Recognise connections made before a change of credential, whose access lines come after it. Pure."""
+"""Connections whose access line comes late, or never.
+
+Late are lines of connections made before a change of credential. The core drops lines under load, but it still knows
+from which addresses each user is online. If only one user is online at an address, all connections from there are
+theirs; a removed user who is still online at an address has one of the unattributed connections from there. Users
+cannot forge this, since it comes from the core's own state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+
+from twisted.internet.interfaces import IReactorTime
 
 from drivers.sockets.connections import Endpoint
+from node.contract.connections import Address
 from protos.handover_pb2 import Suspect
 from protos.handover_pb2 import Suspects as Packed
 
@@ -14,6 +23,11 @@ Pair = tuple[str, str]
 # Seconds after a change of credential within which a line may name an older connection: the core writes it only after
 # it has sniffed the first bytes and, if its rules need that, asked the DNS.
 LATE = 5.0
+# The largest share of time spent on asking the core for users online, and the least seconds between two calls.
+SHARE, PAUSE = 0.02, 1.0
+
+# Returns the keys of the users online, by address.
+Online = Callable[[], Awaitable[Mapping[Address, Collection[str]]]]
 
 
 class OldCredentials:
@@ -64,3 +78,37 @@ class OldCredentials:
         self._pairs = {pair: found for pair, found in self._pairs.items() if now < found[0]}
         if not self._pairs:
             self._since = {}
+
+
+class Unlogged:
+    """Finds the possible users of connections that two looks in a row have seen."""
+
+    def __init__(self, reactor: IReactorTime, online: Online) -> None:
+        self._reactor = reactor
+        self._online = online
+        self._seen: set[tuple[str, Endpoint]] = set()
+        # Whether some connections need another look.
+        self.fresh = False
+        self._asking = False
+        self._rest_until = float("-inf")
+
+    async def claim(self, strays: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], Collection[str]]:
+        """For unattributed connections (inbound, endpoint): the users online at their address, if known by now.
+
+        Raises `ApiFailed`.
+        """
+        now = self._reactor.seconds()
+        again = self._seen.intersection(strays)
+        rests = self._asking or now < self._rest_until
+        self.fresh = len(again) < len(strays) or (rests and bool(again))
+        self._seen = set(strays)
+        if not again or rests:
+            return {}
+        self._asking = True
+        try:
+            online = await self._online()
+            return {stray: online[stray[1][:-2]] for stray in again if stray[1][:-2] in online}
+        finally:
+            self._asking = False
+            took = self._reactor.seconds() - now
+            self._rest_until = now + took + max(PAUSE, took / SHARE)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from ipaddress import ip_address
 
 from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
 from drivers.channel import ApiFailed, Channel
-from drivers.xray.overrides import ROUTER
+from drivers.xray.messages import OURS, ROUTER, M
 from drivers.xray.rules import is_own, steps
+from node.base.errors import InvalidRequest, shown
 from protos import xray_pb2
+from protos.service_pb2 import RouteResult, TestRouteRequest
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
 
 _SERVICE = "/xray.app.router.command.RoutingService/"
@@ -19,6 +21,10 @@ _SERVICE = "/xray.app.router.command.RoutingService/"
 _DEADLINE = 5.0
 # The core's error where no rule matches.
 _NO_RULE = "not enough information for making a decision"
+# common/net/network.proto
+_NETWORKS = {"": 0, "tcp": 2, "udp": 3, "unix": 4}
+_NAMES = {2: "tcp", 3: "udp", 4: "unix"}
+_MOST_PORTS = 65535
 
 
 class Router:
@@ -54,19 +60,16 @@ class Router:
     async def balancer(self, tag: str) -> xray_pb2.BalancerMsg:
         """Raises `ApiFailed`."""
         request = xray_pb2.GetBalancerInfoRequest(tag=tag)
-        reply: xray_pb2.GetBalancerInfoResponse
-        reply = await self._call("GetBalancerInfo", request, xray_pb2.GetBalancerInfoResponse)
-        return reply.balancer
+        return (await self._call("GetBalancerInfo", request, xray_pb2.GetBalancerInfoResponse)).balancer
 
     async def test(self, request: xray_pb2.TestRouteRequest) -> RoutingContext | None:
         """The route of a connection; None if no rule matches. Raises `ApiFailed`."""
         try:
-            reply: RoutingContext = await self._call("TestRoute", request, RoutingContext)
+            return await self._call("TestRoute", request, RoutingContext)
         except ApiFailed as error:
             if _NO_RULE in str(error):
                 return None
             raise
-        return reply
 
     async def _append(self, rule: RoutingRule) -> None:
         value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
@@ -99,5 +102,60 @@ class Router:
         if known:
             in_doubt.remove(what)
 
-    async def _call(self, name: str, request: Message, reply: type[Any]) -> Any:
-        return await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)
+    async def _call(self, name: str, request: Message, reply: type[M]) -> M:
+        found: M = await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)
+        return found
+
+
+def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:
+    """The core's request for a route test. Raises `InvalidRequest` for invalid networks, ports and addresses."""
+    network = _NETWORKS.get(request.network.lower())
+    if network is None:
+        raise InvalidRequest(f"unknown network {shown(request.network)}: use tcp, udp or unix")
+    if request.target_port > _MOST_PORTS:
+        raise InvalidRequest(f"port {request.target_port} is out of range: at most {_MOST_PORTS}")
+    context = xray_pb2.RoutingContext(
+        inbound_tag=request.inbound_tag,
+        network=network,
+        target_ips=_packed(request.target_ip),
+        target_port=request.target_port,
+        target_domain=request.target_domain,
+        protocol=request.protocol,
+        user=request.user,
+        attributes=request.attributes,
+    )
+    return xray_pb2.TestRouteRequest(
+        routing_context=context, field_selectors=request.field_selectors, publish_result=request.publish_result
+    )
+
+
+def route_of(reply: xray_pb2.RoutingContext) -> RouteResult:
+    return RouteResult(
+        outbound_tag=_shown(reply.outbound_tag),
+        outbound_group_tags=reply.outbound_group_tags,
+        inbound_tag=reply.inbound_tag,
+        network=_NAMES.get(reply.network, "unknown"),
+        target_domain=reply.target_domain,
+    )
+
+
+def default_route(context: xray_pb2.RoutingContext, first: str) -> RouteResult:
+    """The result where no rule matches: the first outbound."""
+    return RouteResult(
+        outbound_tag=_shown(first),
+        inbound_tag=context.inbound_tag,
+        network=_NAMES.get(context.network, "unknown"),
+        target_domain=context.target_domain,
+    )
+
+
+def _packed(address: str) -> list[bytes]:
+    try:
+        return [ip_address(address).packed] if address else []
+    except ValueError as error:
+        raise InvalidRequest(f"{shown(address)} is not an IP address") from error
+
+
+def _shown(outbound: str) -> str:
+    """An outbound's tag; empty if the node chose it."""
+    return "" if outbound.startswith(OURS) else outbound

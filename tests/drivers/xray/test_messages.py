@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drivers.xray.accounts import BUILDERS, Inbound, email_of, pack
 from drivers.xray.api import Operation, _request
-from drivers.xray.wire import SIZE, field
+from drivers.xray.messages import SIZE, field
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import AlterInboundRequest, TypedMessage
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.xray.geo import assets, private_geoip
+from drivers.xray.executable import assets, private_geoip
 from protos.xray_pb2 import GeoIpList
 from tests.harness.convert import refuses
 
