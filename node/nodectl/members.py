@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.base.errors import Forbidden, UsersRefused
+from node.nodectl.fleet import Node
 from node.nodectl.output import note
-from node.nodectl.running import Node
 from node.nodectl.users.difference import Difference
 from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb

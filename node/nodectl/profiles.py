@@ -1,16 +1,20 @@
-"""The nodes file: addresses of nodes, and the files of their certificates and keys. Pure but for `read`."""
+"""The nodes file: addresses of nodes, and the files of their certificates and keys; and a client's target of each."""
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from node.client import Target
 from node.nodectl.exits import Unusable
 
 PORTS = {"rest": 62051, "grpc": 62050}
+# The variable with the key of nodes without a key_file.
+KEY = "NODECTL_KEY"
 # The name of the node on this machine, unless the nodes file has a node of this name.
 LOCAL = "local"
 
@@ -27,6 +31,45 @@ class Profile:
     certificate_name: str = ""
     key_file: Path | None = None
     key: str = field(default="", repr=False)
+
+    def target(self, environ: Mapping[str, str]) -> Target:
+        """The target to call this node: the address, the trusted certificate and the key. Raises `Unusable`."""
+        target = Target(
+            self.transport,
+            self.address,
+            self.port,
+            key=self._key(environ),
+            trust=None if self.certificate is None else self._text(self.certificate),
+            certificate_name=self.certificate_name,
+        )
+        try:
+            target.certificates()
+        except ValueError as error:
+            raise Unusable(f"{self.name}: {self.certificate} is not a certificate: {error}")
+        return target
+
+    def _key(self, environ: Mapping[str, str]) -> str:
+        """The key: from the profile's file, else from the environment, else from the local node's settings."""
+        if self.key_file is not None:
+            self._require_closed(self.key_file)
+            return self._text(self.key_file).strip()
+        if key := environ.get(KEY, "").strip() or self.key:
+            return key
+        raise Unusable(f"{self.name}: no key: set key_file in the nodes file, or {KEY} in the environment")
+
+    def _require_closed(self, file: Path) -> None:
+        try:
+            mode = file.stat().st_mode
+        except OSError as error:
+            raise Unusable(f"{self.name}: the key file cannot be read: {error}")
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise Unusable(f"{self.name}: other users can read the key in {file}: chmod 600 {file}")
+
+    def _text(self, file: Path) -> str:
+        try:
+            return file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"{self.name}: {file} cannot be read: {error}")
 
 
 @dataclass(frozen=True)

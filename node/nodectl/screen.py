@@ -1,4 +1,4 @@
-"""Draw a full-screen view on the terminal, and read keys."""
+"""Draw a view on the whole terminal with each answer of the nodes, until q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,25 +7,37 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from node.nodectl.fleet import Fleet, Outcome, Work
 
-@contextmanager
-def screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Take the whole screen, and restore it afterwards. Yields a function that draws."""
+T = TypeVar("T")
+
+
+async def show(
+    fleet: Fleet, console: Console, work: Work[T], every: float, drawn: Callable[[Outcome[T]], RenderableType]
+) -> None:
+    """Poll the nodes `every` seconds, and show what `drawn` makes of each answer. Restores the screen at the end."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda drawn: live.update(drawn, refresh=True)
+        polling = Deferred.fromCoroutine(
+            fleet.poll(work, every, lambda outcome: live.update(drawn(outcome), refresh=True))
+        )
+        quitting = _keys(IReactorFDSet(fleet.reactor), lambda key: polling.cancel() if key in "qQ" else None)
+        with quitting, suppress(CancelledError):
+            await polling
 
 
 @contextmanager
-def keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
+def _keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
     """Call `pressed` with each key, without echo. Does nothing if standard input is not a terminal."""
     if not sys.stdin.isatty():
         yield

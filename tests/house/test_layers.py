@@ -45,12 +45,13 @@ ROOMS: dict[str, set[str]] = {
     "node.updates": {"node", "node.contract", "node.events"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
-        *("node.settings", "drivers.install"),
+        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
+        "drivers.install",
     },
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
-        *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
+        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
+        *("node.nodectl.users", "node.settings"),
     },
     "drivers": {"drivers.http2", "node.contract"},
     "drivers.http2": {"node.http2"},

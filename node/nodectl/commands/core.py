@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from node.nodectl import cores, setting
+from node.nodectl import cores
 from node.nodectl.cores import InstallError
-from node.nodectl.local_node import LocalNode
+from node.nodectl.local_node import LocalNode, write_setting
 from node.nodectl.options import json_option
 from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
@@ -41,7 +41,6 @@ def command() -> None:
 
 @command.command("list")
 @json_option
-@click.pass_obj
 @_reporting
 def list_cores(session: Session) -> None:
     """List the known releases, where they are installed, and which one the node will start next."""
@@ -104,7 +103,7 @@ def _use(local: LocalNode, variable: str, path: str, only_print: bool) -> None:
         if not only_print:
             note(f"{local.file} does not exist: put this line where the node reads its settings")
         return
-    setting.write(local.file, variable, path)
+    write_setting(local.file, variable, path)
     click.echo(f"{local.file}: {variable}={path}")
     if not local.service and local.environ.get(variable, path) != path:
         note(f"the environment sets {variable} to another value, which overrides this one")

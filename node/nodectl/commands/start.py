@@ -13,9 +13,9 @@ from node.base.errors import UnknownPath
 from node.nodectl import detect_core, userfile
 from node.nodectl.commands.info import COLUMNS, rows
 from node.nodectl.exits import Exit
+from node.nodectl.fleet import Node, answers
 from node.nodectl.members import listed, note_refused
 from node.nodectl.options import options
-from node.nodectl.running import Node, each
 from node.nodectl.session import Session
 from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
@@ -49,7 +49,6 @@ TIMEOUT = 120.0
     help="Keep the users that CONFIG has in this inbound; may be repeated.",
 )
 @options
-@click.pass_obj
 def command(
     session: Session, config: Path, users: Path | None, core: str | None, keep_alive: int, exclude: tuple[str, ...]
 ) -> None:
@@ -67,7 +66,7 @@ def command(
     )
 
     outcomes = session.ask(partial(_start, backend), TIMEOUT)
-    refused = {node: answer["refused"] for node, answer in each(outcomes)}
+    refused = {node: answer["refused"] for node, answer in answers(outcomes)}
     for node, missing in refused.items():
         note_refused(node, missing)
     code = Exit.USERS_REFUSED if any(refused.values()) else Exit.OK

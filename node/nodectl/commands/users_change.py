@@ -9,10 +9,10 @@ import click
 
 from node.base.errors import InvalidRequest, UnknownName
 from node.nodectl.exits import Exit, Unusable
+from node.nodectl.fleet import Node, Outcome, answers
 from node.nodectl.members import PATIENCE, listed, send
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Node, Outcome, each
 from node.nodectl.session import Session
 from node.nodectl.users import making
 from node.nodectl.users.difference import proxies_of
@@ -51,7 +51,6 @@ def _given(function: F) -> F:
 @click.option("--address", multiple=True, help="Give them this address in a WireGuard tunnel, and make a key.")
 @_given
 @options
-@click.pass_obj
 def add(
     session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...], address: tuple[str, ...], **given: str
 ) -> None:
@@ -87,7 +86,6 @@ def add(
 @click.option("--renew", is_flag=True, help="Generate new credentials for all protocols but WireGuard.")
 @_given
 @options
-@click.pass_obj
 def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...], renew: bool, **given: str) -> None:
     """Change the inbounds or credentials of users. What is not given stays as it is."""
     if not (inbounds or renew or any(given.values())):
@@ -117,7 +115,6 @@ def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...
 @click.command
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @options
-@click.pass_obj
 def remove(session: Session, names: tuple[str, ...]) -> None:
     """Remove users and close their connections. If the node does not know one of them, none is removed."""
 
@@ -129,7 +126,7 @@ def remove(session: Session, names: tuple[str, ...]) -> None:
         return {"users": [{"name": row.name, "out": row.name in out} for row in rows]}
 
     outcomes = session.ask(work, PATIENCE)
-    done = all(user["out"] for _, answer in each(outcomes) for user in answer["users"])
+    done = all(user["out"] for _, answer in answers(outcomes) for user in answer["users"])
     session.report(outcomes, ("removed", "state"), _removed, Exit.OK if done else Exit.USERS_REFUSED)
 
 
@@ -165,7 +162,7 @@ def _require(names: Sequence[str], rows: Sequence[pb.ListedUser]) -> None:
 
 
 def _report(session: Session, outcomes: Sequence[Outcome[dict[str, Any]]]) -> NoReturn:
-    refused = any(made["refused"] for _, answer in each(outcomes) for made in answer["users"])
+    refused = any(made["refused"] for _, answer in answers(outcomes) for made in answer["users"])
     code = Exit.USERS_REFUSED if refused else Exit.OK
     session.report(outcomes, ("name", "field", "value"), _made, code)
 

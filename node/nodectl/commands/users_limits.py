@@ -9,11 +9,10 @@ import click
 
 from node.limits import parsing
 from node.nodectl.exits import Unusable
+from node.nodectl.fleet import Node
 from node.nodectl.options import options
-from node.nodectl.output import Row
-from node.nodectl.running import Node
+from node.nodectl.output import Row, rate_of_bits, size
 from node.nodectl.session import Session
-from node.nodectl.units import rate_of_bits, size
 from protos import service_pb2 as pb
 
 COLUMNS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
@@ -25,7 +24,6 @@ NAMES, TIMEOUT = 1000, 60.0
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--off", is_flag=True, help="Show only users who are barred by a limit.")
 @options
-@click.pass_obj
 def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     """Show the limits of users, what they have used, and who is barred."""
 
@@ -44,7 +42,6 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     help="Remove limits set here; those from the panel and the node's settings apply again.",
 )
 @options
-@click.pass_obj
 def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bool) -> None:
     """Set the limits of users. Limits that are not given come from the node's settings; 0 means no limit.
 

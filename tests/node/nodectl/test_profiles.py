@@ -8,9 +8,8 @@ import pytest
 
 from node.certificate import ensure, ensure_api_key
 from node.nodectl.exits import Unusable
-from node.nodectl.local_profile import local, name_of
+from node.nodectl.local_node import local, name_of
 from node.nodectl.profiles import LOCAL, Profile, parse, read
-from node.nodectl.targets import target_of
 
 FILE = """
 default = "one"
@@ -97,11 +96,11 @@ def test_which_key_is_sent(tmp_path: Path) -> None:
     file.touch(0o600)
     file.write_text("from the file\n")
     environ = {"NODECTL_KEY": "from the environment"}
-    assert target_of(Profile("a", "a", key_file=file), environ).key == "from the file"
-    assert target_of(Profile("a", "a", key="from settings"), environ).key == "from the environment"
-    assert target_of(Profile("a", "a", key="from settings"), {}).key == "from settings"
+    assert Profile("a", "a", key_file=file).target(environ).key == "from the file"
+    assert Profile("a", "a", key="from settings").target(environ).key == "from the environment"
+    assert Profile("a", "a", key="from settings").target({}).key == "from settings"
     with pytest.raises(Unusable):
-        target_of(Profile("a", "a"), {})
+        Profile("a", "a").target({})
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -111,7 +110,7 @@ def test_a_key_file_that_others_can_read(mode: int, tmp_path: Path) -> None:
     file.write_text("0123456789abcdef")
     file.chmod(mode)
     with pytest.raises(Unusable) as unusable:
-        target_of(Profile("a", "a", key_file=file), {})
+        Profile("a", "a", key_file=file).target({})
     assert f"chmod 600 {file}" in unusable.value.message
 
 
@@ -120,4 +119,4 @@ def test_a_file_that_is_not_a_certificate(tmp_path: Path) -> None:
     file = tmp_path / "certificate.pem"
     file.write_text("no certificate")
     with pytest.raises(Unusable):
-        target_of(Profile("a", "a", certificate=file, key="0123456789abcdef"), {})
+        Profile("a", "a", certificate=file, key="0123456789abcdef").target({})
