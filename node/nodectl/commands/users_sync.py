@@ -66,10 +66,7 @@ def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: boo
     if dry_run:
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))
-    for name, answer in answers(outcomes):
-        note_refused(name, answer["refused"])
-    refused = any(answer["refused"] for _, answer in answers(outcomes))
-    session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED if refused else Exit.OK)
+    session.report(outcomes, COUNTED, _counted, note_refused(outcomes))
 
 
 COMMANDS = (diff, sync)
