@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from cryptography import x509
 
 from node.base import env_file
 from node.base.secret_file import write_secret
 from node.certificate import CERTIFICATE
+from node.client import Target
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
 from node.nodectl.exits import Unusable
-from node.nodectl.profiles import LOCAL, Profile
 from node.settings import BadSettings, Settings, given, keys_file, load
 
 # The places in `deploy/node.service`.
@@ -111,27 +110,25 @@ def owner(file: Path) -> int:
     return file.lstat().st_uid
 
 
-def local(directory: Path, environ: Mapping[str, str]) -> Profile:
+def local_target(directory: Path, environ: Mapping[str, str]) -> Target:
     """How to call the node with settings in this directory, else the service. Raises `Unusable`."""
     try:
         place = find(directory, environ)
-        return _profile(load({}, place.directory, place.environ, drivers=()))
+        return _target(load({}, place.directory, place.environ, drivers=()))
     except BadSettings as bad:
         raise Unusable(f"no usable settings of a node found here: {'; '.join(bad.faults)}. {_REMEDY}")
     except (OSError, ValueError) as error:
         raise Unusable(f"cannot call the node on this machine: {error}. {_REMEDY}")
 
 
-def _profile(settings: Settings) -> Profile:
-    transport: Literal["rest", "grpc"] = "rest" if settings.rest_port else "grpc"
-    return Profile(
-        LOCAL,
-        address="localhost" if settings.host in _ANY else settings.host,
-        transport=transport,
-        port=settings.rest_port or settings.grpc_port or 0,
-        certificate=settings.cert_file,
+def _target(settings: Settings) -> Target:
+    return Target(
+        "rest" if settings.rest_port else "grpc",
+        "localhost" if settings.host in _ANY else settings.host,
+        settings.rest_port or settings.grpc_port or 0,
+        settings.api_key,
+        settings.cert_file,
         certificate_name=name_of(settings.cert_file.read_bytes()),
-        key=settings.api_key,
     )
 
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from node.nodectl.exits import Unusable
-from node.nodectl.profiles import LOCAL
+from node.nodectl.nodes_file import LOCAL
 from node.nodectl.session import TIMEOUT, Session
 
 Function = Callable[..., Any]
@@ -32,7 +32,7 @@ def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[C
     """Complete names of nodes, also after a comma."""
     before, comma, begun = incomplete.rpartition(",")
     try:
-        known = (*ctx.ensure_object(Session).nodes.profiles, LOCAL)
+        known = (*ctx.ensure_object(Session).nodes.targets, LOCAL)
     except Unusable:
         known = (LOCAL,)
     return [CompletionItem(before + comma + name) for name in known if name.startswith(begun)]

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from node.base.reactor import Reactor
 from node.client import Target
-from node.nodectl import profiles
+from node.nodectl import nodes_file
 from node.nodectl.exits import Exit, Unusable, code_of, together
 from node.nodectl.fleet import Fleet, Outcome, Work, answers
-from node.nodectl.local_node import LocalNode, find, local
+from node.nodectl.local_node import LocalNode, find, local_target
+from node.nodectl.nodes_file import LOCAL, Nodes, with_secrets
 from node.nodectl.output import Row, print_error, print_json, print_table
-from node.nodectl.profiles import LOCAL, Nodes, Profile
 from node.nodectl.run import run
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Session:
     @property
     def nodes(self) -> Nodes:
         """The nodes in the nodes file. Raises `Unusable`."""
-        return profiles.read(self._file, needed=self.file is not None)
+        return nodes_file.read(self._file, needed=self.file is not None)
 
     @property
     def local_node(self) -> LocalNode:
@@ -52,7 +52,14 @@ class Session:
 
     def targets(self) -> dict[str, Target]:
         """The nodes to call, by name. Raises `Unusable`."""
-        return {profile.name: profile.target(os.environ) for profile in self._chosen()}
+        nodes = self.nodes
+        if self.all and self.named:
+            raise click.UsageError("give --all or --node, not both")
+        if self.all and not nodes.targets:
+            raise Unusable(f"--all: the nodes file {self._file} has no nodes; see docs/nodectl.md")
+        names = tuple(nodes.targets) if self.all else self.named or nodes.default or (LOCAL,)
+        chosen = {name: self._target(nodes, name) for name in names}
+        return {name: with_secrets(name, target, os.environ) for name, target in chosen.items()}
 
     def ask(self, work: Work[T], timeout: float | None = None) -> list[Outcome[T]]:
         """Do this work with all chosen nodes in parallel. `timeout`: the command's default, in seconds."""
@@ -106,19 +113,10 @@ class Session:
 
         return run(main)
 
-    def _chosen(self) -> list[Profile]:
-        nodes = self.nodes
-        if self.all and self.named:
-            raise click.UsageError("give --all or --node, not both")
-        if self.all and not nodes.profiles:
-            raise Unusable(f"--all: the nodes file {self._file} has no nodes; see docs/nodectl.md")
-        names = tuple(nodes.profiles) if self.all else self.named or nodes.default or (LOCAL,)
-        return [self._profile(nodes, name) for name in dict.fromkeys(names)]
-
-    def _profile(self, nodes: Nodes, name: str) -> Profile:
-        if name in nodes.profiles:
-            return nodes.profiles[name]
+    def _target(self, nodes: Nodes, name: str) -> Target:
+        if name in nodes.targets:
+            return nodes.targets[name]
         if name == LOCAL:
-            return local(Path.cwd(), os.environ)
-        known = ", ".join(nodes.profiles) or "no nodes"
+            return local_target(Path.cwd(), os.environ)
+        known = ", ".join(nodes.targets) or "no nodes"
         raise Unusable(f"the nodes file {self._file} has no node {name}: it has {known}")

@@ -18,8 +18,8 @@ from node.nodectl.detect_core import WITH_GEO
 from node.nodectl.exits import Exit
 from node.nodectl.fleet import Node, Outcome
 from node.nodectl.local_node import LocalNode
+from node.nodectl.nodes_file import LOCAL
 from node.nodectl.options import options
-from node.nodectl.profiles import LOCAL
 from node.nodectl.session import Session
 from node.settings import BadSettings, load
 
