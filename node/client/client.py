@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
@@ -82,9 +81,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Lifecycle

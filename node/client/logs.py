@@ -6,17 +6,16 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from types import TracebackType
 from typing import Self
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW
-from node.client.again import until_done
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
-from node.client.line import Line
+from node.client.stream import Stream
+from node.client.transport import Line
 
 # Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
 # count as complete in any case.
@@ -28,13 +27,12 @@ CLIENT_MARK = "[client] "
 GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
-class LogStream:
+class LogStream(Stream[Line, str]):
     """The node's log lines, in order: those that it sends a new reader, then those that come.
 
-    An async iterator of lines, for `async with`; or `next`, which returns all that are there. If the connection breaks,
-    the stream reconnects for up to `patience` seconds, and goes on after the last line that was read. The node sends
-    the place of each line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node
-    keeps, a line says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
+    If the connection breaks, the stream goes on after the last line that was read. The node sends the place of each
+    line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node keeps, a line
+    says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
 
     Older nodes, and all nodes in the deployed dialect, send no places. Then the first lines of a new connection, the
     newest REPLAY lines of the ring, are matched with the lines that were read last. This has limits:
@@ -48,15 +46,11 @@ class LogStream:
     def __init__(
         self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
     ) -> None:
-        self._reactor = reactor
-        self._connect = connect
-        self._patience = patience
+        super().__init__(reactor, connect, patience)
         # The last line that was read.
         self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
-        self._ready: deque[str] = deque()
         self._outbox: Inbox[str] = Inbox(reactor)
-        self._source: Inbox[Line] = Inbox(reactor)
         self._following: Deferred[None] | None = None
 
     async def open(self) -> Self:
@@ -66,8 +60,7 @@ class LogStream:
         self._following.addErrback(self._outbox.fail)
         return self
 
-    async def next(self, wait: float | None = None) -> list[str]:
-        """Return the next lines; none after `wait` seconds or after `close`. Raises the error that ended the stream."""
+    async def _arrived(self, wait: float | None) -> list[str]:
         try:
             return await self._outbox.take(wait)
         except _Closed:
@@ -81,24 +74,6 @@ class LogStream:
             following.cancel()
             self._source.close()
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> str:
-        if not self._ready:
-            self._ready.extend(await self.next())
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     async def _follow(self) -> None:
         while True:
             try:
@@ -107,11 +82,6 @@ class LogStream:
             except NoReply as error:
                 await self._resume(error)
             await self._outbox.room()
-
-    async def _resume(self, error: NoReply) -> None:
-        """Reconnect and deliver the new lines. Raises the error of the last attempt after `patience` seconds."""
-        self._source.close()
-        await until_done(self._reactor, self._reconnect, self._patience, error)
 
     async def _reconnect(self) -> None:
         self._source = await self._connect(self._last.place)

@@ -27,12 +27,12 @@ from node.api.auth import Dialect
 from node.api.framing import single
 from node.api.methods import Kind, Method
 from node.base.errors import UsersRefused
-from node.client.body import EventBody, LogBody, whole
+from node.client.body import StreamBody, placed_lines, plain_lines, split_events, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
-from node.client.line import LAST, Line
 from node.client.target import Target
 from node.client.tls_endpoint import TlsEndpointFactory
+from node.client.transport import LAST, Line
 from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -77,11 +77,12 @@ class RestTransport:
 
     async def lines(self, method: Method, last: str) -> Inbox[Line]:
         response = await self._opened(method, b"", {LAST: last} if last else {})
-        return LogBody(self._reactor, response, events=self._dialect is Dialect.DOCUMENT).inbox
+        placed = self._dialect is Dialect.DOCUMENT
+        return StreamBody(self._reactor, response, placed_lines if placed else plain_lines, beats=placed).inbox
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
         response = await self._opened(method, request.SerializeToString())
-        return EventBody(self._reactor, response).inbox
+        return StreamBody(self._reactor, response, split_events).inbox
 
     async def close(self) -> None:
         await self._pool.closeCachedConnections()

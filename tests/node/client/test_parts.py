@@ -21,12 +21,12 @@ from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
 from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
-from node.client.body import MAX_LINE, SILENCE, LogBody
+from node.client.body import MAX_LINE, SILENCE, StreamBody, placed_lines, plain_lines
 from node.client.client import Client, chunks
 from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
-from node.client.line import Line
 from node.client.logs import GAP, QUIET, overlap
+from node.client.transport import Line
 from node.keys.keyfile import Key, Scope
 from node.transport.site import describe
 from protos.service_pb2 import ListUsersResponse, User
@@ -421,7 +421,7 @@ class FakeResponse:
         self.closed = True
 
 
-class LogBodyTests(SynchronousTestCase):
+class LogLinesTests(SynchronousTestCase):
     """Lines of a REST response."""
 
     def setUp(self) -> None:
@@ -429,7 +429,8 @@ class LogBodyTests(SynchronousTestCase):
         self.response = FakeResponse()
 
     def body(self, events: bool = True) -> Inbox[Line]:
-        return LogBody(self.clock, self.response, events).inbox  # type: ignore[arg-type]
+        split = placed_lines if events else plain_lines
+        return StreamBody(self.clock, self.response, split, beats=events).inbox  # type: ignore[arg-type]
 
     def taken(self, inbox: Inbox[Line]) -> list[str]:
         return [line.text for line in self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))]
