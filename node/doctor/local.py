@@ -73,8 +73,8 @@ def _listening(settings: Settings, state: Path, pid: int | None) -> Iterator[Fin
     except ValueError as error:
         config = Listening()
         yield warn(Check.INBOUNDS, f"not checked: the configuration is not plain JSON: {error}")
-    yield from running.inbounds(network.inbounds(config.inbounds))
-    yield from running.destinations(network.destinations(config.destinations))
+    yield from running.reached(Check.INBOUNDS, network.inbounds(config.inbounds))
+    yield from running.reached(Check.REALITY, network.destinations(config.destinations))
     wanted = [*own, *(port for inbound in config.inbounds for port in inbound.ports)]
     if (firewall := network.closed(wanted)) is not None:
         yield running.closed(*firewall)

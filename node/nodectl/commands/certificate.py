@@ -12,7 +12,7 @@ import click
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure
+from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure, names_of
 from node.nodectl.exits import Unusable
 from node.nodectl.local_node import LocalNode
 from node.nodectl.options import json_option
@@ -92,21 +92,13 @@ def _described(file: Path) -> dict[str, Any]:
     return {
         "file": str(file),
         "subject": first.subject.rfc4514_string(),
-        "names": _names(first),
+        "names": list(names_of(first)),
         "valid_from": first.not_valid_before_utc.isoformat(),
         "valid_until": first.not_valid_after_utc.isoformat(),
         "days_left": (first.not_valid_after_utc - datetime.now(UTC)).days,
         "sha256": first.fingerprint(hashes.SHA256()).hex(":").upper(),
         "pem": first.public_bytes(serialization.Encoding.PEM).decode(),
     }
-
-
-def _names(found: x509.Certificate) -> list[str]:
-    try:
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return []
-    return [str(name.value) for name in names]
 
 
 def _made(directory: Path, names: tuple[str, ...], force: bool) -> Certificate:
