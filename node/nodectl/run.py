@@ -55,7 +55,8 @@ class _Run(Generic[T]):
 
     def _begin(self) -> None:
         if (output := _piped_output()) is not None:
-            IReactorFDSet(self._reactor).addReader(_Pipe(output, self._break))
+            # Its other end is noticed also while there is nothing to write; there is nothing to read.
+            IReactorFDSet(self._reactor).addReader(Descriptor(output, lambda: None, self._break))
         work = Deferred.fromCoroutine(self._main(self._reactor))
         self._work = work.addBoth(self._outcome.append)
         self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
@@ -85,21 +86,22 @@ def _piped_output() -> int | None:
 
 
 @implementer(IReadDescriptor)
-class _Pipe:
-    """Notices when the pipe's reader is gone, also while there is nothing to write."""
+class Descriptor:
+    """A file descriptor that the reactor reads by `read`; `lost` is called when its other end is gone."""
 
-    def __init__(self, number: int, broken: Callable[[], None]) -> None:
+    def __init__(self, number: int, read: Callable[[], Failure | None], lost: Callable[[], None]) -> None:
         self._number = number
-        self._broken = broken
+        self._read = read
+        self._lost = lost
 
     def fileno(self) -> int:
         return self._number
 
     def logPrefix(self) -> str:
-        return "standard output"
+        return "nodectl"
 
-    def doRead(self) -> None:
-        """There is nothing to read."""
+    def doRead(self) -> Failure | None:
+        return self._read()
 
     def connectionLost(self, reason: Failure) -> None:
-        self._broken()
+        self._lost()

@@ -13,12 +13,12 @@ from typing import TypeVar
 from rich.console import Console, RenderableType
 from rich.live import Live
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.internet.interfaces import IReactorFDSet
 from twisted.internet.main import CONNECTION_DONE
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from node.nodectl.fleet import Fleet, Outcome, Work
+from node.nodectl.run import Descriptor
 
 T = TypeVar("T")
 
@@ -45,34 +45,18 @@ def _keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[No
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)
-    reader = _Keys(reactor, number, pressed)
+
+    def read() -> Failure | None:
+        found = os.read(number, 64)
+        for key in found.decode("ascii", "ignore"):
+            pressed(key)
+        return None if found else Failure(CONNECTION_DONE)
+
+    # If the terminal is gone, a signal ends this process.
+    reader = Descriptor(number, read, lambda: reactor.removeReader(reader))
     reactor.addReader(reader)
     try:
         yield
     finally:
         reactor.removeReader(reader)
         termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-
-@implementer(IReadDescriptor)
-class _Keys:
-    def __init__(self, reactor: IReactorFDSet, number: int, pressed: Callable[[str], None]) -> None:
-        self._reactor = reactor
-        self._number = number
-        self._pressed = pressed
-
-    def fileno(self) -> int:
-        return self._number
-
-    def logPrefix(self) -> str:
-        return "keys"
-
-    def doRead(self) -> Failure | None:
-        read = os.read(self._number, 64)
-        for key in read.decode("ascii", "ignore"):
-            self._pressed(key)
-        return None if read else Failure(CONNECTION_DONE)
-
-    def connectionLost(self, reason: Failure) -> None:
-        """The terminal is gone; a signal will end this process."""
-        self._reactor.removeReader(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import click
@@ -16,8 +16,8 @@ from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
 COLUMNS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
-# Names in one call, and its seconds: a hundred thousand users are a hundred pages.
-NAMES, TIMEOUT = 1000, 60.0
+# Seconds: a hundred thousand users are a hundred pages.
+TIMEOUT = 60.0
 
 
 @click.command
@@ -28,7 +28,7 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     """Show the limits of users, what they have used, and who is barred."""
 
     async def ask(node: Node) -> list[pb.LimitState]:
-        return await _all(node, names, off)
+        return [user async for page in node.client.all_limits(names, off) for user in page.users]
 
     session.report(session.ask(ask, TIMEOUT), COLUMNS, lambda users: map(cells, users))
 
@@ -65,19 +65,6 @@ def _parsed(words: str) -> pb.Limits:
         return parsing.limits(words)
     except ValueError as error:
         raise Unusable(str(error)) from error
-
-
-async def _all(node: Node, names: Sequence[str], off: bool) -> list[pb.LimitState]:
-    """Read all pages."""
-    found: list[pb.LimitState] = []
-    for part in [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]:
-        after, more = "", True
-        while more:
-            page = await node.client.get_limits(after, names=part, off=off)
-            found += page.users
-            more = page.next > after
-            after = page.next
-    return found
 
 
 def cells(user: pb.LimitState) -> Row:
