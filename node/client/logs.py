@@ -6,9 +6,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from typing import Self
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW
@@ -46,45 +44,17 @@ class LogStream(Stream[Line, str]):
     def __init__(
         self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
     ) -> None:
-        super().__init__(reactor, connect, patience)
+        super().__init__(reactor, patience)
+        self._connect = connect
         # The last line that was read.
         self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
-        self._outbox: Inbox[str] = Inbox(reactor)
-        self._following: Deferred[None] | None = None
 
-    async def open(self) -> Self:
-        """Connect for the first time, without retries. Raises `NodeError`."""
-        self._source = await self._connect("")
-        self._following = Deferred.fromCoroutine(self._follow())
-        self._following.addErrback(self._outbox.fail)
-        return self
-
-    async def _arrived(self, wait: float | None) -> list[str]:
-        try:
-            return await self._outbox.take(wait)
-        except _Closed:
-            return []
-
-    def close(self) -> None:
-        """End the stream. Lines that were read can still be taken."""
-        self._outbox.end(_Closed())
-        following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-            self._source.close()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                lines = await self._source.take()
-                self._deliver(lines, [] if lines[0].log == self._last.log or not self._last.log else [GAP])
-            except NoReply as error:
-                await self._resume(error)
-            await self._outbox.room()
+    async def _connected(self) -> Inbox[Line]:
+        return await self._connect(self._last.place)
 
     async def _reconnect(self) -> None:
-        self._source = await self._connect(self._last.place)
+        await super()._reconnect()
         if not self._last.place:
             try:
                 self._go_on(await self._beginning())
@@ -104,9 +74,12 @@ class LogStream(Stream[Line, str]):
         known = overlap(list(self._seen), [line.text for line in lines[:REPLAY]])
         if known is None:
             self._seen.clear()
-        self._deliver(lines[known or 0 :], [GAP] if known is None else [])
+        self._put(lines[known or 0 :], [GAP] if known is None else [])
 
-    def _deliver(self, lines: list[Line], before: Sequence[str] = ()) -> None:
+    def _deliver(self, items: list[Line]) -> None:
+        self._put(items, [] if items[0].log == self._last.log or not self._last.log else [GAP])
+
+    def _put(self, lines: list[Line], before: Sequence[str]) -> None:
         for text, _ in lines:
             if text.startswith(NODE_MARK) and text.endswith(TOO_SLOW):
                 self._seen.clear()  # lines are missing here, so the earlier ones do not precede the next
@@ -114,10 +87,6 @@ class LogStream(Stream[Line, str]):
                 self._seen.append(text)
         self._last = lines[-1] if lines else self._last
         self._outbox.put([*before, *(text for text, _ in lines)])
-
-
-class _Closed(Exception):
-    """The reader has closed the stream."""
 
 
 def overlap(seen: Sequence[str], beginning: Sequence[str]) -> int | None:
