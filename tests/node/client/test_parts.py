@@ -20,7 +20,7 @@ from node.api.readers import LogReader, PlacedReader
 from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
-from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
+from node.client import EventStream, LogStream, NoReply, StreamEnded, Target, UnexpectedReply, Unreachable
 from node.client.body import MAX_LINE, SILENCE, StreamBody, placed_lines, plain_lines
 from node.client.client import Client, chunks
 from node.client.failures import of_grpc, of_http
@@ -29,7 +29,7 @@ from node.client.logs import GAP, QUIET, overlap
 from node.client.transport import Line
 from node.keys.keyfile import Key, Scope
 from node.transport.site import describe
-from protos.service_pb2 import ListUsersResponse, User
+from protos.service_pb2 import Event, EventsRequest, ListUsersResponse, User
 
 CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
@@ -348,6 +348,57 @@ class LogStreamTests(SynchronousTestCase):
         self.assertTrue(self.node.sources[-1].full)
         taken = sum(len(self.taken(stream)) for _ in range(5))
         self.assertEqual(taken, 5 * ROOM)
+
+
+class EventStreamTests(SynchronousTestCase):
+    """A stream of events over connections that break."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.asked: list[int] = []
+        self.sources: list[Inbox[Event]] = []
+
+    async def connect(self, request: EventsRequest) -> Inbox[Event]:
+        self.asked.append(request.since)
+        self.sources.append(Inbox(self.clock))
+        return self.sources[-1]
+
+    def opened(self, **options: Any) -> EventStream:
+        stream = EventStream(self.clock, self.connect, EventsRequest(**options), patience=60)
+        return self.successResultOf(Deferred.fromCoroutine(stream.open()))
+
+    def taken(self, stream: EventStream) -> list[int]:
+        waiting = Deferred.fromCoroutine(stream.next(10))
+        self.clock.pump([0.1] * 120)
+        return [event.sequence for event in self.successResultOf(waiting)]
+
+    def test_goes_on_after_the_last_event(self) -> None:
+        """The new connection asks for what follows; another stream can resume after what was taken."""
+        stream = self.opened(since=3, follow=True)
+        self.sources[0].put([Event(sequence=4, epoch="e"), Event(sequence=5, epoch="e")])
+        self.sources[0].end(StreamEnded())
+        self.assertEqual(stream.since, 3)
+        self.assertEqual((self.taken(stream), stream.since, stream.epoch), ([4, 5], 5, "e"))
+        self.assertEqual(self.taken(stream), [])
+        self.assertEqual(self.asked, [3, 5])
+        self.sources[1].put([Event(sequence=6)])
+        stream.close()
+        self.assertEqual((self.taken(stream), self.asked), ([], [3, 5]))
+
+    def test_ends_after_those_that_there_are(self) -> None:
+        """Without `follow` the end of the connection is that of the stream; a broken one is resumed."""
+        stream = self.opened(follow=False)
+        self.sources[0].end(Unreachable("cut"))
+        self.assertEqual((self.taken(stream), len(self.asked)), ([], 2))
+        self.sources[1].put([Event(sequence=1)])
+        self.sources[1].end(StreamEnded())
+        found = Deferred.fromCoroutine(anext(stream))
+        self.clock.pump([0.1] * 5)
+        self.assertEqual((self.successResultOf(found).sequence, stream.since), (1, 1))
+        over = Deferred.fromCoroutine(anext(stream, None))
+        self.clock.pump([0.1] * 5)
+        self.assertIsNone(self.successResultOf(over))
+        self.assertEqual(len(self.asked), 2)
 
 
 class PlacedLogTests(SynchronousTestCase):
