@@ -10,15 +10,13 @@ from pathlib import Path
 
 from node.base.secret_file import exposed
 from node.doctor import credentials, kernel, machine, network, running
-from node.doctor.config import Listening, read
+from node.doctor.config import ANY, Listening, read
 from node.doctor.credentials import Pair
 from node.doctor.findings import Check, Finding, fail, ok, warn
 from node.doctor.running import Core
 from node.settings import Settings
 from node.state.database import Database
 from protos.service_pb2 import Backend
-
-_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - values of NODE_HOST for all addresses
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def _node(place: Place, pid: int | None) -> Finding:
 
 
 def _credentials(settings: Settings, own: Collection[str]) -> Iterator[Finding]:
-    host = "" if settings.host in _ANY else settings.host
+    host = "" if settings.host in ANY else settings.host
     pair = Pair(_bytes(settings.cert_file), _bytes(settings.key_file), host, own)
     yield from credentials.check(pair, datetime.now(UTC))
     files = [settings.key_file, settings.keys_file, *filter(None, [settings.api_key_file])]

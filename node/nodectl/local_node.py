@@ -16,6 +16,7 @@ from node.base import env_file
 from node.base.secret_file import write_secret
 from node.certificate import CERTIFICATE
 from node.client import Target
+from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
 from node.nodectl.exits import Unusable
@@ -27,7 +28,6 @@ SERVICE: Mapping[str, str] = {"STATE_DIR": "/var/lib/txnode", "TXNODE_CORES": "/
 _STATE_DIR = "var"
 # OpenSSL and programs that use it read the first one, too: as the file of trusted authorities.
 _PAIR = ("SSL_CERT_FILE", "SSL_KEY_FILE")
-_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 _REMEDY = "change to the node's directory, run this as the node's user or root, or name another node: --node NAME"
 
 
@@ -124,7 +124,7 @@ def local_target(directory: Path, environ: Mapping[str, str]) -> Target:
 def _target(settings: Settings) -> Target:
     return Target(
         "rest" if settings.rest_port else "grpc",
-        "localhost" if settings.host in _ANY else settings.host,
+        "localhost" if settings.host in ANY else settings.host,
         settings.rest_port or settings.grpc_port or 0,
         settings.api_key,
         settings.cert_file,

@@ -8,7 +8,7 @@ import click
 
 from node.nodectl.commands import users_change, users_limits, users_sync
 from node.nodectl.fleet import Node, answers
-from node.nodectl.members import Listed, listed
+from node.nodectl.members import listed
 from node.nodectl.options import options
 from node.nodectl.output import note
 from node.nodectl.session import Session
@@ -47,7 +47,7 @@ def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed
         if answer["changed"]:
             note(f"{name}: users changed during the listing: it may mix old and new states; list them again")
     columns = COLUMNS + WIDE if wide else COLUMNS
-    session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in Listed(**answer).users])
+    session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in answer["users"]])
 
 
 for part in (*users_change.COMMANDS, *users_limits.COMMANDS, *users_sync.COMMANDS):
