@@ -103,18 +103,12 @@ class RestTransport:
 
     async def _opened(self, method: Method, body: bytes, more: Mapping[str, str] = _NO_HEADERS) -> IResponse:
         """Return the response with status 200, before its body is read. Raises the error of any other status."""
-        response = await self._request(method, body, more)
-        if response.code != _OK:
-            raise await self._error(method, response)
-        return response
-
-    async def _request(self, method: Method, body: bytes, more: Mapping[str, str]) -> IResponse:
         fields = {**self._credentials, **more, "host": self._host}
         headers = Headers({name: [value] for name, value in fields.items()})
         if body:
             headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
         try:
-            return await self._http.request(
+            response = await self._http.request(
                 method.verbs[0],
                 # Not the real host: treq does not accept IPv6 addresses.
                 "https://node" + method.path,
@@ -127,9 +121,9 @@ class RestTransport:
             raise _unanswered(fault) from fault
         except ValueError as fault:  # from Twisted and idna, before the name is resolved
             raise Unreachable(f"{self._host!r} is not a valid address: {fault}") from fault
-
-    async def _error(self, method: Method, response: IResponse) -> Exception:
-        return of_http(method, response.code, await _whole(response), self._dialect)
+        if response.code != _OK:
+            raise of_http(method, response.code, await _whole(response), self._dialect)
+        return response
 
 
 def _delimited(messages: Sequence[Message]) -> bytes:

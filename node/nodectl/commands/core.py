@@ -13,7 +13,7 @@ from node.nodectl.options import json_option
 from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
 
-_NAME = click.argument("name", metavar="CORE", type=click.Choice(cores.NAMES))
+_NAME = click.argument("name", metavar="CORE", type=click.Choice([*cores.PINNED]))
 _RESTART = "restart the node to use it; the node starts the core again with its configuration and users"
 
 
@@ -69,7 +69,7 @@ def use(session: Session, name: str, which: str, only_print: bool) -> None:
     This writes the setting into the node's file of settings.
     """
     local = session.local_node
-    variable, path = cores.variable(name), str(cores.named(local, name, which))
+    variable, path = cores.PINNED[name].variable("EXECUTABLE_PATH"), str(cores.named(local, name, which))
     if only_print or not local.file.exists():
         click.echo(f"{variable}={path}")
         if not only_print:

@@ -74,13 +74,13 @@ def _place(local: LocalNode) -> Place:
 
 
 def _cores(local: LocalNode) -> Iterator[Core]:
-    for name in cores.NAMES:
+    for name, pinned in cores.PINNED.items():
         try:
             path, release = cores.used(local, name) or ("", "")
         except cores.InstallError as error:
             yield Core(name, fault=str(error))
         else:
-            yield Core(name, str(path), release, cores.pinned(name))
+            yield Core(name, str(path), release, pinned.version)
 
 
 def _geo(local: LocalNode, found: list[Core]) -> dict[str, float | None]:
@@ -88,7 +88,8 @@ def _geo(local: LocalNode, found: list[Core]) -> dict[str, float | None]:
     executable = next((core.path for core in found if core.name == WITH_GEO and core.path), "")
     if not executable:
         return {}
-    directory = Path(cores.assets(local, WITH_GEO) or Path(executable).resolve().parent)
+    named = local.values.get(cores.PINNED[WITH_GEO].variable("ASSETS_PATH"))
+    directory = Path(named or Path(executable).resolve().parent)
     return {name: _age(directory / name) for name in ("geoip.dat", "geosite.dat")}
 
 
