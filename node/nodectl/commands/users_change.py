@@ -152,8 +152,8 @@ def put(user: pb.User, identity: str, password: str, shadowsocks: str, flow: str
 async def _applied(node: Node, users: Sequence[pb.User], private: str = "") -> dict[str, Any]:
     """Send the users to the node; the answer for `--json`."""
     refused = await send(node, users)
-    more = [{"wireguard_private_key": private, "refused": refused.get(user.email, "")} for user in users]
-    return {"users": [{"user": user, **fields} for user, fields in zip(users, more, strict=True)]}
+    made = [{"user": user, "wireguard_private_key": private, "refused": refused.get(user.email, "")} for user in users]
+    return {"users": made}
 
 
 def _require(names: Sequence[str], rows: Sequence[pb.ListedUser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,7 +30,15 @@ from node.client.logs import GAP, QUIET, overlap
 from node.client.transport import Line
 from node.keys.keyfile import Key, Scope
 from node.transport.site import describe
-from protos.service_pb2 import Event, EventsRequest, ListUsersResponse, User
+from protos.service_pb2 import (
+    Event,
+    EventsRequest,
+    GetLimitsRequest,
+    GetLimitsResponse,
+    LimitState,
+    ListUsersResponse,
+    User,
+)
 
 CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
@@ -357,8 +366,11 @@ class EventStreamTests(SynchronousTestCase):
         self.clock = Clock()
         self.asked: list[int] = []
         self.sources: list[Inbox[Event]] = []
+        self.down = False
 
     async def connect(self, request: EventsRequest) -> Inbox[Event]:
+        if self.down:
+            raise Unreachable("down")
         self.asked.append(request.since)
         self.sources.append(Inbox(self.clock))
         return self.sources[-1]
@@ -384,6 +396,17 @@ class EventStreamTests(SynchronousTestCase):
         self.sources[1].put([Event(sequence=6)])
         stream.close()
         self.assertEqual((self.taken(stream), self.asked), ([], [3, 5]))
+
+    def test_waits_as_long_as_asked(self) -> None:
+        """Also while no connection can be made."""
+        stream = self.opened()
+        self.down = True
+        self.sources[0].end(Unreachable("cut"))
+        self.assertEqual(self.taken(stream), [])
+        self.down = False
+        self.clock.pump([0.1] * 110)
+        self.sources[1].put([Event(sequence=1)])
+        self.assertEqual(self.taken(stream), [1])
 
     def test_ends_after_those_that_there_are(self) -> None:
         """Without `follow` the end of the connection is that of the stream; a broken one is resumed."""
@@ -572,6 +595,19 @@ class Circling:
         return ListUsersResponse(next="ann" if self.asked < 10 else "").SerializeToString()
 
 
+class Paged:
+    """A transport to a node with two pages of limits, for any names."""
+
+    def __init__(self) -> None:
+        self.asked: list[GetLimitsRequest] = []
+
+    async def call(self, _: object, messages: Sequence[GetLimitsRequest]) -> bytes:
+        [request] = messages
+        self.asked.append(request)
+        name, following = ("bob", "") if request.after else ("ann", "ann")
+        return GetLimitsResponse(users=[LimitState(name=name)], next=following).SerializeToString()
+
+
 class PagesTests(SynchronousTestCase):
     def test_pages_in_circles(self) -> None:
         """They would fill the memory: each page must begin after the one before it."""
@@ -582,3 +618,18 @@ class PagesTests(SynchronousTestCase):
 
         self.failureResultOf(Deferred.fromCoroutine(listed()), UnexpectedReply)
         self.assertEqual(transport.asked, 2)
+
+    def test_all_limits(self) -> None:
+        """Each page begins after the one before it, and each request has a thousand names at most."""
+        transport: Any = Paged()
+
+        async def read(*names: str) -> list[str]:
+            return [user.name async for page in Client(Clock(), transport).all_limits(names) for user in page.users]
+
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(read())), ["ann", "bob"])
+        names = [f"user{number}" for number in range(1500)]
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(read(*names))), ["ann", "bob"] * 2)
+        self.assertEqual(
+            [(len(one.names), one.after) for one in transport.asked[2:]],
+            [(1000, ""), (1000, "ann"), (500, ""), (500, "ann")],
+        )
