@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from twisted.internet.defer import DeferredLock, ensureDeferred
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.contract.driver import Closes, Generation
+from node.contract.generations import Generations
 
 # How often the connections of a core that started while the inbounds were closed are ended: its listeners were open
 # for a moment, and it may accept a connection from their backlog after the first time.

@@ -8,21 +8,23 @@ from collections.abc import Callable, Mapping
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.generations import Generations
 from node.base.logs import Logger
 from node.base.periodic import Periodic
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, News, Spent, pack, unpack
 from node.limits.inbound_gate import InboundGate
 from node.machine.interfaces import Interfaces, of_machine, read_interfaces
 from node.state.store import Store
-from protos.service_pb2 import NodeQuota
+from protos.service_pb2 import BaseInfoResponse
 
 # Seconds between two readings of the interfaces, and two checks of closed inbounds.
 TICK = 1.0
 # The key of this record among the users' limits in the state file: no user has an empty name.
-NO_USER = ""
+NODE = ""
 
 _OVER = "NODE_QUOTA of {bytes:,} bytes is used up"
 _CLOSED = f"{_OVER}: the node takes no new connections of users until the reset day"
@@ -30,9 +32,10 @@ _TEXTS = {News.NEAR: "four fifths of NODE_QUOTA ({bytes:,} bytes) are used", New
 _KINDS = {News.NEAR: Kind.NODE_QUOTA_NEAR, News.OVER: Kind.NODE_QUOTA_OVER}
 
 
-class NodeQuotaLimit:
+class NodeQuotaLimit(Lasting):
     """Enforces NODE_QUOTA. `interval`: seconds between two writes to the state file; events are written at once."""
 
+    title = "NODE_QUOTA"
     log = Logger()
 
     def __init__(
@@ -67,10 +70,10 @@ class NodeQuotaLimit:
         lacking = [f"NODE_QUOTA_INTERFACE: there is no interface {name}" for name in self._lacking]
         return [*self._over(), *self._gate.warnings, *lacking, *self._work.warnings]
 
-    @property
-    def summary(self) -> NodeQuota | None:
-        """The usage, if there is a quota."""
-        return self._spent.summary(self._allowance) if self._allowance.bytes else None
+    def summary(self, info: BaseInfoResponse) -> None:
+        """Add the usage, if there is a quota."""
+        if self._allowance.bytes:
+            info.limits.node.CopyFrom(self._spent.summary(self._allowance))
 
     def start(self) -> None:
         if self._allowance.bytes:
@@ -83,16 +86,21 @@ class NodeQuotaLimit:
             self._look_now()
             self._note()
 
-    def restore(self, packed: bytes | None) -> None:
+    def leave(self) -> None:
+        self.stop()
+
+    def restore(self, saved: Saved) -> None:
         """Load the record of an earlier node, and count what moved since, as far as the kernel knows."""
-        if packed is not None:
+        if (packed := dict(saved.limits).get(NODE)) is not None:
             self._spent = unpack(packed)
         if self._allowance.bytes:
             self._look_now()
 
-    def everything(self) -> Mapping[str, bytes]:
-        """The record to save."""
-        return {NO_USER: pack(self._spent)} if self._spent.seen else {}
+    def save(self, changes: Changes) -> None:
+        changes.limits |= self._record()
+
+    def _record(self) -> Mapping[str, bytes]:
+        return {NODE: pack(self._spent)} if self._spent.seen else {}
 
     def _look_now(self) -> None:
         """Read the interfaces; if that fails, log it and go on with the last reading."""
@@ -144,4 +152,4 @@ class NodeQuotaLimit:
 
     def _note(self) -> None:
         self._kept = self._clock.seconds()
-        self._store.limits(self.everything())
+        self._store.limits(self._record())

@@ -10,11 +10,11 @@ from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed, shown
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.connections import Address, Handle, Live, Paces
+from node.contract.generations import Generations
 from node.limits.limits import Limit
 from node.limits.new_connections import NewConnections, PacedRun
 from node.limits.speed import Down, Up

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.supplied import check
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Unusable, key_of
 from node.contract.connections import Address, SeesConnections
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.events.journal import Tells
 from node.limits.address_events import AddressEvents
 from node.limits.address_limits import AddressLimits, notes
-from node.limits.addresses import Grouping
 from node.limits.book import Book
-from node.limits.defaults import Defaults
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
 from node.limits.listing import Listing
+from node.limits.node_quota import NODE
+from node.limits.options import LimitOptions
 from node.limits.pacer import Pacer
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import (
+    BaseInfoResponse,
     GetLimitsRequest,
     GetLimitsResponse,
-    LimitsSummary,
     SetLimitsRequest,
     SetLimitsResponse,
     User,
@@ -36,40 +37,39 @@ from protos.service_pb2 import (
 NO_USER = "not a user now: the limits apply once they are one"
 
 
-class UserLimits:
-    """Owns and connects the parts that enforce users' limits."""
+class UserLimits(Lasting):
+    """Owns and connects the parts that enforce users' limits. `interval`: seconds between two readings of counters."""
+
+    title = "the limits of users"
 
     def __init__(
         self,
         reactor: PooledReactor,
         runner: Runner,
-        generations: Generations,
         traffic: Traffic,
         store: Store,
         journal: Tells,
-        defaults: Defaults,
+        options: LimitOptions,
         interval: float,
-        grouping: Grouping,
-        grace: float,
     ) -> None:
         self._reactor = reactor
         self._desired = runner.desired
-        self._generations = generations
+        generations = self._generations = runner.generations
         self._runs: Sequence[SeesConnections] = ()
         self._blind = False
-        self.book = Book(time.time, defaults, lambda key: self._desired.roster.tags_of(key), self._name_of)
+        self.book = Book(time.time, options.defaults, lambda key: self._desired.roster.tags_of(key), self._name_of)
         self._addresses = AddressLimits(
             reactor,
             runs=lambda: self._runs,
             limit_of=self.book.limit_of,
             events=AddressEvents(journal, reactor, self._name_of),
-            grouping=grouping,
-            grace=grace,
+            grouping=options.grouping,
+            grace=options.grace,
         )
         self._enforcement = Enforcement(
             *(reactor, self.book, runner.users, store, LimitEvents(journal, reactor, self._name_of)),
             read=lambda wanted: traffic.read(wanted=wanted),
-            save=traffic.save,
+            save=traffic.save_changed,
             may_carry=self._may_carry,
             interval=interval,
         )
@@ -96,9 +96,11 @@ class UserLimits:
         self._enforcement.stop()
         self._pacer.stop()
 
-    def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """Load the records of an earlier node."""
-        self.book.restore(records)
+    def leave(self) -> None:
+        self.stop()
+
+    def restore(self, saved: Saved) -> None:
+        self.book.restore((key, packed) for key, packed in saved.limits if key != NODE)
         self._enforcement.handle_soon()
 
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
@@ -125,12 +127,13 @@ class UserLimits:
         """GetLimits: a page of the users with limits."""
         return await self._listing.page(request.after, request.limit, request.names, request.off)
 
-    def summary(self) -> LimitsSummary:
-        """The numbers for `info`: users with limits, barred users, and the like."""
-        summary = LimitsSummary()
-        summary.CopyFrom(self.book.summary())
-        summary.too_many_addresses = self._addresses.ended
-        return summary
+    def save(self, changes: Changes) -> None:
+        changes.limits |= self.book.everything()
+
+    def summary(self, info: BaseInfoResponse) -> None:
+        """Add users with limits, barred users, and the like."""
+        info.limits.MergeFrom(self.book.summary())
+        info.limits.too_many_addresses = self._addresses.ended
 
     # Satisfies `node.limits.listing.Sight`
 

@@ -122,13 +122,14 @@ def local_target(directory: Path, environ: Mapping[str, str]) -> Target:
 
 
 def _target(settings: Settings) -> Target:
+    door = settings.door
     return Target(
-        "rest" if settings.rest_port else "grpc",
-        "localhost" if settings.host in ANY else settings.host,
-        settings.rest_port or settings.grpc_port or 0,
-        settings.api_key,
-        settings.cert_file,
-        certificate_name=name_of(settings.cert_file.read_bytes()),
+        "rest" if door.rest_port else "grpc",
+        "localhost" if door.host in ANY else door.host,
+        door.rest_port or door.grpc_port or 0,
+        settings.keys.key,
+        door.cert_file,
+        certificate_name=name_of(door.cert_file.read_bytes()),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -17,6 +17,9 @@ from node.base.periodic import Periodic
 from node.base.waiting import lasting
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
@@ -46,13 +49,6 @@ _ONE = {
 }
 
 
-class Counting(Protocol):
-    """The runs of cores whose counters are to be read, ending ones included."""
-
-    @property
-    def counting(self) -> Sequence[Generation]: ...
-
-
 class Limits(Protocol):
     """The enforcement of users' limits: see `node.limits`."""
 
@@ -63,15 +59,16 @@ class Limits(Protocol):
         """Called when the rows of these users are being saved, so that their limits are saved with them."""
 
 
-class Traffic:
+class Traffic(Lasting):
     """Traffic that was counted and not yet delivered. `interval`: seconds between two regular readings."""
 
+    title = "the counters"
     log = Logger()
 
     def __init__(
         self,
         reactor: IReactorTime,
-        generations: Counting,
+        generations: Generations,
         is_user: Callable[[str], bool],
         store: Store,
         interval: float,
@@ -129,17 +126,18 @@ class Traffic:
         """Note the counters of a run that an earlier node process has booked."""
         self._ledger.go_on(run, known)
 
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Add the rows of an earlier node, and start reading counters."""
-        self.restore(rows)
+    def start(self) -> None:
         self._poll.start()
 
-    def restore(self, rows: Iterable[Row], totals: Iterable[Row] = ()) -> None:
+    def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
-        self._ledger.restore(rows)
-        self._ledger.totals.restore(totals)
+        self._ledger.restore(saved.rows)
+        self._ledger.totals.restore(saved.totals)
 
-    def end(self) -> None:
+    def leave(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """Stop the regular readings, and save everything."""
         self._poll.stop()
         self._note(self._ledger.changes())
@@ -151,7 +149,7 @@ class Traffic:
         self._adoptable = dict(runs)
         if new:
             # Together with the rows that include them.
-            self.save()
+            self.save_changed()
         for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
 
@@ -163,11 +161,6 @@ class Traffic:
     def forget_others(self) -> None:
         """Delete the saved counters of all other runs: no node can adopt them."""
         self._store.booked_only(frozenset(self._adoptable.values()))
-
-    @property
-    def booked(self) -> dict[str, dict[str, int]]:
-        """The booked counters of adoptable runs, by their marks, for an empty state file."""
-        return {mark: dict(self._ledger.known(run)) for run, mark in self._adoptable.items()}
 
     async def settled(self, patience: float) -> None:
         """Bring `totals` up to date with what is on disk: totals must not decrease when the node is killed.
@@ -222,11 +215,13 @@ class Traffic:
         # In a list of all users zeros are left out.
         return await self._reply(rows, zeros=name is not None or scope is not Scope.USER)
 
-    def everything(self) -> tuple[list[Row], list[Row]]:
-        """All undelivered rows and all totals, for an empty state file."""
-        return self._ledger.everything(), self._ledger.totals.everything()
+    def save(self, changes: Changes) -> None:
+        """Add all undelivered rows, all totals, and the booked counters of adoptable runs by their marks."""
+        changes.rows = {(row.scope, row.key): row for row in self._ledger.everything()}
+        changes.totals = {(row.scope, row.key): row for row in self._ledger.totals.everything()}
+        changes.booked = {mark: dict(self._ledger.known(run)) for run, mark in self._adoptable.items()}
 
-    def save(self) -> None:
+    def save_changed(self) -> None:
         """Save the changed rows and totals, in parts."""
         self._saved_at = self._reactor.seconds()
         rows = self._ledger.changes(SLICE)
@@ -235,7 +230,7 @@ class Traffic:
         sums = self._ledger.totals.changes(SLICE)
         self._store.totals(sums)
         if SLICE in (len(rows), len(sums)):
-            self._reactor.callLater(0, self.save)
+            self._reactor.callLater(0, self.save_changed)
 
     def _note(self, rows: Sequence[Row]) -> None:
         self._store.rows(rows)
@@ -249,7 +244,7 @@ class Traffic:
         self._ledger.settle(taken, delivered)
         if delivered:
             # At once: delivered bytes must not come back after a crash.
-            self.save()
+            self.save_changed()
 
     async def _tick(self) -> None:
         now = self._reactor.seconds()
@@ -260,7 +255,7 @@ class Traffic:
         elif now - self._read_at > due:
             await self.read()
         if now - self._saved_at > due:
-            self.save()
+            self.save_changed()
 
     async def _read_all(self, counting: Sequence[Generation], began: float, wanted: Wanted) -> bool:
         moved = await self._readings.all(counting, wanted)

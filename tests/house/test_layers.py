@@ -17,8 +17,9 @@ ROOT = Path(__file__).parents[2]
 # What modules of each room may import of this project, besides their own room and `EVERYWHERE`: rooms or modules.
 ROOMS: dict[str, set[str]] = {
     "node": {
-        *("node.contract.settings", "node.updates.policy"),
-        *("node.limits.defaults", "node.limits.parsing", "node.limits.sizes"),
+        *("node.backend.options", "node.door.options", "node.handover.options", "node.keys.options"),
+        *("node.limits.allowance", "node.limits.options", "node.metrics.options", "node.state.directory"),
+        *("node.traffic.options", "node.updates.policy"),
     },
     "node.base": set(),
     "node.keys": {"node.settings"},
@@ -27,18 +28,22 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract"},
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
-    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.state.events"},
+    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.traffic"},
+    "node.engine": {
+        *("node.backend", "node.contract", "node.events", "node.handover.leaving", "node.limits", "node.state"),
+        "node.traffic",
+    },
     "node.api": {
-        *("node", "node.backend", "node.contract", "node.events", "node.handover.leaving", "node.keys.keyfile"),
-        *("node.limits", "node.machine", "node.settings", "node.state", "node.traffic"),
+        *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
     },
     "node.doctor": {"node.certificate", "node.settings", "node.state"},
-    "node.events": {"node.state"},
+    "node.events": {"node", "node.contract"},
     "node.metrics": {
-        *("node", "node.api.pages", "node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
+        "node.traffic",
     },
     "node.door": {"node.http2"},
     "node.transport": {"node.api", "node.door", "node.keys.keyfile"},

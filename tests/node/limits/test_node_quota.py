@@ -8,14 +8,30 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
+from node.contract.generations import Generations
+from node.contract.saved import Saved
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance
 from node.limits.node_quota import NodeQuotaLimit
 from node.machine.interfaces import Carried, Interfaces, of_machine, read_interfaces
+from protos.service_pb2 import BaseInfoResponse, NodeQuota
+from tests.harness.whole import everything
 from tests.node.limits.test_inbound_gate import Closable
 
 BEGAN = datetime(2026, 5, 31, 23, 0, tzinfo=UTC).timestamp()
+
+
+def used(own: NodeQuotaLimit) -> NodeQuota | None:
+    """What `info` has of the quota, if there is one."""
+    info = BaseInfoResponse()
+    own.summary(info)
+    return info.limits.node if info.limits.HasField("node") else None
+
+
+def quota(own: NodeQuotaLimit) -> NodeQuota:
+    found = used(own)
+    assert found is not None
+    return found
 
 
 class OwnLimitTests(SynchronousTestCase):
@@ -39,7 +55,7 @@ class OwnLimitTests(SynchronousTestCase):
             now=lambda: BEGAN + self.clock.seconds(),
         )
         own.start()
-        own.restore(self.kept.get(""))
+        own.restore(Saved(limits=tuple(self.kept.items())))
         self.addCleanup(own.stop)
         return own
 
@@ -66,8 +82,8 @@ class OwnLimitTests(SynchronousTestCase):
         """Nothing is read, reported or written."""
         own = self.node(Allowance())
         self.carry(10**9)
-        self.assertEqual((own.summary, own.warnings, self.reports, self.writes), (None, [], [], 0))
-        self.assertEqual((self.clock.getDelayedCalls(), own.everything()), ([], {}))
+        self.assertEqual((used(own), own.warnings, self.reports, self.writes), (None, [], [], 0))
+        self.assertEqual((self.clock.getDelayedCalls(), everything(own).limits), ([], {}))
 
     def test_a_smaller_quota_in_another_month(self) -> None:
         """For a month that is over nothing is reported, and no inbound closed."""
@@ -89,13 +105,12 @@ class OwnLimitTests(SynchronousTestCase):
         self.assertEqual(
             self.reports[-1][1], {"bytes": 1000, "used": 1000, "resets_at": int(BEGAN) + 3600, "closed": True}
         )
-        assert own.summary is not None
-        self.assertEqual((own.summary.used, own.summary.closed), (1000, True))
+        self.assertEqual((quota(own).used, quota(own).closed), (1000, True))
         self.assertIn("takes no new connections", own.warnings[0])
         self.assertEqual(self.core.done[-1], "closed")
         self.clock.advance(3600)
         self.assertEqual(self.kinds[2:], [Kind.NODE_QUOTA_BEGUN])
-        self.assertEqual((own.summary.used, own.summary.closed, own.warnings), (0, False, []))
+        self.assertEqual((quota(own).used, quota(own).closed, own.warnings), (0, False, []))
         self.assertEqual(self.core.done[-1], "opened")
 
     def test_action_warn(self) -> None:
@@ -113,13 +128,11 @@ class OwnLimitTests(SynchronousTestCase):
         self.core = Closable()
         self.generations.adopt(self.core)
         own = self.node(Allowance(1000, closes=True))
-        assert own.summary is not None
-        self.assertEqual((own.summary.used, self.core.done[0]), (1100, "closed"))
+        self.assertEqual((quota(own).used, self.core.done[0]), (1100, "closed"))
         own.stop()
         raised = self.node(Allowance(2000, closes=True))
         self.carry(900)
-        assert raised.summary is not None
-        self.assertEqual((raised.summary.used, raised.summary.closed), (2000, True))
+        self.assertEqual((quota(raised).used, quota(raised).closed), (2000, True))
 
     def test_a_crash_forgets_nothing(self) -> None:
         """The kernel knows what moved since the last record, which is written every ten seconds."""
@@ -128,9 +141,7 @@ class OwnLimitTests(SynchronousTestCase):
             self.carry(7)
         self.assertEqual(self.writes, 3)
         again = self.node(Allowance(10**6))
-        assert own.summary is not None
-        assert again.summary is not None
-        self.assertEqual((own.summary.used, again.summary.used), (175, 175))
+        self.assertEqual((quota(own).used, quota(again).used), (175, 175))
 
     def test_which_interfaces_count(self) -> None:
         """Hardware; without any, all but loopback; or those that are named, even if one is missing."""
@@ -139,8 +150,7 @@ class OwnLimitTests(SynchronousTestCase):
         own = self.node(Allowance(1000, interfaces=("lo", "wan")))
         self.carry(30, "eth0")
         self.carry(20, "lo")
-        assert own.summary is not None
-        self.assertEqual(own.summary.used, 20)
+        self.assertEqual(quota(own).used, 20)
         self.assertEqual(own.warnings, ["NODE_QUOTA_INTERFACE: there is no interface wan"])
 
     def test_the_real_counters(self) -> None:
