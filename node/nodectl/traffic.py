@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from node.base.errors import NodeError
 from node.base.logs import printable
-from node.nodectl.fleet import Node, Outcome, Work
+from node.nodectl.fleet import Outcome, Work
 from node.nodectl.output import rate, size, table
 from protos import service_pb2 as pb
 
@@ -21,11 +21,7 @@ COLUMNS = ("name", "uplink", "downlink", "up", "down")
 
 def traffic(kind: str, name: str = "", reset: bool = False) -> Work[pb.StatResponse]:
     """Work that reads the rows of a kind from a node, or only those of one name."""
-
-    async def ask(node: Node) -> pb.StatResponse:
-        return await node.client.stats(ONE[kind] if name else KINDS[kind], name, reset)
-
-    return ask
+    return lambda node: node.client.stats(ONE[kind] if name else KINDS[kind], name, reset)
 
 
 class Bytes(NamedTuple):

@@ -12,7 +12,6 @@ from node.client import Client
 from node.nodectl.commands.jobs import COLUMNS, follow, rows
 from node.nodectl.detect_core import CORES
 from node.nodectl.exits import Exit
-from node.nodectl.fleet import Node
 from node.nodectl.options import options
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
@@ -68,9 +67,6 @@ def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
 
 
 def _update(session: Session, ask: Callable[[Client], Awaitable[pb.Job]], no_wait: bool) -> NoReturn:
-    async def work(asked: Node) -> pb.Job:
-        return await follow(asked, partial(ask, asked.client), wait=not no_wait)
-
-    outcomes = session.ask(work, TIMEOUT)
+    outcomes = session.ask(lambda asked: follow(asked, partial(ask, asked.client), wait=not no_wait), TIMEOUT)
     failed = any(outcome.answer is not None and outcome.answer.state == "failed" for outcome in outcomes)
     session.report(outcomes, COLUMNS, rows, Exit.FAILED if failed else Exit.OK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import click
@@ -49,22 +48,15 @@ def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bo
     """
     if clear == (words is not None):
         raise Unusable('give --to "LIMITS" or --clear')
-    limits = _parsed(words) if words is not None else None
-
-    async def work(node: Node) -> pb.SetLimitsResponse:
-        return await node.client.set_limits(dict.fromkeys(names, limits))
-
-    session.report(session.ask(work), ("name", "note"), _notes)
+    try:
+        limits = parsing.limits(words) if words is not None else None
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    outcomes = session.ask(lambda node: node.client.set_limits(dict.fromkeys(names, limits)))
+    session.report(outcomes, ("name", "note"), lambda reply: [(note.name, note.text) for note in reply.notes])
 
 
 COMMANDS = (limits, limit)
-
-
-def _parsed(words: str) -> pb.Limits:
-    try:
-        return parsing.limits(words)
-    except ValueError as error:
-        raise Unusable(str(error)) from error
 
 
 def cells(user: pb.LimitState) -> Row:
@@ -94,8 +86,3 @@ def _used(user: pb.LimitState) -> int:
 
 def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
-
-
-def _notes(reply: pb.SetLimitsResponse) -> Iterator[Row]:
-    for note in reply.notes:
-        yield note.name, note.text
