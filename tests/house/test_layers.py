@@ -53,12 +53,13 @@ ROOMS: dict[str, set[str]] = {
     "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
-        *("node.settings", "drivers.install"),
+        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
+        "drivers.install",
     },
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
-        *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
+        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
+        *("node.nodectl.users", "node.settings"),
     },
     "drivers": {"node.contract", "node.http2"},
     "drivers.install": {"drivers.leash"},

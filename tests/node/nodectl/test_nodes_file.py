@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from node.certificate import ensure, ensure_api_key
+from node.client import Target
 from node.nodectl.exits import Unusable
-from node.nodectl.local_profile import local, name_of
-from node.nodectl.profiles import LOCAL, Profile, parse, read
-from node.nodectl.targets import target_of
+from node.nodectl.local_node import local_target, name_of
+from node.nodectl.nodes_file import LOCAL, parse, read, with_secrets
+from node.nodectl.session import Session
 
 FILE = """
 default = "one"
@@ -43,9 +45,9 @@ def test_a_nodes_file() -> None:
     """Ports default by transport, addresses to the name; paths are relative to the file."""
     nodes = parse(FILE, Path("/etc/txnode"))
     assert nodes.default == ("one",)
-    assert list(nodes.profiles.values()) == [
-        Profile("one", "node1.example.com", "grpc", 62050, Path("/etc/txnode/one.pem"), "", Path("/keys/one")),
-        Profile("node2.example.com", "node2.example.com", "rest", 443),
+    assert list(nodes.targets.items()) == [
+        ("one", Target("grpc", "node1.example.com", 62050, Path("/keys/one"), Path("/etc/txnode/one.pem"))),
+        ("node2.example.com", Target("rest", "node2.example.com", 443, "")),
     ]
 
 
@@ -62,26 +64,29 @@ def test_faults_of_the_file(text: str, tmp_path: Path) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     """A missing default file means no nodes; a file given by name must exist."""
-    assert read(tmp_path / "nodes.toml", needed=False).profiles == {}
+    assert read(tmp_path / "nodes.toml", needed=False).targets == {}
     with pytest.raises(Unusable):
         read(tmp_path / "nodes.toml", needed=True)
 
 
-def test_the_node_of_a_directory(tmp_path: Path) -> None:
+def test_the_node_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a clone after `scripts/run`: certificate and key are in var, whatever SSL_CERT_FILE is in the shell."""
     ensure(tmp_path / "var")
     key = ensure_api_key(tmp_path / "var" / "api_key")
-    found = local(tmp_path, {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "REST_PORT": "1234"})
-    assert (found.name, found.address, found.port, found.transport) == (LOCAL, "localhost", 1234, "rest")
+    found = local_target(tmp_path, {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "REST_PORT": "1234"})
+    assert (found.host, found.port, found.transport) == ("localhost", 1234, "rest")
     assert (found.key, found.certificate_name) == (key, "localhost")
-    assert found.certificate == tmp_path / "var" / "certificate.pem"
+    assert found.trust == tmp_path / "var" / "certificate.pem"
     assert key not in repr(found)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert Session().targets().keys() == {LOCAL}
 
 
 def test_a_directory_without_a_node(tmp_path: Path) -> None:
     """The error says what to do."""
     with pytest.raises(Unusable) as unusable:
-        local(tmp_path, {})
+        local_target(tmp_path, {})
     assert "--node" in unusable.value.message
 
 
@@ -91,17 +96,22 @@ def test_a_certificate_of_another_name(tmp_path: Path) -> None:
     assert name_of(made.certificate.read_bytes()) == "node.example.com"
 
 
+def called(key: str | Path, environ: Mapping[str, str], trust: Path | None = None) -> Target:
+    """The target that is called, of one with this key."""
+    return with_secrets("a", Target("rest", "a", 62051, key, trust), environ)
+
+
 def test_which_key_is_sent(tmp_path: Path) -> None:
     """From key_file, else from the environment, else from the local settings; without a key, no call."""
     file = tmp_path / "key"
     file.touch(0o600)
     file.write_text("from the file\n")
     environ = {"NODECTL_KEY": "from the environment"}
-    assert target_of(Profile("a", "a", key_file=file), environ).key == "from the file"
-    assert target_of(Profile("a", "a", key="from settings"), environ).key == "from the environment"
-    assert target_of(Profile("a", "a", key="from settings"), {}).key == "from settings"
+    assert called(file, environ).key == "from the file"
+    assert called("from settings", environ).key == "from the environment"
+    assert called("from settings", {}).key == "from settings"
     with pytest.raises(Unusable):
-        target_of(Profile("a", "a"), {})
+        called("", {})
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -111,7 +121,7 @@ def test_a_key_file_that_others_can_read(mode: int, tmp_path: Path) -> None:
     file.write_text("0123456789abcdef")
     file.chmod(mode)
     with pytest.raises(Unusable) as unusable:
-        target_of(Profile("a", "a", key_file=file), {})
+        called(file, {})
     assert f"chmod 600 {file}" in unusable.value.message
 
 
@@ -120,4 +130,4 @@ def test_a_file_that_is_not_a_certificate(tmp_path: Path) -> None:
     file = tmp_path / "certificate.pem"
     file.write_text("no certificate")
     with pytest.raises(Unusable):
-        target_of(Profile("a", "a", certificate=file, key="0123456789abcdef"), {})
+        called("0123456789abcdef", trust=file, environ={})

@@ -18,7 +18,7 @@ _KEY = 32
 _PASSWORD = 24
 
 
-def proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = secrets.token_bytes) -> pb.Proxy:
+def new_proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = secrets.token_bytes) -> pb.Proxy:
     """One id for VLESS and VMess, one password for Trojan and Hysteria, one key for Shadowsocks (2022: no method)."""
     identity = str(uuid.UUID(bytes=random(16), version=4))
     password = base64.urlsafe_b64encode(random(_PASSWORD)).decode()
@@ -32,7 +32,7 @@ def proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = s
     )
 
 
-def tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
+def new_tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
     """A new WireGuard public key with these addresses, and its private key, which only the user gets."""
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)

@@ -1,22 +1,19 @@
-"""Run a command's coroutine on the reactor, to its end or to Ctrl-C, and call several nodes in parallel."""
+"""Call several nodes in parallel, once or again and again."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, FirstError, gatherResults
-from twisted.internet.interfaces import IReactorFDSet
-from twisted.python.failure import Failure
+from twisted.internet.defer import Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.task import deferLater
 
 from node.base.aio import Aio
 from node.base.errors import NodeError
 from node.base.reactor import Reactor
 from node.client import Client, Target, connect
-from node.nodectl.pipe import on_broken_pipe
 
 # Nodes that are called in parallel.
 AT_ONCE = 32
@@ -42,66 +39,12 @@ class Outcome(Generic[T]):
     answer: T | None = None
     error: NodeError | None = None
 
-
-def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on the reactor; once per process.
-
-    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` if the reader of standard output is gone.
-    """
-    from twisted.internet import reactor
-
-    run_once = _Run(cast(Reactor, reactor), main)
-    run_once.whole()
-    return run_once.result()
-
-
-class _Run(Generic[T]):
-    """One run of the reactor. On an interrupt it cancels the coroutine and waits for its cleanup before it stops."""
-
-    def __init__(self, reactor: Reactor, main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> None:
-        self._reactor = reactor
-        self._main = main
-        self._outcome: list[T | Failure] = []
-        self._work: Deferred[None] | None = None
-        self._broken = False
-
-    def whole(self) -> None:
-        self._reactor.callWhenRunning(self._begin)
-        self._reactor.addSystemEventTrigger("before", "shutdown", self._end)
-        self._reactor.run()
-
-    def result(self) -> T:
-        if self._broken:
-            raise BrokenPipeError(errno.EPIPE, "the reader of standard output is gone")
-        if not self._outcome:
-            raise KeyboardInterrupt
-        (outcome,) = self._outcome
-        if not isinstance(outcome, Failure):
-            return outcome
-        if outcome.check(CancelledError):
-            raise KeyboardInterrupt
-        assert outcome.value is not None
-        raise outcome.value
-
-    def _begin(self) -> None:
-        on_broken_pipe(IReactorFDSet(self._reactor), self._break)
-        work = Deferred.fromCoroutine(self._main(self._reactor))
-        self._work = work.addBoth(self._outcome.append)
-        self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
-
-    def _end(self) -> Deferred[None] | None:
-        if self._work is not None and not self._outcome:
-            self._work.cancel()
-        return self._work
-
-    def _break(self) -> None:
-        if not self._outcome:  # else the reactor closed the pipe itself when it stopped
-            self._broken = True
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._reactor.running:
-            self._reactor.stop()
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON form."""
+        if self.error is not None:
+            return {"node": self.node, "error": {"code": self.error.code, "text": self.error.text}}
+        return {"node": self.node, "result": self.answer}
 
 
 class Fleet:
@@ -131,6 +74,16 @@ class Fleet:
         """Do this work with each node; the outcomes are in the order of the nodes. Raises errors but `NodeError`."""
         return await parallel([partial(attempt, node, work) for node in self.nodes], at_once)
 
+    async def poll(self, work: Work[T], every: float, take: Callable[[Outcome[T]], object]) -> None:
+        """Poll each node, `every` seconds after its last answer, independently of the others. Runs until cancelled."""
+
+        async def follow(node: Node) -> None:
+            while True:
+                take(await attempt(node, work))
+                await deferLater(self.reactor, every)
+
+        await parallel([partial(follow, node) for node in self.nodes], len(self.nodes))
+
 
 async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
     """Run these works, `at_once` in parallel; the results are in their order. Raises the first error."""
@@ -150,12 +103,6 @@ async def attempt(node: Node, work: Work[T]) -> Outcome[T]:
         return Outcome(node.name, error=error)
 
 
-async def ask(reactor: Reactor, targets: Mapping[str, Target], work: Work[T], deadline: float) -> list[Outcome[T]]:
-    """Connect to these nodes, do this work with each, and close."""
-    async with Fleet(reactor, targets, deadline) as fleet:
-        return await fleet.ask(work)
-
-
-def each(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
+def answers(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
     """Names and answers of the nodes that answered."""
     return [(outcome.node, outcome.answer) for outcome in outcomes if outcome.answer is not None]
