@@ -16,7 +16,7 @@ from node.contract.lasting import Lasting
 from node.contract.routing import Routing
 from node.contract.saved import Saved
 from node.engine.keep_alive import KeepAlive
-from node.handover.leaving import Leaving
+from node.engine.leaving import Leaving
 from protos.service_pb2 import Backend
 
 # Seconds between two looks whether the cores that were left are still wanted.

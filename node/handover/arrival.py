@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-from collections.abc import Callable, Collection, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Collection, MutableMapping
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
 
 from node import __version__
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.reactor import PooledReactor
-from node.contract.keeper import Keeper, NoKeeper
+from node.engine.leaving import Leaving
 from node.handover import attempt
 from node.handover.attempt import TRYING
 from node.handover.house import House
 from node.handover.keeper import FAILED, WAITING
-from node.handover.leaving import Leaving
 from node.handover.program import PATH
 from node.handover.snapshots import Snapshots, read_memory
 from node.handover.ties import Ties
@@ -29,12 +26,13 @@ from protos.handover_pb2 import Handover
 AHEAD = 10.0
 
 
-class Arrival:
-    """Satisfies `node.contract.driver.Heirs`. `ports`: the listening ports of this node, by name.
+class Arrival(Part):
+    """Satisfies `node.contract.driver.Heirs`.
 
     Without `ties` there is no keeper, and nothing is taken over. `seconds`: for how long cores go on without any node.
     """
 
+    title = "the hand-over"
     log = Logger()
 
     def __init__(
@@ -49,22 +47,19 @@ class Arrival:
         self._reactor = reactor
         self._environment = environment
         self._ties = ties
-        self._keeper: Keeper = ties or NoKeeper()
         self._seconds = seconds
         self._leaving = leaving
         self._house = house
         self._left = Handover()
         # Why the next version failed, if this one runs again.
         self._failed = ""
-        self._commit: Callable[[], None] = lambda: None
-        # Whether everything serves, and whether the node is ending.
-        self._ready = self.ending = False
-        self.ports: dict[str, Any] = {}
+        # Whether the node is ending.
+        self.ending = False
         self.snapshots = Snapshots(reactor, ties, leaving, house.ring) if ties is not None else None
 
     @property
     def follows(self) -> bool:
-        """Whether the version before still serves: it ends when this one calls `take`."""
+        """Whether the version before still serves: it ends when this one starts."""
         return self._ties is not None and TRYING in self._environment
 
     async def prepare(self) -> None:
@@ -81,8 +76,8 @@ class Arrival:
             self._ties.fail(attempt.reason_of(failure.value)[-attempt.REASON :])
             signal.pause()
 
-    def take(self) -> None:
-        """Receive what the node before has left; waits for its end. Call it before anything is opened."""
+    def start(self) -> None:
+        """Receive what the node before has left; waits for its end, before anything is opened."""
         self._failed = self._environment.pop(FAILED, "")
         if PATH in self._environment:
             # The next program must find its modules in the usual place, not in the kept copy.
@@ -98,11 +93,6 @@ class Arrival:
             self._house.store.go_back()
 
     @property
-    def lock(self) -> int | None:
-        """The descriptor of the state directory's lock that the node before has left, if any."""
-        return next(iter(self._keeper.take("lock")), None)
-
-    @property
     def outcome(self) -> str | None:
         """The outcome of an upgrade: why the next version failed and this one runs again; empty if it succeeded.
 
@@ -115,38 +105,20 @@ class Arrival:
         """The PIDs of the cores that were left."""
         return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
 
-    def held(self, name: str, interface: str, port: int) -> int | None:
-        """The descriptor that the node before has left, if it listens there. The caller owns it."""
-        for held in self._keeper.take(_port(name)):
-            with socket.socket(fileno=os.dup(held)) as there:
-                where = there.getsockname()[:2]
-            if where in places(interface, port):
-                return held
-            os.close(held)
-            self._keeper.drop([_port(name)])
-        return None
-
-    def hold(self, lock: int) -> None:
-        """Have the keeper hold the lock of the state directory, and the ports. Raises `OSError`."""
-        self._keeper.put("lock", [lock])
-        for name, port in self.ports.items():
-            self._keeper.put(_port(name), [port.fileno()])
-
-    def inherit(self) -> None:
+    def begin(self) -> None:
         """Have the resume recover the cores that were left; controllers wait until that is done."""
+        for pid in self._house.sweep(self.cores):
+            self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
         if self._ties is not None:
             self._ties.follow(self._reactor)
-        if self.cores:
-            self._leaving.inherit(self._left, self)
-            self.listen(False)
-
-    def ready(self, commit: Callable[[], None]) -> None:
-        """Note that everything serves. `commit` is called when the way back ends: at once, or with the cores taken."""
+        # A signal that came while the node did not run is delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
-        self._commit, self._ready = commit, True
         if self._failed:
             self._house.refuse(self._failed)
-        if not self.cores:
+        if self.cores:
+            self._leaving.inherit(self._left, self)
+            self._house.parts.admit(False)
+        else:
             self._come_up()
 
     async def end_others(self) -> None:
@@ -154,8 +126,6 @@ class Arrival:
             await self._ties.end_others()
 
     def taken(self, pids: Collection[int]) -> None:
-        if not self._ready:
-            self.go_back("it does not get ready")
         if pids:
             text = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
             self._house.ring.event(text)
@@ -197,23 +167,5 @@ class Arrival:
             return
         if self.snapshots is not None:
             self.snapshots.start()
-        self._commit()
-        self.listen()
-
-    def listen(self, on: bool = True) -> None:
-        """Accept new connections of controllers, or let them wait in the backlog."""
-        for port in self.ports.values():
-            (port.startReading if on else port.stopReading)()
-
-
-def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:
-    """The addresses that an interface and port resolve to: an operator may give a host name."""
-    try:
-        found = socket.getaddrinfo(interface, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:
-        return [(interface, port)]
-    return [address[:2] for *_, address in found]
-
-
-def _port(name: str) -> str:
-    return f"listen/{name}"
+        self._house.parts.settle(self.outcome)
+        self._house.parts.admit(True)

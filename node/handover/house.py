@@ -1,4 +1,4 @@
-"""The parts of the node that a hand-over closes or hands over."""
+"""What a hand-over needs of the node."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from node.api.calls import Calls
 from node.base.logs import Logger, LogRing
 from node.base.part import Parts
-from node.door.connections import Connections
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.machine.systemd import Systemd
@@ -18,7 +16,7 @@ from node.state.store import Store
 
 @dataclass(frozen=True)
 class House:
-    """`sweep` ends all cores but those with these PIDs."""
+    """`sweep` ends all cores but those with these PIDs, and returns the PIDs of those that it has ended."""
 
     log: ClassVar = Logger()
 
@@ -26,10 +24,8 @@ class House:
     journal: Journal
     store: Store
     parts: Parts
-    calls: Calls
-    connections: Connections
     systemd: Systemd
-    sweep: Callable[[Collection[int]], object]
+    sweep: Callable[[Collection[int]], Collection[int]]
 
     def refuse(self, reason: str) -> None:
         """Report that there is no upgrade, and why."""

@@ -16,7 +16,7 @@ from node.base.alarm import Alarm
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
 from node.contract.keeper import Keeper
-from node.handover.leaving import Leaving
+from node.engine.leaving import Leaving
 from protos.handover_pb2 import Handover
 
 # The format of `Handover`; others are not read.

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 
-from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
-from twisted.internet.task import deferLater
+from twisted.internet.defer import CancelledError, Deferred
 
 from node import __version__
 from node.base.errors import Aborted
@@ -17,21 +16,16 @@ from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.base.waiting import finished
 from node.contract.driver import NotNow
+from node.engine.leaving import Leaving
 from node.events.kinds import Kind
 from node.handover import attempt
 from node.handover.arrival import Arrival
 from node.handover.house import House
-from node.handover.leaving import Leaving
 from node.handover.program import PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, memory_of
 from node.handover.ties import Ties
-from node.updates.jobs import Jobs
 from protos.handover_pb2 import Handover
 
-# Seconds that running calls have to finish before another version takes over.
-FINISH = 1.0
-# Seconds between two looks at what is not delivered yet.
-LOOK = 0.01
 # The exit status if the next version could not be left all.
 FAILURE = 1
 # Turns of the reactor in which a signal received already can still end the node.
@@ -62,24 +56,13 @@ class Succession:
         self._closed = False
         # Why the next version failed after it had been ready.
         self._late = ""
-        # Updates under way, which would end with this version.
-        self.jobs: Jobs | None = None
 
+    @property
     def unsteady(self) -> str:
         """Why the node cannot be handed over now; empty if it can."""
         if self._ties is None:
             return ""
-        if self._arrival.ending:
-            return "the node is ending"
-        # The next version starts from the state file.
-        if self._house.store.fault:
-            return self._house.store.fault
-        return self._updating or self._leaving.unsteady()
-
-    @property
-    def _updating(self) -> str:
-        subject = self.jobs.under_way if self.jobs else ""
-        return f"an update of {subject} is under way" if subject else ""
+        return "the node is ending" if self._arrival.ending else self._house.parts.unsteady
 
     async def succeed(self, program: Program, version: str) -> str:
         """Leave everything to that version, and end. Returns only if that is not possible now, with the reason.
@@ -97,10 +80,8 @@ class Succession:
         await self._start_next(self._ties, program)
         reason = "the node goes on"
         try:
-            self._arrival.listen(False)
-            self._house.calls.end_readers()
-            await self._house.connections.finish(FINISH, self._house.calls.idle)
-            await self._deliver()
+            self._house.parts.admit(False)
+            await self._house.parts.finish()
             await self._leaving.leave(partial(self._leave, self._ties, version))
             if not self._closed:
                 # No run was handed over: there is none, or none that can be.
@@ -112,7 +93,7 @@ class Succession:
                 self.log.critical(text, status=FAILURE, error=str(error))
                 os._exit(FAILURE)
             # This version goes on in any case.
-            self._arrival.listen()
+            self._house.parts.admit(True)
             reason = str(error)
             if isinstance(error, (NotNow, Aborted)):
                 return reason
@@ -140,17 +121,9 @@ class Succession:
         """The next version has failed although it was ready."""
         self._late = reason
 
-    async def _deliver(self) -> None:
-        """Wait until replies have reached clients that are far away: their rows would come back, and count twice."""
-        until = self._reactor.seconds() + FINISH
-        while not self._house.calls.settled and self._reactor.seconds() < until:
-            await deferLater(self._reactor, LOOK)
-
     async def _leave(self, ties: Ties, version: str, runs: Handover) -> None:
-        if self._arrival.ending:
-            raise NotNow("the node is ending")
-        if self._updating:
-            raise NotNow(self._updating)
+        if self.unsteady:
+            raise NotNow(self.unsteady)
         if self._late:
             raise NotNow(f"the next version has failed: {self._late}")
         self._house.report(Kind.NODE_UPGRADING, f"upgrading the node to {version}", version=version)
@@ -166,13 +139,7 @@ class Succession:
 
     async def _close_and_leave(self, ties: Ties, runs: Handover) -> None:
         house = self._house
-        leave = [self.jobs.leave] if self.jobs else []
-        # Updates first: they must change nothing from here on.
-        for end in (*leave, house.calls.close, house.parts.leave):
-            try:
-                await maybeDeferred(end)
-            except Exception:  # noqa: BLE001 - logged; the next version starts from the state file
-                self.log.failure("a part of the node could not be closed before the upgrade")
+        await house.parts.leave()
         handover = Handover(format=FORMAT, version=__version__, ring=house.ring.packed, exact=True)
         handover.MergeFrom(runs)
         house.systemd.reloading()

@@ -11,6 +11,7 @@ from twisted.python.failure import Failure
 
 from node.base.errors import NodeError
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import fire
@@ -25,12 +26,13 @@ STEADY = 900.0
 AGAIN = 3.0
 
 
-class Upgrades:
+class Upgrades(Part):
     """Runs one upgrade at a time.
 
     `program` is the command to execute again, or why that is impossible; `run` runs a program to its end.
     """
 
+    title = "the upgrades"
     log = Logger()
 
     def __init__(self, reactor: PooledReactor, node: Succession, program: Program | str, run: Try) -> None:
@@ -43,16 +45,16 @@ class Upgrades:
         self._joined: list[Deferred[str]] = []
         self._keeping: Deferred[None] | None = None
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """Copy the running modules as early as possible: another version may be installed any time."""
         if isinstance(self._program, Program):
             self._keeping = self._done(self._program.copy)
 
-    def begin(self) -> None:
+    def settle(self, outcome: str | None) -> None:
         """Make the copy the way back: from here on this program does not go back to an earlier one itself."""
         if isinstance(self._program, Program):
             if self._keeping is None:
-                self.prepare()
+                self.start()
             assert self._keeping is not None
             keep = self._program.keep
             self._keeping.addCallback(lambda _: self._done(keep))
@@ -111,7 +113,7 @@ class Upgrades:
             await self._steady(deadline)
             # Only now: an update may have installed another version while this one waited.
             version = await self._program.test(self._run)
-            if self._node.unsteady():
+            if self._node.unsteady:
                 continue
             if not (reason := await self._node.succeed(self._program, version)):
                 return ""
@@ -123,9 +125,9 @@ class Upgrades:
 
     async def _steady(self, deadline: float) -> None:
         """Wait until the node can be handed over. Raises `Refused` after the deadline."""
-        if reason := self._node.unsteady():
+        if reason := self._node.unsteady:
             self.log.info("the upgrade waits: {reason}", reason=reason)
-        while reason := self._node.unsteady():
+        while reason := self._node.unsteady:
             if self._reactor.seconds() > deadline:
                 raise Refused(f"{reason}; ask again later")
             await deferLater(self._reactor, LOOK)

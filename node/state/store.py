@@ -123,6 +123,10 @@ class Store(Lasting):
             if self.damage:
                 part.damaged(self.damage)
 
+    @property
+    def unsteady(self) -> str:
+        return self.fault  # the next version starts from the state file
+
     async def leave(self) -> None:
         await self.stop()
 

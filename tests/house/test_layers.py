@@ -33,7 +33,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.machine.systemd", "node.state.store", "node.traffic", "node.updates.jobs"),
     },
     "node.engine": {
-        *("node.backend", "node.contract", "node.events", "node.handover.leaving", "node.limits", "node.state"),
+        *("node.backend", "node.contract", "node.events", "node.engine.leaving", "node.limits", "node.state"),
         "node.traffic",
     },
     "node.api": {

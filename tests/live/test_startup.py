@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node.command_line import SETTINGS
 from node.handover.keeper import DESCRIPTORS
-from node.tap import SETTINGS
 from scripts.staging import certs
 from scripts.staging.backend import backend
 from scripts.staging.controller import ControllerError, RestController, RpcController

@@ -28,8 +28,8 @@ from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
 from node.client.logs import GAP, QUIET, overlap
 from node.client.transport import Line
-from node.keys.keyfile import Key, Scope
 from node.door.site import describe
+from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import (
     Event,
     EventsRequest,

@@ -66,10 +66,6 @@ class Leaving:
     def traffic(self) -> Traffic:
         return self._traffic
 
-    def unsteady(self) -> str:
-        """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
-        return self._runner.unsteady()
-
     async def prepare(self, saved: Saved) -> None:
         """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
         request = Backend.FromString(saved.request)
@@ -175,7 +171,7 @@ class Leaving:
             self._forget()
 
     def _require_steady(self) -> None:
-        if reason := self.unsteady():
+        if reason := self._runner.unsteady():
             raise NotNow(reason)
 
     async def _leave(self, snapshot: Snapshot, go: Callable[[Handover], Awaitable[None]]) -> None:

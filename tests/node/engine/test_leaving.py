@@ -17,8 +17,8 @@ from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation, Gone, Leaves, NotNow
 from node.contract.generations import Generations
-from node.handover import leaving
-from node.handover.leaving import Leaving, config_of, mark_of
+from node.engine import leaving
+from node.engine.leaving import Leaving, config_of, mark_of
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
