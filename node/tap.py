@@ -263,7 +263,7 @@ class NodeService(Service):
             places=self._ports.connections.limits.max_connections,
             users=self._settings.metrics.users,
             prefix=self._settings.metrics.prefix,
-            connections=self._ports.who,
+            connections=self._ports.clients,
             changed=self._ports.rpc.set_ready,
             expires=lambda: self._certificates.current.expires,
         )
