@@ -15,9 +15,9 @@ from node.http2.frames import (
     PREFACE,
     Code,
     Frame,
+    FramePart,
+    FrameScanner,
     Kind,
-    Part,
-    Parts,
     Setting,
     Violation,
 )
@@ -59,7 +59,7 @@ class Manners:
         self._headings: Headings | None = Headings(knows)
         # The received part of a SETTINGS frame, until the first call.
         self._set = b""
-        self._received = Parts(skip=len(PREFACE))
+        self._received = FrameScanner(skip=len(PREFACE))
         # The server's block of headers continues in a CONTINUATION.
         self._sent_block = False
         self._pings = Bucket(PINGS, now)
@@ -101,7 +101,7 @@ class Manners:
         elif frame.kind == Kind.PING:
             _require(self._pings.take(1, now), "too many PINGs")
 
-    def _look_inside(self, part: Part) -> None:
+    def _look_inside(self, part: FramePart) -> None:
         frame = part.frame
         if frame.kind == Kind.DATA:
             if frame.stream in self.open:

@@ -126,8 +126,8 @@ class Ports(Part):
         app, debug = make_app(None, pages), self._options.debug
         return Site(app, self._authenticator, self._few, debug, pages=pages, is_open=is_open_to_others)
 
-    def who(self) -> Iterator[tuple[str, bool]]:
-        """The open connections: the protocol of each one's port, and whether the client has shown a key."""
+    def clients(self) -> Iterator[tuple[str, bool]]:
+        """The connected clients: the protocol of each one's port, and whether they have shown a key."""
         for connection in self.connections:
             port = connection.transport.getHost().port
             yield "rest" if port == self._options.rest_port else "grpc", connection.known

@@ -87,7 +87,7 @@ class Frame(NamedTuple):
         return HEADER.pack(self.length >> 16, self.length & 0xFFFF, self.kind, self.flags, self.stream)
 
 
-class Part(NamedTuple):
+class FramePart(NamedTuple):
     """A part of a frame's payload; `begins`: the first one, which may be empty."""
 
     frame: Frame
@@ -95,7 +95,7 @@ class Part(NamedTuple):
     begins: bool
 
 
-class Parts:
+class FrameScanner:
     """Finds the frames in one direction of a connection as their bytes come; `skip` bytes precede the first frame.
 
     Keeps less than one header between two pieces, however they are cut. `gap` is the last position in the last piece
@@ -113,16 +113,16 @@ class Parts:
         """Whether the last piece ended where a frame ends."""
         return not self._skip and not self._begun
 
-    def feed(self, data: bytes) -> list[Part]:
+    def feed(self, data: bytes) -> list[FramePart]:
         """Return the parts in this piece: the rest of the frame that began before it, then its own frames."""
         before = len(self._begun)
         data, self._begun = self._begun + data, b""
         at, end, start, payloads = self._skip, len(data), -1, memoryview(data)
-        found = [Part(self._inside, payloads[:at], False)] if at and self._inside is not None else []
+        found = [FramePart(self._inside, payloads[:at], False)] if at and self._inside is not None else []
         while at + HEADER.size <= end:
             frame = self._inside = Frame.at(data, at)
             start, begin, at = at, at + HEADER.size, at + HEADER.size + frame.length
-            found.append(Part(frame, payloads[begin:at], True))
+            found.append(FramePart(frame, payloads[begin:at], True))
         if at < end:
             self._begun = data[at:]
         self._skip = max(at - end, 0)

@@ -9,7 +9,7 @@ from hyperframe.frame import GoAwayFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.http2.frames import PREFACE, Code, Frame, Parts, goaway
+from node.http2.frames import PREFACE, Code, Frame, FrameScanner, goaway
 
 
 def packed(frame: Frame, payload: bytes) -> bytes:
@@ -17,7 +17,7 @@ def packed(frame: Frame, payload: bytes) -> bytes:
     return head + payload
 
 
-def begun(reader: Parts, piece: bytes) -> list[Frame]:
+def begun(reader: FrameScanner, piece: bytes) -> list[Frame]:
     """The frames that begin in this piece."""
     return [part.frame for part in reader.feed(piece) if part.begins]
 
@@ -41,7 +41,7 @@ def pieces(data: bytes, at: list[int]) -> list[bytes]:
 
 @given(st.lists(frames, max_size=20), cuts)
 def test_every_frame_is_found_however_it_is_cut(sent: list[tuple[Frame, bytes]], at: list[int]) -> None:
-    reader = Parts(skip=len(PREFACE))
+    reader = FrameScanner(skip=len(PREFACE))
     data = PREFACE + b"".join(packed(frame, payload) for frame, payload in sent)
     found = [frame for piece in pieces(data, at) for frame in begun(reader, piece)]
     assert found == [frame for frame, _ in sent]
@@ -51,7 +51,7 @@ def test_every_frame_is_found_however_it_is_cut(sent: list[tuple[Frame, bytes]],
 @given(st.binary(max_size=500), cuts)
 def test_any_bytes_are_frames(data: bytes, at: list[int]) -> None:
     """Whatever comes, nothing is raised, no more than a header is kept, and the cuts make no difference."""
-    whole, cut = Parts(), Parts()
+    whole, cut = FrameScanner(), FrameScanner()
     found = [frame for piece in pieces(data, at) for frame in begun(cut, piece)]
     assert found == begun(whole, data)
     assert cut.between == whole.between
@@ -64,7 +64,7 @@ def test_as_others_read_them(sent: tuple[Frame, bytes]) -> None:
     frame, payload = sent
     data = bytearray(packed(frame, payload))
     data[5] |= 0x80
-    (found,) = begun(Parts(), bytes(data))
+    (found,) = begun(FrameScanner(), bytes(data))
     assert found == frame
     if frame.kind in range(10) and not (frame.stream == 0) ^ (frame.kind in (4, 6, 7)) and frame.kind != 8:
         reference, length = Reference.parse_frame_header(memoryview(packed(frame, payload)[:9]))
@@ -73,7 +73,7 @@ def test_as_others_read_them(sent: tuple[Frame, bytes]) -> None:
 
 def test_between() -> None:
     """Inside a header or a payload is not between two frames."""
-    reader, data = Parts(), packed(Frame(0, 0, 1, 3), b"abc")
+    reader, data = FrameScanner(), packed(Frame(0, 0, 1, 3), b"abc")
     for byte in data[:-1]:
         reader.feed(bytes((byte,)))
         assert not reader.between
@@ -94,7 +94,7 @@ def test_goaway() -> None:
 @given(st.lists(frames, max_size=20), cuts)
 def test_a_frame_may_be_put_into_a_gap(sent: list[tuple[Frame, bytes]], at: list[int]) -> None:
     """A frame inserted into the gap of a piece is parsed; the others are unchanged."""
-    reader, other = Parts(), Parts()
+    reader, other = FrameScanner(), FrameScanner()
     put = packed(Frame(99, 0, 7, 3), b"put")
     puts, found = 0, []
     for piece in pieces(b"".join(packed(frame, payload) for frame, payload in sent), at):
@@ -112,8 +112,8 @@ def test_a_frame_may_be_put_into_a_gap(sent: list[tuple[Frame, bytes]], at: list
 
 
 def test_a_long_message_has_gaps() -> None:
-    """Parts of 16 KiB in pieces of 64: each piece has a gap, though none ends with a frame."""
-    reader, kept = Parts(), 0
+    """Frames of 16 KiB in pieces of 64: each piece has a gap, though none ends with a frame."""
+    reader, kept = FrameScanner(), 0
     data = packed(Frame(0, 0, 1, 16_384), bytes(16_384)) * 64
     for begin in range(0, len(data), 65_536):
         reader.feed(data[begin : begin + 65_536])

@@ -1,4 +1,4 @@
-"""WholeFrames, header blocks and messages, wherever the bytes are cut."""
+"""Frames, header blocks and messages, wherever the bytes are cut."""
 
 from __future__ import annotations
 
