@@ -132,19 +132,22 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     place = Place(state.door_dir, settings.metrics.port, keeper)
     ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
     measured = Measured(
-        *(engine, parts, store, settings.metrics, settings.state.dir),
+        engine,
+        parts,
+        store,
+        settings.metrics,
+        settings.state.dir,
         places=ports.connections.limits.max_connections,
-        connections=ports.who,
+        connections=ports.clients,
         expires=lambda: certificates.current.expires,
     )
     monitoring = Monitoring(reactor, measured, meters, ports.rpc.set_ready)
     ports.serve(monitoring.pages)
 
     watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
-    parts.add(
-        *(arrival, state, upgrades, *watches, store, journal, system, aio),
-        *(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd),
-    )
+    # Each part may use those before it; they stop in the reverse order.
+    parts.add(arrival, state, upgrades, *watches, store, journal, system, aio)
+    parts.add(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd)
     return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 
 

@@ -14,7 +14,6 @@ from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.planned import Core, Planned
 from drivers.process.ports import free_ports, is_open
-
 from drivers.sing_box import config, files
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api

@@ -16,7 +16,6 @@ from drivers.process.executable import Executable, Files, Installation
 from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.planned import Core, Planned
-
 from drivers.xray import config, files, rules
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
