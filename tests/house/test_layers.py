@@ -29,13 +29,9 @@ ROOMS: dict[str, set[str]] = {
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
     "node.handover": {
-        *("node", "node.api.calls", "node.backend", "node.contract", "node.door.connections", "node.events"),
-        *("node.machine.systemd", "node.state.store", "node.traffic", "node.updates.jobs"),
+        *("node", "node.contract", "node.engine.leaving", "node.events", "node.machine.systemd", "node.state.store"),
     },
-    "node.engine": {
-        *("node.backend", "node.contract", "node.events", "node.engine.leaving", "node.limits", "node.state"),
-        "node.traffic",
-    },
+    "node.engine": {"node.backend", "node.contract", "node.events", "node.limits", "node.state", "node.traffic"},
     "node.api": {
         *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
@@ -48,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
     },
-    "node.door": {"node.api", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
+    "node.door": {"node.api", "node.contract.keeper", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
     "node.http2": set(),
     "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
@@ -81,8 +77,9 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `settings` collects the settings of rooms, `registry` names the drivers.
-WIRING = {"node.tap", "node.settings", "drivers.registry"}
+# The wiring: `tap` puts the node together, `service` runs it, `settings` collects the settings of rooms, `registry` names
+# the drivers.
+WIRING = {"node.tap", "node.service", "node.command_line", "node.settings", "drivers.registry"}
 # Packages whose own module has a constant: the version.
 HEADS = {"node"}
 # What the test stage may import: what a controller has, and the search for cores.
@@ -266,7 +263,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows the protocol of drivers, not the drivers; a new core is one line in the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
-    assert drivers == {("node.tap", "drivers.registry")}
+    assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
     # The command line installs cores.
     assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
 
@@ -443,7 +440,7 @@ def test_modules_that_log() -> None:
 def test_modules_that_cross_threads() -> None:
     """Only the bridge passes work to another thread's loop, besides the reactor's pool and a signal handler."""
     assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.base.aio"}
-    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.tap"}
+    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.service"}
 
 
 def test_the_plugin_directory_is_not_a_package() -> None:

@@ -219,7 +219,7 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
         getThreadPool=lambda: pool, callFromThread=lambda work, *args: work(*args), seconds=time.monotonic
     )
     refused: list[str] = []
-    node = SimpleNamespace(refuse=refused.append, unsteady=lambda: "")
+    node = SimpleNamespace(refuse=refused.append, unsteady="")
     upgrades = Upgrades(cast(Any, reactor), cast(Any, node), Slow(("python", "twistd"), tmp_path), run)
     upgrades.settle(None)
     upgrades.ask()

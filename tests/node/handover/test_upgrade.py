@@ -31,6 +31,7 @@ class Node:
         self.updating = ""
         self.fault: Exception | None = None
 
+    @property
     def unsteady(self) -> str:
         return self.updating
 
