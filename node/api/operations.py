@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Protocol
 
 from node import __version__
@@ -69,7 +68,7 @@ class Operations:
     # Statistics
 
     async def system_stats(self, _: Empty, __: Call) -> SystemStatsResponse:
-        return SystemStatsResponse(**asdict(self._system.current()))
+        return self._system.current()
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
         return await self._engine.questions.one(lambda run: run.backend_stats())

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from node.base.part import Part
 from node.base.periodic import Periodic
 from node.machine.interfaces import LOOPBACK, Carried, read_carried
+from protos.service_pb2 import SystemStatsResponse
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,13 @@ class Sample:
     interfaces: Mapping[str, Carried]
 
 
-@dataclass(frozen=True)
-class SystemReading:
-    """SystemStatsResponse of service.proto, field by field: bytes, percent of all cores, bytes per second, seconds."""
+def reading(before: Sample, after: Sample) -> SystemStatsResponse:
+    """Compute the values from two samples; rates are over the actual time between them.
 
-    mem_total: int
-    mem_used: int
-    cpu_cores: int
-    cpu_usage: float
-    incoming_bandwidth_speed: int
-    outgoing_bandwidth_speed: int
-    uptime: int
-
-
-def reading(before: Sample, after: Sample) -> SystemReading:
-    """Compute the values from two samples; rates are over the actual time between them."""
+    They are in bytes, percent of all cores, bytes per second, and seconds.
+    """
     elapsed = after.at - before.at
-    return SystemReading(
+    return SystemStatsResponse(
         mem_total=after.mem_total,
         mem_used=after.mem_total - after.mem_available,
         cpu_cores=after.cores,
@@ -91,7 +82,7 @@ def read_sample() -> Sample:
     )
 
 
-def since_boot(sample: Sample) -> SystemReading:
+def since_boot(sample: Sample) -> SystemStatsResponse:
     """The values of a single sample: no speeds, and the CPU usage since the machine started."""
     return reading(replace(sample, cpu_idle=0.0, cpu_total=0.0), sample)
 
@@ -121,7 +112,7 @@ class SystemStats(Part):
         """Whether the values are old, because the counters cannot be read."""
         return self._sampling.warnings
 
-    def current(self) -> SystemReading:
+    def current(self) -> SystemStatsResponse:
         """The newest values, those of `since_boot` until there is a second sample."""
         return self._reading
 

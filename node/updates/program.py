@@ -34,7 +34,8 @@ class Program:
         self._reactor = kit.reactor
         self._tool = kit.tool
         self._directory = kit.directory / "node"
-        self._next, self._before = self._directory / "next", self._directory / "before"
+        self._next = self._directory / "next"
+        self._before = self._directory / "before"
         self._kept = kept
         self._url = url
         self._upgrades = upgrades

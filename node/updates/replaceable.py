@@ -34,14 +34,6 @@ class Kit:
     record: Record
     now: Callable[[], float] = time.time
 
-    @property
-    def cores(self) -> Path:
-        return self.directory / "cores"
-
-    @property
-    def lists(self) -> Path:
-        return self.directory / "geo"
-
 
 class Replaceable(ABC):
     """What is the same for cores and geo files. `name` is that in the record, `driver` that of the core.
@@ -49,16 +41,17 @@ class Replaceable(ABC):
     Each version has a directory of its own; those of the chosen one and of the one before it stay.
     """
 
-    # What `drivers.install.update` calls it.
+    # What `drivers.install.update` calls it, and the name of the directory of its versions.
     kind: str
+    place: str
     # The reasons why there is no way back, and the step in which the core gets the version.
     never: str
     gone: str
     switching: str
 
-    def __init__(self, kit: Kit, directory: Path, name: str, driver: Driver) -> None:
+    def __init__(self, kit: Kit, name: str, driver: Driver) -> None:
         self._kit = kit
-        self._directory = directory
+        self._directory = kit.directory / self.place
         self._record = kit.record
         self._name = name
         self._driver = driver
@@ -87,15 +80,15 @@ class Replaceable(ABC):
         return await self._kit.tool.bring(step, self.kind, self._directory, **parameters)
 
     async def _switch(self, path: Path | None, step: Step) -> None:
-        reactor, record = self._kit.reactor, self._record
+        reactor = self._kit.reactor
         # What is in use may differ from the last record, if the operator has set something since.
-        before = record.in_use(self._name)
+        before = self._record.in_use(self._name)
         # Checked first: on a full disk the choice would be lost at the next start.
-        await in_pool(reactor, record.check)
+        await in_pool(reactor, self._record.check)
         step.say(self.switching)
         took = await self._try(path, before)
         try:
-            await in_pool(reactor, record.keep, self._name, path, before)
+            await in_pool(reactor, self._record.keep, self._name, path, before)
         except Refused as error:
             result, _ = await self._result(True)
             raise Refused(f"{result}, but only until the node restarts: {error.text}") from error
@@ -103,7 +96,8 @@ class Replaceable(ABC):
 
     async def _try(self, path: Path | None, before: Path | None) -> bool:
         """Have the core use `path`. Returns whether a new core runs with it. Raises `Refused`."""
-        use, due = partial(self._record.use, self._name), partial(self._due, path, before)
+        use = partial(self._record.use, self._name)
+        due = partial(self._due, path, before)
         return await self._kit.trial.bring_in(self._driver.name, partial(use, path), partial(use, before), due)
 
     def _due(self, path: Path | None, before: Path | None, run: Generation) -> bool:
@@ -119,12 +113,13 @@ class ReplaceableCore(Replaceable):
     """A core: an executable from the archive of its release."""
 
     kind = "core"
+    place = "cores"
     never = "there is no earlier release to go back to: no update has installed one"
     gone = "the earlier release is no longer on disk"
     switching = "switching to it"
 
     def __init__(self, kit: Kit, driver: Driver) -> None:
-        super().__init__(kit, kit.cores, driver.name, driver)
+        super().__init__(kit, driver.name, driver)
 
     async def update(self, version: str, sha256: str, mirror: str, step: Step) -> None:
         """Switch to this release. Raises `Refused`."""
@@ -151,12 +146,13 @@ class ReplaceableLists(Replaceable):
     """Geo files (geoip.dat, geosite.dat), a set in each directory. `driver` is that of the core that reads them."""
 
     kind = "lists"
+    place = "geo"
     never = "there are no earlier geo files to go back to: no update has installed any"
     gone = "the earlier geo files are no longer on disk"
     switching = "checking the geo files with the core"
 
     def __init__(self, kit: Kit, driver: Driver) -> None:
-        super().__init__(kit, kit.lists, LISTS, driver)
+        super().__init__(kit, LISTS, driver)
 
     async def update(self, wanted: Mapping[str, str], url: str, step: Step) -> None:
         """Switch to the newest of these files; `wanted` maps names to digests or ''. Raises `Refused`."""

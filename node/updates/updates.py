@@ -73,7 +73,8 @@ class Updates(Part):
         if request.back == bool(request.version):
             raise InvalidRequest("set either version or back: one of them, and not both")
         _require_short(request.version, request.sha256)
-        core, mirror = ReplaceableCore(self._kit, driver), self._sources.mirrors.get(driver.name, "")
+        core = ReplaceableCore(self._kit, driver)
+        mirror = self._sources.mirrors.get(driver.name, "")
 
         async def work(step: Step) -> None:
             if request.back:
@@ -140,7 +141,7 @@ class Updates(Part):
         for name in ("jobs", "chosen"):
             clear(self._kit.directory / name)
         self._left = self.jobs.load()
-        self._kit.record.clear(self._kit.cores, self._kit.lists)
+        self._kit.record.clear(*(self._kit.directory / thing.place for thing in (ReplaceableCore, ReplaceableLists)))
 
     def settle(self, outcome: str | None) -> None:
         """Settle the jobs left from the previous process, which is sure to have ended.

@@ -21,7 +21,7 @@ from node.updates.record import Record
 from node.updates.replaceable import Kit
 from node.updates.tool import Tool
 from node.updates.trial import Trial
-from node.updates.updates import GEO, NODE, Updates
+from node.updates.updates import GEO, LOOK, NODE, Updates
 from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
 
@@ -150,6 +150,21 @@ def test_a_clock_that_was_ahead_does_not_delay_lists(tmp_path: Path) -> None:
     found._kit.record.looked = 4e9
     found._look()
     assert [job.kind for job in got(found)] == [GEO]
+
+
+def test_a_check_for_lists_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it succeeds again, or nothing is due."""
+    found = updates(tmp_path, lists_every=86_400.0)
+    found.start()
+    found.settle(None)
+    assert found.warnings == []
+    monkeypatch.setattr(found, "_asked", 0.0)
+    monkeypatch.setattr(found, "geo", lambda _: 1 / 0)
+    clock = cast(Clock, found._kit.reactor)
+    clock.advance(LOOK)
+    assert "checking for newer geo files failed: ZeroDivisionError" in found.warnings[0]
+    clock.advance(LOOK)
+    assert found.warnings == []
 
 
 @pytest.mark.parametrize("hangs", [False, True])

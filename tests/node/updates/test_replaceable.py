@@ -145,7 +145,7 @@ def test_an_unreadable_record_removes_nothing(tmp_path: Path) -> None:
     (tmp_path / "chosen").write_text(json.dumps(said))
     again = Host(tmp_path)
     assert not again.choices.executables
-    again.record.clear(again.kit.cores, again.kit.lists)
+    again.record.clear(tmp_path / "cores", tmp_path / "geo")
     again.refuses = True
     with pytest.raises(Refused, match="not taken"):
         again.update("2.0.0")
