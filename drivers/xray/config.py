@@ -127,7 +127,10 @@ def plan(
     Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
     """
     try:
-        return _planned(_judged(converted, text, version, allowed), text, exclude, version)
+        base = _judged(converted, text, version, allowed)
+        # Reads the users of inbounds that are left as configured, so that they are known to be valid.
+        rules.outbounds_of(base)
+        return _planned(base, text, exclude, version)
     except DecodeError as error:
         # Another version of the core may give these fields another meaning.
         reason = "the node cannot parse this configuration as the core converted it: is this core's version supported?"

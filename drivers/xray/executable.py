@@ -7,13 +7,13 @@ geoip.dat is made if there is none.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from drivers.install.releases import XRAY
 from drivers.process.executable import ENVIRONMENT, Executable, Files, Installation
 from node.base.errors import CoreFailed
+from node.base.secret_file import write_secret
 from node.contract.driver import Host
 from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
 
@@ -93,25 +93,11 @@ def assets(configured: Path | None, executable: Path, private: Path, chosen: Pat
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = {path.name: path.resolve() for directory in reversed(candidates) for path in _lists(directory)}
     _link(wanted, private)
-    if "geoip.dat" not in wanted:
-        _write_whole(private / "geoip.dat", private_geoip())
+    own, content = private / "geoip.dat", private_geoip()
+    if "geoip.dat" not in wanted and not (own.is_file() and own.read_bytes() == content):
+        # Atomically: the core would take half of it, from a full disk, for the whole.
+        write_secret(own, content)
     return private
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: the core would take half of it, from a full disk, for the whole."""
-    if path.is_file() and path.read_bytes() == content:
-        return
-    beside = path.with_suffix(".new")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _lists(directory: Path) -> Iterator[Path]:

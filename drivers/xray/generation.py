@@ -132,8 +132,8 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         with asking(ROUTING):
             reply = await self._router.test(asked)
         if reply is None:
-            return routing.default_route(asked.routing_context, self.plan.base.outbound[0].tag)
-        return routing.route_of(reply)
+            return routing.route_of(asked.routing_context, self.plan.base.outbound[0].tag)
+        return routing.route_of(reply, reply.outbound_tag)
 
     async def audit(self) -> int:
         with asking(USERS):

@@ -129,20 +129,11 @@ def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:
     )
 
 
-def route_of(reply: xray_pb2.RoutingContext) -> RouteResult:
+def route_of(context: RoutingContext, outbound: str) -> RouteResult:
+    """The result of a route test; the tag of an outbound that the node named is left out."""
     return RouteResult(
-        outbound_tag=_shown(reply.outbound_tag),
-        outbound_group_tags=reply.outbound_group_tags,
-        inbound_tag=reply.inbound_tag,
-        network=_NAMES.get(reply.network, "unknown"),
-        target_domain=reply.target_domain,
-    )
-
-
-def default_route(context: xray_pb2.RoutingContext, first: str) -> RouteResult:
-    """The result where no rule matches: the first outbound."""
-    return RouteResult(
-        outbound_tag=_shown(first),
+        outbound_tag="" if outbound.startswith(OURS) else outbound,
+        outbound_group_tags=context.outbound_group_tags,
         inbound_tag=context.inbound_tag,
         network=_NAMES.get(context.network, "unknown"),
         target_domain=context.target_domain,
@@ -154,8 +145,3 @@ def _packed(address: str) -> list[bytes]:
         return [ip_address(address).packed] if address else []
     except ValueError as error:
         raise InvalidRequest(f"{shown(address)} is not an IP address") from error
-
-
-def _shown(outbound: str) -> str:
-    """An outbound's tag; empty if the node chose it."""
-    return "" if outbound.startswith(OURS) else outbound

@@ -188,8 +188,9 @@ def test_the_answer_of_the_core() -> None:
     """An outbound that the node named has an empty tag."""
     told = RoutingContext(outbound_tag="out", network=2, target_domain="a", outbound_group_tags=["g"])
     expected = RouteResult(outbound_tag="out", network="tcp", target_domain="a", outbound_group_tags=["g"])
-    assert routing.route_of(told) == expected
-    assert routing.default_route(told, "~txnode-out-0") == RouteResult(network="tcp", target_domain="a")
+    assert routing.route_of(told, told.outbound_tag) == expected
+    unmatched = RoutingContext(network=2, target_domain="a")
+    assert routing.route_of(unmatched, "~txnode-out-0") == RouteResult(network="tcp", target_domain="a")
 
 
 def test_latencies() -> None:
