@@ -135,8 +135,11 @@ class Arrival(Part):
         self._come_up()
 
     def go_back(self, reason: str) -> None:
-        """Go back to the version before, if this one follows it in an upgrade: the keeper ends this process then."""
-        if self._ties is not None and self._left.exact and not self._failed:
+        """Go back to the version before, if this one follows it in an upgrade: the keeper ends this process then.
+
+        Not if the node is ending, which also cancels what takes over the cores.
+        """
+        if self._ties is not None and self._left.exact and not self._failed and not self.ending:
             self._ties.fail(f"it cannot go on with the core: {reason}")
             signal.pause()
 

@@ -621,6 +621,16 @@ def test_the_end_while_cores_are_taken(house: House) -> None:
     assert house.ties.words.index("bye") < house.ties.words.index("up")
 
 
+@pytest.mark.usefixtures("paused")
+def test_the_end_cancels_taking_over(house: House) -> None:
+    """A signal came as soon as the node was ready: it ends in order, and no version before it starts."""
+    house.take(Handover(exact=True, run=Run(pid=5)))
+    house.arrival.begin()
+    house.arrival.end()
+    house.arrival.failed("cancelled")
+    assert "fail" not in house.ties.words and house.swept == [[5], []] and not house.port.reading
+
+
 # Without a keeper
 
 
