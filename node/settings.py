@@ -17,8 +17,8 @@ from node import deployed
 from node.base import env_file
 from node.contract.settings import Setting, fault_of_address
 from node.limits import parsing
-from node.limits.defaults import Defaults
-from node.limits.sizes import size
+from node.limits.limits import Defaults
+from node.limits.parsing import size
 from node.updates.policy import EVERY, LISTS_URL
 from node.updates.policy import Policy as Updates
 

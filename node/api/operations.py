@@ -33,7 +33,7 @@ from node.handover.leaving import Leaving
 from node.keys.keyfile import Scope
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.limits.node_quota import NodeQuotaLimit
 from node.limits.users import UserLimits
 from node.machine.system import SystemStats

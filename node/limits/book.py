@@ -13,10 +13,22 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, repeat
 from typing import NamedTuple
 
-from node.limits.count import EXPIRY, NEAR, QUOTA, Count, is_due, left, next_change, reached, reasons, restart_if_due
-from node.limits.defaults import Defaults, Rules
-from node.limits.limits import Limit, Way
-from node.limits.records import Override, pack, unpack
+from node.limits.count import (
+    EXPIRY,
+    NEAR,
+    QUOTA,
+    Count,
+    Override,
+    is_due,
+    left,
+    next_change,
+    pack,
+    reached,
+    reasons,
+    restart_if_due,
+    unpack,
+)
+from node.limits.limits import Defaults, Limit, Rules, Way
 from node.traffic.sums import Sums
 from protos.service_pb2 import LimitsSummary
 

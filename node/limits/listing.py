@@ -13,9 +13,8 @@ from node.backend.listing import MOST, MOST_BYTES, TURN
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
 from node.limits.book import Book
-from node.limits.calendar import period
 from node.limits.count import Count, reached, reasons
-from node.limits.limits import Limit, Period
+from node.limits.limits import Limit, Period, period
 from protos.service_pb2 import GetLimitsResponse, LimitState
 
 # Bytes of a row's tag and length in a reply.

@@ -1,4 +1,4 @@
-"""Parser for limits in settings and on command lines, such as `addresses=3 down=100M bytes=500GB/month@5`. Pure."""
+"""Parsers for limits, such as `addresses=3 down=100M bytes=500GB/month@5`, and for sizes, speeds and times. Pure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from datetime import UTC, datetime
 from fractions import Fraction
 
 from node.contract.limits import fault_of
-from node.limits.defaults import Defaults
-from node.limits.sizes import size
+from node.limits.limits import Defaults
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
 
+_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?\s*(?:([kmgtp])(i)?)?b?", re.IGNORECASE)
+# The largest size that a message and the state file can hold.
+MOST = 2**63 - 1
 _SPEED = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,9}))?\s*([kmgt])?", re.IGNORECASE)
-_STEPS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS = {letter: number for number, letter in enumerate("kmgtp", 1)}
 _QUOTA = re.compile(r"([^/@]+)(?:/(day|week|month)(?:@([0-9]{1,2}))?)?", re.IGNORECASE)
 # Tags and times of day may contain colons: the last colon before a space ends the tag.
 _NAMED = re.compile(r"(.*\S.*):\s+(.*)", re.DOTALL)
-_WAYS = {"both": Quota.BOTH, "up": Quota.UP, "down": Quota.DOWN}
 _PERIODS = {"day": Quota.DAY, "week": Quota.WEEK, "month": Quota.MONTH}
+_WAYS = {"both": Quota.BOTH, "up": Quota.UP, "down": Quota.DOWN}
 WORDS = "addresses=3, down=10M, up=2M, bytes=100GB/month@5, way=down, expires=2026-12-31, tell=bytes+addresses"
 
 
@@ -59,13 +61,29 @@ def fault(read: Callable[[str], object], text: str) -> str:
     return ""
 
 
+def size(text: str) -> int:
+    """Parse bytes: `2TB` and `2T` are decimal, `500GiB` and `500Gi` binary, a number alone is bytes.
+
+    Raises `ValueError` for anything else, and for a fraction of a byte.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size: write 2TB, 500GiB or a number of bytes")
+    whole, part, unit, binary = found.groups()
+    factor = (1024 if binary else 1000) ** (_UNITS[unit.lower()] if unit else 0)
+    count = Fraction(f"{whole}.{part or 0}") * factor
+    if count.denominator != 1 or count > MOST:
+        raise ValueError(f"{text!r} is not a whole number of bytes below 8 EiB")
+    return int(count)
+
+
 def speed(text: str) -> int:
     """Parse bits a second: `10M`, `1.5G` or a number. Raises `ValueError`."""
     found = _SPEED.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a speed: write 10M, 1.5G or a number of bits a second")
     whole, part, unit = found.groups()
-    return int(Fraction(f"{whole}.{part or 0}") * _STEPS[(unit or "").lower()])
+    return int(Fraction(f"{whole}.{part or 0}") * 1000 ** (_UNITS[unit.lower()] if unit else 0))
 
 
 def moment(text: str) -> int:

@@ -17,9 +17,9 @@ from node.limits.address_events import AddressEvents
 from node.limits.address_limits import AddressLimits, notes
 from node.limits.addresses import Grouping
 from node.limits.book import Book
-from node.limits.defaults import Defaults
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
+from node.limits.limits import Defaults
 from node.limits.listing import Listing
 from node.limits.pacer import Pacer
 from node.state.store import Store

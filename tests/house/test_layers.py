@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS: dict[str, set[str]] = {
     "node": {
         *("node.contract.settings", "node.updates.policy"),
-        *("node.limits.defaults", "node.limits.parsing", "node.limits.sizes"),
+        *("node.limits.limits", "node.limits.parsing"),
     },
     "node.base": set(),
     "node.keys": {"node.settings"},

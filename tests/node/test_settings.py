@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.settings import BadSettings, Settings, key_fault, load
 from node.tap import SETTINGS, Options
 from node.updates.policy import Policy

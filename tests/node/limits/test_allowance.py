@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.limits.allowance import Allowance, Flow, News, Spent, pack, unpack
-from node.limits.meter import Meter
+from node.limits.allowance import Allowance, Flow, Meter, News, Spent, pack, unpack
 from node.machine.interfaces import Carried
 
 BYTES = st.builds(Carried, st.integers(0, 2**40), st.integers(0, 2**40))

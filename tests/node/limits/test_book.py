@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.limits.book import MANY, REMEMBERED, Book, News, Report
 from node.limits.count import EXPIRY, QUOTA, Count, is_due, next_change, restart_if_due
-from node.limits.defaults import Defaults
-from node.limits.limits import Limit, Period, Way
+from node.limits.limits import Defaults, Limit, Period, Way
 from node.traffic.ledger import Ledger
 from node.traffic.sums import Sums
 from protos import service_pb2

@@ -13,9 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.base.errors import CoreFailed
 from node.events.kinds import Kind
 from node.limits.book import Book
-from node.limits.defaults import Defaults
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
+from node.limits.limits import Defaults
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
 from protos.service_pb2 import Limits, Quota

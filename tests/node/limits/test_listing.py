@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.limits.book import Book
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.limits.listing import Listing
 from protos.service_pb2 import GetLimitsResponse, Limits, Quota
 from tests.node.limits.test_book import NOON, carried, quota, until
