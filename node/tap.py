@@ -49,6 +49,7 @@ from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
+from node.limits.users import Options as UserLimitOptions
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.keyless import is_open_here, is_open_to_others
@@ -449,9 +450,9 @@ def _policy(settings: Settings) -> Policy:
         Limits(settings.drain_timeout, settings.drain_generations),
         settings.upgrade,
         settings.metrics_users,
-        settings.limits,
-        grouping=Grouping(settings.limit_ipv4_prefix, settings.limit_ipv6_prefix),
-        grace=settings.limit_grace,
+        UserLimitOptions(
+            settings.limits, Grouping(settings.limit_ipv4_prefix, settings.limit_ipv6_prefix), settings.limit_grace
+        ),
         allowance=Allowance(
             settings.quota,
             settings.quota_reset_day,

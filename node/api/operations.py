@@ -31,11 +31,9 @@ from node.contract.routing import Routing
 from node.events.journal import Journal
 from node.handover.leaving import Leaving
 from node.keys.keyfile import Scope
-from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance
-from node.limits.limits import Defaults
 from node.limits.node_quota import NodeQuotaLimit
-from node.limits.users import UserLimits
+from node.limits.users import Options, UserLimits
 from node.machine.system import SystemStats
 from node.state.database import Changes, Saved
 from node.state.store import Store
@@ -65,9 +63,7 @@ class Policy:
     `stop_grace`: how long a core lives on after a Stop of a deployed panel, which sends Stop and then Start for each
     change. `outlive`: a backend keeps running when its keep-alive expires. `poll`: between two readings of the
     counters. `drain`: the limits of draining cores. `upgrade`: a Start brings in a core whose files changed.
-    `count_users`: bytes are summed up by user, too. `limits`: the default limits of users without their own;
-    `grouping`: which addresses count as one; `grace`: how long an address is silent before it gives way to another one.
-    `allowance`: the node's own quota.
+    `count_users`: bytes are summed up by user, too. `limits`: those of users; `allowance`: the node's own quota.
     """
 
     stop_grace: float = 30.0
@@ -77,10 +73,8 @@ class Policy:
     drain: Limits = field(default_factory=Limits)
     upgrade: bool = False
     count_users: bool = False
-    limits: Defaults = field(default_factory=Defaults)
+    limits: Options = field(default_factory=Options)
     allowance: Allowance = field(default_factory=Allowance)
-    grouping: Grouping = field(default_factory=Grouping)
-    grace: float = 30.0
 
 
 class Updates(Protocol):
@@ -130,14 +124,10 @@ class Backend:
             journal=self._journal,
         )
         self._limits = UserLimits(
-            *(reactor, self._runner, self._generations, self._traffic, store, self._runner.journal),
-            defaults=policy.limits,
-            interval=policy.poll,
-            grouping=policy.grouping,
-            grace=policy.grace,
+            *(reactor, self._runner, self._generations, self._traffic, store, self._runner.journal, policy.limits)
         )
         self._own = NodeQuotaLimit(
-            *(reactor, policy.allowance, self._generations, store, self._runner.journal), interval=policy.poll
+            *(reactor, policy.allowance, policy.poll, self._generations, store, self._runner.journal)
         )
         self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
@@ -165,12 +155,13 @@ class Backend:
     @property
     def limits(self) -> LimitsSummary:
         """How many users have limits, and how many are barred by them."""
-        return self._limits.summary()
+        return self._summary()
 
     @property
     def quota(self) -> NodeQuota | None:
         """The node's own quota and its use, if there is one."""
-        return self._own.summary
+        summary = self._summary()
+        return summary.node if summary.HasField("node") else None
 
     @property
     def warnings(self) -> list[str]:
@@ -416,17 +407,16 @@ class Backend:
         )
 
     def _summary(self) -> LimitsSummary:
-        summary = self._limits.summary()
-        if self.quota is not None:
-            summary.node.CopyFrom(self.quota)
-        return summary
+        info = BaseInfoResponse()
+        self._limits.summary(info)
+        self._own.summary(info)
+        return info.limits
 
     def _found(self, saved: Saved) -> None:
         """Take over the saved state of an earlier node, which may be read late."""
         self._traffic.restore(saved.rows, saved.totals)
-        # The row without a user is the node's own.
-        self._limits.restore((key, packed) for key, packed in saved.limits if key)
-        self._own.restore(dict(saved.limits).get(""))
+        self._limits.restore(saved)
+        self._own.restore(saved)
         if not self._runner.desired.loaded(saved) or not saved.request:
             self._require_heir()
             return
@@ -480,7 +470,7 @@ class Backend:
         changes.rows = {(row.scope, row.key): row for row in rows}
         changes.totals = {(row.scope, row.key): row for row in totals}
         changes.booked = self._traffic.booked
-        changes.limits = {**self._limits.book.everything(), **self._own.everything()}
+        changes.limits = {**self._limits.everything(), **self._own.everything()}
         return changes
 
     def _note_keep_alive(self) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum
-from functools import lru_cache
 
 from protos import service_pb2
 from protos.service_pb2 import LimitAction, Limits, Quota, Speed
@@ -39,8 +38,8 @@ class Period(Enum):
 class Limit:
     """The limits of one user; 0 is no limit. See `Limits` in protos/service.proto for the meaning of each.
 
-    `quota`: bytes. `expires_at`: Unix seconds. `down`, `up`: bits a second. `…_tells`: the action TELL, so that reaching
-    the limit only causes an event.
+    `quota`: bytes. `expires_at`: Unix seconds. `down`, `up`: bits a second. `…_tells`: the action TELL, so that
+    reaching the limit only causes an event.
     """
 
     quota: int = 0
@@ -119,29 +118,6 @@ class Defaults:
 
     all_users: Limits = field(default_factory=Limits)
     inbounds: Mapping[str, Limits] = field(default_factory=dict)
-
-
-class Rules:
-    """Merges a user's own limits, packed, with the defaults of their inbounds and of all users."""
-
-    def __init__(self, defaults: Defaults) -> None:
-        self._defaults = defaults
-        self._made = lru_cache(maxsize=100_000)(self._make)
-        # The limit of users without limits of their own, unless their inbound has defaults.
-        self.all_users = self._make(b"", ())
-
-    def of(self, own: bytes, tags: tuple[str, ...]) -> Limit:
-        """The limit that holds. Cached, as many users have the same."""
-        return self._made(own, tags if self._defaults.inbounds else ())
-
-    @property
-    def by_inbound(self) -> bool:
-        """Whether some inbound has defaults."""
-        return bool(self._defaults.inbounds)
-
-    def _make(self, own: bytes, tags: tuple[str, ...]) -> Limit:
-        layers = [self._defaults.inbounds[tag] for tag in sorted(tags) if tag in self._defaults.inbounds]
-        return Limit.of([Limits.FromString(own), *layers, self._defaults.all_users])
 
 
 # Periods: days begin at midnight UTC; times are Unix seconds.

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
+from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
-from node.events.journal import Tells
+from node.contract.driver import Closes, Generation
+from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, News, Spent, pack, unpack
-from node.limits.inbound_gate import InboundGate
 from node.machine.interfaces import Interfaces, of_machine, read_interfaces
+from node.state.database import Saved
 from node.state.store import Store
-from protos.service_pb2 import NodeQuota
+from protos.service_pb2 import BaseInfoResponse
 
 # Seconds between two readings of the interfaces, and two checks of closed inbounds.
 TICK = 1.0
+# How often the connections of a core that started while the inbounds were closed are ended: its listeners were open
+# for a moment, and it may accept a connection from their backlog after the first time.
+EMPTIED = 2
 # The key of this record among the users' limits in the state file: no user has an empty name.
 NO_USER = ""
 
@@ -28,6 +34,11 @@ _OVER = "NODE_QUOTA of {bytes:,} bytes is used up"
 _CLOSED = f"{_OVER}: the node takes no new connections of users until the reset day"
 _TEXTS = {News.NEAR: "four fifths of NODE_QUOTA ({bytes:,} bytes) are used", News.OVER: _OVER}
 _KINDS = {News.NEAR: Kind.NODE_QUOTA_NEAR, News.OVER: Kind.NODE_QUOTA_OVER}
+
+
+def now_carried() -> tuple[float, Interfaces]:
+    """The time, in Unix seconds, and the kernel's counters. Raises `OSError`."""
+    return time.time(), read_interfaces()
 
 
 class NodeQuotaLimit:
@@ -39,13 +50,11 @@ class NodeQuotaLimit:
         self,
         clock: IReactorTime,
         allowance: Allowance,
+        interval: float,
         generations: Generations,
         store: Store,
-        journal: Tells,
-        *,
-        interval: float,
-        read: Callable[[], Interfaces] = read_interfaces,
-        now: Callable[[], float] = time.time,
+        journal: Journal,
+        read: Callable[[], tuple[float, Interfaces]] = now_carried,
     ) -> None:
         self._clock = clock
         self._allowance = allowance
@@ -53,7 +62,6 @@ class NodeQuotaLimit:
         self._journal = journal
         self._interval = interval
         self._read = read
-        self._now = now
         self._gate = InboundGate(generations)
         self._spent = Spent()
         self._kept = -math.inf
@@ -67,10 +75,10 @@ class NodeQuotaLimit:
         lacking = [f"NODE_QUOTA_INTERFACE: there is no interface {name}" for name in self._lacking]
         return [*self._over(), *self._gate.warnings, *lacking, *self._work.warnings]
 
-    @property
-    def summary(self) -> NodeQuota | None:
-        """The usage, if there is a quota."""
-        return self._spent.summary(self._allowance) if self._allowance.bytes else None
+    def summary(self, info: BaseInfoResponse) -> None:
+        """Add the usage, if there is a quota."""
+        if self._allowance.bytes:
+            info.limits.node.CopyFrom(self._spent.summary(self._allowance))
 
     def start(self) -> None:
         if self._allowance.bytes:
@@ -83,14 +91,14 @@ class NodeQuotaLimit:
             self._look_now()
             self._note()
 
-    def restore(self, packed: bytes | None) -> None:
+    def restore(self, saved: Saved) -> None:
         """Load the record of an earlier node, and count what moved since, as far as the kernel knows."""
-        if packed is not None:
+        if (packed := dict(saved.limits).get(NO_USER)) is not None:
             self._spent = unpack(packed)
         if self._allowance.bytes:
             self._look_now()
 
-    def everything(self) -> Mapping[str, bytes]:
+    def everything(self) -> dict[str, bytes | None]:
         """The record to save."""
         return {NO_USER: pack(self._spent)} if self._spent.seen else {}
 
@@ -111,11 +119,12 @@ class NodeQuotaLimit:
 
     def _look(self) -> None:
         """Read the interfaces, add what has moved, and act on it."""
-        interfaces, spent = self._read(), self._spent
+        now, interfaces = self._read()
+        spent = self._spent
         named = self._allowance.interfaces
         self._lacking = sorted({*named} - interfaces.carried.keys())
         moved = spent.meter.read(interfaces.boot, interfaces.carried, named or of_machine(interfaces))
-        turned = spent.book(moved, self._now(), self._allowance.reset_day)
+        turned = spent.book(moved, now, self._allowance.reset_day)
         if turned:
             self._journal.tell(Kind.NODE_QUOTA_BEGUN, "a new period of NODE_QUOTA has begun")
         if self._judge() or turned or self._clock.seconds() >= self._kept + self._interval:
@@ -145,3 +154,77 @@ class NodeQuotaLimit:
     def _note(self) -> None:
         self._kept = self._clock.seconds()
         self._store.limits(self.everything())
+
+
+class InboundGate:
+    """NODE_QUOTA_ACTION=close: closes the inbounds of all cores to new connections; open connections go on.
+
+    New cores are included: call `keep` periodically.
+    """
+
+    log = Logger()
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+        self.closed = False
+        # Cores whose inbounds are closed, and how often their connections are still to be ended.
+        self._shut: dict[Generation, int] = {}
+        self._faults: dict[Generation, str] = {}
+        self._lock = DeferredLock()
+        generations.watch(self._hurry)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings for `info`: where users still get in."""
+        if not self.closed:
+            return []
+        open_ports = {port for run in self._shut if isinstance(run, Closes) for port in run.open_ports}
+        ports = ", ".join(map(str, sorted(open_ports)))
+        udp = f"NODE_QUOTA is used up, but users still get in by UDP, port {ports}: datagrams do not show who is new"
+        failed = [f"NODE_QUOTA is used up, but new connections get in: {fault}" for fault in set(self._faults.values())]
+        return [udp, *failed] if ports else failed
+
+    def set(self, closed: bool) -> None:
+        """Close the inbounds to new connections, or open them."""
+        if closed != self.closed:
+            self.closed = closed
+            self._shut |= dict.fromkeys(self._generations.serving, 0) if closed else {}
+            self._hurry()
+
+    async def keep(self) -> None:
+        """Close or open the inbounds of each core that is not in the wanted state yet."""
+        async with self._lock:
+            serving = self._generations.serving
+            for known in (self._shut, self._faults):
+                for gone in known.keys() - {*serving}:
+                    del known[gone]
+            for run in serving:
+                if self.closed or run in self._shut:
+                    await self._set(run)
+
+    async def _set(self, run: Generation) -> None:
+        try:
+            if not isinstance(run, Closes):
+                raise CoreFailed("this core cannot close its inbounds")
+            if self.closed:
+                await self._close(run)
+            else:
+                await run.open_door()
+                self._shut.pop(run, None)
+            self._faults.pop(run, None)
+        except CoreFailed as error:
+            if self._faults.get(run) != error.text and run.alive:
+                done = "closed" if self.closed else "opened again"
+                self.log.warn("NODE_QUOTA: inbounds could not be {done}: {fault}; retrying", done=done, fault=error)
+            self._faults[run] = error.text
+
+    async def _close(self, run: Closes) -> None:
+        times = self._shut.setdefault(run, EMPTIED)
+        await run.close_door(empty=times > 0)
+        self._shut[run] = max(0, times - 1)
+
+    def _hurry(self) -> None:
+        if self.closed or self._shut:
+            ensureDeferred(self.keep()).addErrback(
+                lambda failure: self.log.failure("NODE_QUOTA: closing or opening inbounds failed; retrying", failure)
+            )

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
+from node.backend.listing import MOST, MOST_BYTES, TURN
 from node.backend.runner import Runner
 from node.backend.supplied import check
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
+from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
-from node.contract.connections import Address, SeesConnections
-from node.events.journal import Tells
-from node.limits.address_events import AddressEvents
-from node.limits.address_limits import AddressLimits, notes
+from node.events.journal import Journal
+from node.limits.address_limits import AddressLimits
 from node.limits.addresses import Grouping
 from node.limits.book import Book
+from node.limits.connections import Connections
+from node.limits.count import Count, reached, reasons
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
-from node.limits.limits import Defaults
-from node.limits.listing import Listing
+from node.limits.limits import Defaults, Limit, Period, period
 from node.limits.pacer import Pacer
+from node.state.database import Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import (
+    BaseInfoResponse,
     GetLimitsRequest,
     GetLimitsResponse,
-    LimitsSummary,
+    LimitState,
     SetLimitsRequest,
     SetLimitsResponse,
     User,
 )
 
 NO_USER = "not a user now: the limits apply once they are one"
+# Bytes of a row's tag and length in a reply.
+_FRAME = 6
+
+
+@dataclass(frozen=True)
+class Options:
+    """The operator's choices: the default limits of users without their own, and which addresses count as one.
+
+    `grace`: seconds for which an address is silent before it gives way to another one.
+    """
+
+    defaults: Defaults = field(default_factory=Defaults)
+    grouping: Grouping = field(default_factory=Grouping)
+    grace: float = 30.0
 
 
 class UserLimits:
@@ -46,40 +67,18 @@ class UserLimits:
         generations: Generations,
         traffic: Traffic,
         store: Store,
-        journal: Tells,
-        defaults: Defaults,
-        interval: float,
-        grouping: Grouping,
-        grace: float,
+        journal: Journal,
+        options: Options,
     ) -> None:
-        self._reactor = reactor
-        self._desired = runner.desired
-        self._generations = generations
-        self._runs: Sequence[SeesConnections] = ()
-        self._blind = False
-        self.book = Book(time.time, defaults, lambda key: self._desired.roster.tags_of(key), self._name_of)
-        self._addresses = AddressLimits(
-            reactor,
-            runs=lambda: self._runs,
-            limit_of=self.book.limit_of,
-            events=AddressEvents(journal, reactor, self._name_of),
-            grouping=grouping,
-            grace=grace,
-        )
-        self._enforcement = Enforcement(
-            *(reactor, self.book, runner.users, store, LimitEvents(journal, reactor, self._name_of)),
-            read=lambda wanted: traffic.read(wanted=wanted),
-            save=traffic.save,
-            may_carry=self._may_carry,
-            interval=interval,
-        )
-        self._pacer = Pacer(reactor, generations, self.book.limit_of)
-        self._listing = Listing(reactor, self.book, self)
-        self._listening = False
-        self.book.changed = self._changed
-        self._desired.limiter = self.book
+        self._book = book = Book(runner.desired, options.defaults)
+        in_force, connections = book.in_force, Connections(generations, book.in_force)
+        self._events = events = LimitEvents(journal, reactor, in_force)
+        self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
+        self._addresses = AddressLimits(reactor, in_force, connections, events, options.grouping, options.grace)
+        self._pacer = Pacer(reactor, in_force, connections)
+        self._listing = Listing(reactor, book, self._addresses, self._pacer)
+        runner.desired.limiter = self._enforcement
         traffic.watched(self._enforcement)
-        generations.watch(self._follow)
 
     @property
     def warnings(self) -> list[str]:
@@ -95,11 +94,21 @@ class UserLimits:
         self._addresses.stop()
         self._enforcement.stop()
         self._pacer.stop()
+        self._events.close()
 
-    def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
+    def restore(self, saved: Saved) -> None:
         """Load the records of an earlier node."""
-        self.book.restore(records)
-        self._enforcement.handle_soon()
+        # The record without a user is the node's own.
+        self._enforcement.restore((key, packed) for key, packed in saved.limits if key)
+
+    def everything(self) -> dict[str, bytes | None]:
+        """All records to save."""
+        return self._book.everything()
+
+    def summary(self, info: BaseInfoResponse) -> None:
+        """Add how many users have limits, how many are barred by them, and the like."""
+        info.limits.MergeFrom(self._book.summary())
+        info.limits.too_many_addresses = self._addresses.ended
 
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
         """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
@@ -114,7 +123,7 @@ class UserLimits:
         refused = await self._enforcement.override({key: packed for key, (_, packed) in overrides.items()})
         reply = SetLimitsResponse()
         for key, (name, _) in overrides.items():
-            for text in self.notes(key) if self.book.is_user(key) else [NO_USER]:
+            for text in self._listing.notes(key) if key in self._book.in_force.users else [NO_USER]:
                 reply.notes.add(name=name, text=text)
         for email, reason in refused:
             if key_of(email) in overrides:
@@ -123,57 +132,63 @@ class UserLimits:
 
     async def page(self, request: GetLimitsRequest) -> GetLimitsResponse:
         """GetLimits: a page of the users with limits."""
-        return await self._listing.page(request.after, request.limit, request.names, request.off)
+        return await self._listing.page(request)
 
-    def summary(self) -> LimitsSummary:
-        """The numbers for `info`: users with limits, barred users, and the like."""
-        summary = LimitsSummary()
-        summary.CopyFrom(self.book.summary())
-        summary.too_many_addresses = self._addresses.ended
-        return summary
 
-    # Satisfies `node.limits.listing.Sight`
+class Listing:
+    """Makes the replies of GetLimits."""
 
-    async def addresses(self, keys: Collection[str]) -> Mapping[str, Sequence[str]]:
-        return await self._addresses.addresses(keys)
+    def __init__(self, reactor: IReactorTime, book: Book, addresses: AddressLimits, pacer: Pacer) -> None:
+        self._reactor = reactor
+        self._book = book
+        self._addresses = addresses
+        self._pacer = pacer
 
-    def notes(self, key: str) -> Sequence[str]:
-        unseen = {tag: why for run in self._runs for tag, why in run.unseen.items()}
-        tags = self._desired.roster.tags_of(key)
-        addresses = notes(self.book.limit_of(key), tags, unseen, blind=self._blind)
-        return [*addresses, *self._pacer.notes(key)]
+    def notes(self, key: str) -> list[str]:
+        """Which of this user's limits are not enforced, and why."""
+        return [*self._addresses.notes(key), *self._pacer.notes(key)]
 
-    # The cores
+    async def page(self, request: GetLimitsRequest) -> GetLimitsResponse:
+        """The users after a name, as many as fit into a reply: those with limits, barred ones, or some by name."""
+        keys = self._asked(request.names, request.off)
+        begin, limit = key_of(request.after), min(request.limit or MOST, MOST)
+        reply, size = GetLimitsResponse(total=len(keys)), 0
+        page = nsmallest(limit + 1, (key for key in keys if key > begin))
+        addresses = await self._addresses.addresses(page)
+        for number, key in enumerate(page):
+            if number % TURN == 0:
+                await a_turn(self._reactor)
+            row = self._row(key, addresses.get(key, ()))
+            size += row.ByteSize() + _FRAME
+            if len(reply.users) == limit or (reply.users and size > MOST_BYTES):
+                reply.next = page[number - 1]
+                break
+            reply.users.append(row)
+        return reply
 
-    def _follow(self) -> None:
-        """Called when a core came or went."""
-        serving = self._generations.serving
-        self._runs = [run for run in serving if isinstance(run, SeesConnections)]
-        self._blind = len(self._runs) < len(serving)
-        self._listen()
+    def _asked(self, names: Collection[str], off: bool) -> AbstractSet[str]:
+        book = self._book
+        if names:
+            return {key for key in map(key_of, names) if book.knows(key) and (not off or key in book.off)}
+        return book.off.intersection(book.in_force.users) if off else book.in_force.limited()
 
-    def _listen(self) -> None:
-        """Have the cores report new connections once any user has limits; before that the cost is saved."""
-        if self.book.limits_anybody:
-            for run in self._runs:
-                run.arrived = self._arrived
-            self._listening = True
+    def _row(self, key: str, addresses: Sequence[str]) -> LimitState:
+        book = self._book
+        limit, count = book.in_force.of(key), book.count_of(key)
+        row = LimitState(name=book.in_force.name_of(key), limits=limit.message(), addresses=addresses)
+        row.notes.extend(self.notes(key))
+        if count is not None or limit.quota:
+            # A user who has not connected yet has no count.
+            _fill(row, limit, count or Count(0.0), book.now())
+        return row
 
-    def _changed(self, keys: Collection[str]) -> None:
-        """Called when the limits of these users may have changed, or they came or went."""
-        if not self._listening:
-            self._listen()
-        self._addresses.changed(keys)
-        self._pacer.changed(keys)
 
-    def _arrived(self, key: str, address: Address) -> None:
-        self._enforcement.arrived(key)
-        self._addresses.arrived(key, address)
-        self._pacer.arrived(key, address)
-
-    def _may_carry(self, key: str) -> bool:
-        return self._blind or any(run.may_carry(key) for run in self._runs)
-
-    def _name_of(self, key: str) -> str:
-        packed = self._desired.roster.users.get(key)
-        return key if packed is None else User.FromString(packed).email
+def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
+    """Add the usage and what follows from it."""
+    if limit.quota:
+        row.used_up, row.used_down, row.counted_since = count.up, count.down, count.began
+        row.left = max(0, limit.quota - count.used(limit.way))
+        if limit.period is not Period.NEVER:
+            row.resets_at = int(period(now, limit.period, limit.reset_day)[1])
+    row.off_since = count.off_since
+    row.off_for.extend(reasons(reached(count, limit, now), limit))

@@ -62,8 +62,6 @@ class Ledger:
 
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
-        # Called with the bytes of users, by key, as they are booked.
-        self.booked: Callable[[Sums], None] = lambda _: None
         # By key: users with bytes; inbounds and outbounds with bytes, and those that run.
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # Bytes of replies that are not delivered yet.
@@ -79,20 +77,19 @@ class Ledger:
         """The number of rows of each scope, including inbounds and outbounds without bytes."""
         return {scope: len(sums) for scope, sums in self._pending.items()}
 
-    def book(self, run: object, reading: Reading) -> bool:
-        """Book what a run of a core has counted since its last reading. Returns whether there were any bytes.
+    def book(self, run: object, reading: Reading) -> Mapping[Scope, Sums]:
+        """Book what a run of a core has counted since its last reading. Returns the bytes, those of users by key.
 
         A reading may come in parts: missing counters are taken as unchanged.
         """
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
         self.totals.book(_added(found, self.totals.scopes))
+        if Scope.USER in found:
+            found[Scope.USER] = self._by_key(found[Scope.USER])
         for scope, sums in found.items():
-            if scope is Scope.USER:
-                sums = self._by_key(sums)
-                self.booked(sums)
             self._add(scope, sums)
-        return any(sums.moved for sums in found.values())
+        return found
 
     def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
         """A run's counters of these rows at its last reading, which the rows include."""

@@ -81,7 +81,7 @@ class Traffic:
         self._generations = generations
         self._is_user = is_user
         self._store = store
-        self._interval = interval
+        self.interval = interval
         self._ledger = Ledger(totals)
         self._limits: Limits | None = None
         self._readings = Readings(reactor, self._read_one)
@@ -119,7 +119,6 @@ class Traffic:
     def watched(self, limits: Limits) -> None:
         """Report the bytes of users to these limits from now on."""
         self._limits = limits
-        self._ledger.booked = limits.booked
 
     def known(self, run: Generation) -> Mapping[str, int]:
         """The booked counters of a run."""
@@ -181,7 +180,7 @@ class Traffic:
                 self.log.debug("totals are reported as last known: the core or the disk is slow")
 
     async def _refresh(self) -> None:
-        if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
+        if self._reactor.seconds() - self._read_at >= FRESH * self.interval:
             await self.read()
 
     async def _keep(self) -> None:
@@ -254,7 +253,7 @@ class Traffic:
     async def _tick(self) -> None:
         now = self._reactor.seconds()
         # Half a tick early is as good.
-        due = self._interval * (1 - TICK / 2)
+        due = self.interval * (1 - TICK / 2)
         if not self._generations.counting:
             self._whole_at = now
         elif now - self._read_at > due:
@@ -294,7 +293,10 @@ class Traffic:
     async def _book(self, generation: Generation, reading: Reading) -> bool:
         counters, moved = iter(reading.items()), False
         while part := dict(islice(counters, SLICE)):
-            moved |= self._ledger.book(generation, part)
+            booked = self._ledger.book(generation, part)
+            moved |= any(sums.moved for sums in booked.values())
+            if self._limits is not None and Scope.USER in booked:
+                self._limits.booked(booked[Scope.USER])
             await self._breathe(part)
         return moved
 

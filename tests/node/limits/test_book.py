@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from node.traffic.ledger import Ledger
 from node.traffic.sums import Sums
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
+from tests.harness.limited import NOBODY
 
 DAY = 86_400.0
 NOON = 1_800_014_400.0
@@ -48,7 +51,7 @@ def carried(name: str, up: int = 0, down: int = 0) -> Sums:
 
 def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
     clock = Clock()
-    book = Book(clock, defaults)
+    book = Book(NOBODY, defaults or Defaults(), clock)
     book.install(own, {*own, *users})
     return book, clock
 
@@ -128,16 +131,16 @@ def test_the_last_change_holds() -> None:
     own = {"ann": quota(100)}
     book, _ = book_of(own)
     book.override("ann", quota(50))
-    assert book.limit_of("ann").quota == 50
+    assert book.in_force.of("ann").quota == 50
     book.install(dict(own), {"ann"})
-    assert book.limit_of("ann").quota == 50
+    assert book.in_force.of("ann").quota == 50
     book.install({"ann": quota(70)}, {"ann"})
-    assert book.limit_of("ann").quota == 70
+    assert book.in_force.of("ann").quota == 70
     book.install(dict(own), {"ann"})
-    assert book.limit_of("ann").quota == 100
+    assert book.in_force.of("ann").quota == 100
     book.override("ann", quota(50))
     book.install({}, {"ann"})
-    assert not book.limit_of("ann").any
+    assert not book.in_force.of("ann").any
 
 
 def test_a_removed_user_keeps_their_usage() -> None:
@@ -162,7 +165,7 @@ def test_defaults_are_for_users_without_limits() -> None:
     book, _ = book_of({"ann": quota(0)}, "bob", defaults=defaults)
     book.book(carried("ann", 100))
     book.book(carried("bob", 100))
-    assert book.off == {"bob"} and [*book.limited()] == ["bob"]
+    assert book.off == {"bob"} and [*book.in_force.limited()] == ["bob"]
 
 
 def test_a_new_period_of_a_default_quota() -> None:
@@ -244,13 +247,9 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
         self._node()
 
     def _node(self) -> None:
-        self.book, self.ledger = Book(self.clock), Ledger()
-        self.ledger.booked = self._booked
+        self.book, self.ledger = Book(NOBODY, now=self.clock), Ledger()
         self.book.restore([(key, packed) for key, packed in self.disk.items() if packed is not None])
         self.book.install(self.own, {*NAMES})
-
-    def _booked(self, moved: Sums) -> None:
-        self.book.book(moved)
 
     def _begin(self, name: str, size: int, since: int, used: int) -> None:
         if not size:
@@ -271,7 +270,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
             for way, value in zip(DIRECTIONS, both, strict=True)
         }
         last = {row.name: sum(row.both) for row in self.ledger.all(Scope.USER)}
-        self.ledger.book(self.run, reading)
+        self.book.book(self.ledger.book(self.run, reading).get(Scope.USER, Sums()))
         for row in self.ledger.all(Scope.USER):
             self.seen[row.name] += sum(row.both) - last.get(row.name, 0)
 
@@ -316,7 +315,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
     @invariant()
     def used_is_what_was_seen(self) -> None:
         for name in NAMES:
-            limit, count = self.book.limit_of(name), self.book.count_of(name)
+            limit, count = self.book.in_force.of(name), self.book.count_of(name)
             if limit.quota:
                 assert count is not None
                 assert count.used(limit.way) == self.seen[name]
@@ -350,7 +349,8 @@ def test_a_whole_set_moves_users_to_other_inbounds() -> None:
     """The limits there hold at once: a barred user is in, a user with a quota now is counted."""
     inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
     defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
-    book = Book(clock, defaults, inbounds.__getitem__)
+    desired: Any = SimpleNamespace(roster=SimpleNamespace(tags_of=inbounds.__getitem__))
+    book = Book(desired, defaults, clock)
     book.install({}, {*NAMES})
     book.override("bob", until(NOON + 5))
     book.override("bob", None)
@@ -395,7 +395,7 @@ def test_a_clock_that_was_slow() -> None:
     clock.now = 60.0
     book.judge_all_again()
     book.judge_due()
-    restarted = Book(clock)
+    restarted = Book(NOBODY, now=clock)
     restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
     restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
     clock.now = NOON + 10
@@ -448,19 +448,18 @@ def test_a_whole_set_is_judged_in_parts() -> None:
     own = dict.fromkeys(names, until(NOON + 5))
     before, _ = book_of({"user1": until(NOON - 5)})
     clock = Clock()
-    book = Book(clock)
+    book = Book(NOBODY, now=clock)
     book.restore((key, packed) for key, packed in before.everything().items() if packed)
-    asked = list[str]()
-    book.changed = asked.extend
     clock.now += 5
     assert book.install(own, own.keys()) == {"user1"}
     assert book.next_turn <= clock.now
     # Bytes of a user who is not judged yet.
     book.book(carried("user2", 1))
+    assert book.touched == {"user1"}
     while book.judge_due(100):
         assert book.summary().limited == MANY + 1
         assert book.summary().off_expired == len(book.off)
-    assert book.off == {*names} == {*asked} and book.next_turn == math.inf
+    assert book.off == {*names} == book.touched and book.next_turn == math.inf
 
 
 def test_near_is_current() -> None:

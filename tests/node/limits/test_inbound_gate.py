@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.generations import Generations
 from node.base.errors import CoreFailed
-from node.limits.inbound_gate import InboundGate
+from node.limits.node_quota import InboundGate
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 
