@@ -39,7 +39,6 @@ from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
-from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover.program import CHECKING, KEPT, Program, Tried
@@ -174,7 +173,7 @@ class NodeService(Service):
         )
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
-        self._journal = Journal(reactor, self._store.event)
+        self._journal = Journal(reactor, self._store)
         notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.notify)
         self._systemd = Systemd(notifier, reactor)
         authenticator = Authenticator(settings.api_key, settings.certified)
@@ -311,7 +310,7 @@ class NodeService(Service):
             self._sweep()
             self._updates.load()
             saved = self._store.open()
-            begin_journal(self._journal, self._store, saved, __version__)
+            self._journal.begin(self._store, saved, __version__)
             self._report_reloads()
             self._aio.startService()
             self._upstream.sweep()
@@ -366,7 +365,7 @@ class NodeService(Service):
 
     def _report_reloads(self) -> None:
         """Make each reload of the certificate and of the keys an event."""
-        report = partial(tell_reloaded, self._journal)
+        report = self._journal.tell_reloaded
         self._certificates.reloaded = partial(report, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
         self._keyring.reloaded = partial(report, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
 

@@ -174,7 +174,7 @@ class Backend:
     def begin(self, saved: Saved) -> None:
         """Start the parts, and resume from the state of an earlier node."""
         self._own.start()
-        self._traffic.begin(())
+        self._traffic.start()
         self._noting.start()
         self._found(saved)
         self._limits.start()
@@ -224,7 +224,7 @@ class Backend:
         if self._keep_alive.left is not None:
             self._note_keep_alive()
             self._keep_alive.stop()
-        self._traffic.end()
+        self._traffic.stop()
         self._limits.stop()
         self._own.stop()
 
@@ -414,7 +414,7 @@ class Backend:
 
     def _found(self, saved: Saved) -> None:
         """Take over the saved state of an earlier node, which may be read late."""
-        self._traffic.restore(saved.rows, saved.totals)
+        self._traffic.restore(saved)
         self._limits.restore(saved)
         self._own.restore(saved)
         if not self._runner.desired.loaded(saved) or not saved.request:

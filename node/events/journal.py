@@ -12,14 +12,18 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.alarm import Alarm
 from node.base.logs import printable
 from node.base.waiting import Waiters
 from node.events.kinds import ONE_READER, Kind
+from node.state.database import Saved
 from node.state.events import Margins, Packed
+from node.state.store import Store
 from protos.service_pb2 import Event
 
 # Most events kept, and most bytes: days for an ordinary node, minutes if the core crashes again and again.
@@ -34,12 +38,6 @@ RESERVED = 1_000
 READ = 256
 
 
-class Keep(Protocol):
-    """Writes an event to disk: `node.state.store.Store.event` satisfies it."""
-
-    def __call__(self, margins: Margins, event: Packed | None = None) -> None: ...
-
-
 class Tells(Protocol):
     """The part of the journal that reports events."""
 
@@ -48,11 +46,10 @@ class Tells(Protocol):
 
 
 class Journal:
-    """Events in order. `keep` writes each to disk; without it they are only in memory."""
+    """Events in order. The store writes each to disk; without it they are only in memory."""
 
-    def __init__(self, reactor: IReactorTime, keep: Keep | None = None, now: Callable[[], float] = time.time) -> None:
-        self._reactor = reactor
-        self._keep = keep
+    def __init__(self, reactor: IReactorTime, store: Store | None = None, now: Callable[[], float] = time.time) -> None:
+        self._store = store
         self.now = now
         self._events: list[Packed] = []
         self._bytes = 0
@@ -60,10 +57,10 @@ class Journal:
         self._last = 0
         # The last number reserved, and the last one whose reservation is on disk.
         self._ceiling = 0
-        self._sure: float = 0 if keep else math.inf
+        self._sure: float = 0 if store else math.inf
         self._trouble = False
         self._waiters = Waiters()
-        self._wake_due = False
+        self._waking = Alarm(reactor, self._waiters.wake)
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
         """Report an event. Satisfies `Tells`."""
@@ -72,11 +69,27 @@ class Journal:
         self._add(packed)
         if self._last + RESERVED // 2 > self._ceiling:
             self._ceiling = self._last + RESERVED
-        if self._keep is not None:
-            self._keep(self._margins, packed)
+        if self._store is not None:
+            self._store.event(self._margins, packed)
         self._show()
 
+    def tell_reloaded(self, loaded: Kind, refused: Kind, fault: str) -> None:
+        """Report that files were reloaded or, with `fault`, that they cannot be used."""
+        self.tell(refused if fault else loaded, fault or loaded.meaning)
+
     # The disk
+
+    def begin(self, store: Store, saved: Saved, version: str) -> None:
+        """Continue the previous node's events; report that this node started and, from here on, trouble with the disk."""
+        clean = self.restore(saved.margins, saved.events)
+        store.kept, store.trouble = self.kept, self.disk
+        store.damaged = partial(self.tell, Kind.DISK_DAMAGED)
+        if store.fault:
+            self.disk(store.fault)
+        if store.damage:
+            self.tell(Kind.DISK_DAMAGED, store.damage)
+        before = "" if clean else "; the previous node was killed: its last events may be missing"
+        self.tell(Kind.NODE_STARTED, f"txnode {version} started{before}", version=version, clean=clean)
 
     def restore(self, margins: Margins | None, events: tuple[Packed, ...]) -> bool:
         """Continue an earlier node's journal. Returns whether that node ended in order, or there was none."""
@@ -112,8 +125,8 @@ class Journal:
     def close(self) -> None:
         """The node ends in order: give back reserved numbers that were not used."""
         self._ceiling = self._last
-        if self._keep is not None:
-            self._keep(self._margins)
+        if self._store is not None:
+            self._store.event(self._margins)
 
     @property
     def _margins(self) -> Margins:
@@ -168,13 +181,8 @@ class Journal:
         """Wake all readers in the next turn of the reactor; start a new epoch if the disk cannot reserve numbers."""
         if self._trouble and self._last > self._sure:
             self.epoch, self._sure = uuid.uuid4().hex[:16], math.inf
-        if self._waiters and not self._wake_due:
-            self._wake_due = True
-            self._reactor.callLater(0, self._wake)
-
-    def _wake(self) -> None:
-        self._wake_due = False
-        self._waiters.wake()
+        if self._waiters:
+            self._waking.within(0)
 
 
 def _number(packed: Packed) -> int:

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import islice, repeat
 
 from node.contract.accounts import key_of
-from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
+from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, _key, counter_name
 from node.traffic.sums import Sums, columns
-from node.traffic.totals import Added, Totals
+from node.traffic.totals import Totals
 
 UP, DOWN = DIRECTIONS
 # Makes a row of its four values, without the Python-level call that `Row` and `Row._make` cost.
@@ -52,10 +52,6 @@ class SetAside:
     scope: Scope
     sums: Sums
 
-    @property
-    def rows(self) -> Mapping[str, Both]:
-        return {key: self.sums.both(key) for key in self.sums.names}
-
 
 class Ledger:
     """Bytes per user, inbound and outbound, each way, since the last delivery; `totals` since the state file began."""
@@ -84,7 +80,7 @@ class Ledger:
         """
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
-        self.totals.book(_added(found, self.totals.scopes))
+        self.totals.book(found)
         if Scope.USER in found:
             found[Scope.USER] = self._by_key(found[Scope.USER])
         for scope, sums in found.items():
@@ -121,10 +117,6 @@ class Ledger:
             spelling = self._spelling.copy()
             return ((spelling.get(key, key), up, down) for key, up, down in rows) if spelling else rows
         return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
-
-    def all(self, scope: Scope) -> Iterator[Row]:
-        """The same as `Row` objects."""
-        return (Row(scope, *row) for row in self.listed(scope))
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None if there is none."""
@@ -233,11 +225,3 @@ class Ledger:
             self._spelling.pop(key, None)
         else:
             self._spelling[key] = name
-
-
-def _added(found: Mapping[Scope, Sums], scopes: Collection[Scope]) -> Iterator[Added]:
-    """Yield the booked bytes of these scopes, one item for each counter."""
-    for scope, sums in found.items():
-        if scope in scopes:
-            yield from ((scope, name, False, more) for name, more in sums.up.items())
-            yield from ((scope, name, True, more) for name, more in sums.down.items())

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 
 from node.base.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.base.logs import Logger
 from node.base.periodic import Periodic
+from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
+from node.state.database import Saved
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
@@ -128,17 +128,16 @@ class Traffic:
         """Note the counters of a run that an earlier node process has booked."""
         self._ledger.go_on(run, known)
 
-    def begin(self, rows: Iterable[Row]) -> None:
-        """Add the rows of an earlier node, and start reading counters."""
-        self.restore(rows)
+    def start(self) -> None:
+        """Start the regular readings."""
         self._poll.start()
 
-    def restore(self, rows: Iterable[Row], totals: Iterable[Row] = ()) -> None:
+    def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
-        self._ledger.restore(rows)
-        self._ledger.totals.restore(totals)
+        self._ledger.restore(saved.rows)
+        self._ledger.totals.restore(saved.totals)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop the regular readings, and save everything."""
         self._poll.stop()
         self._note(self._ledger.changes())
@@ -186,7 +185,8 @@ class Traffic:
     async def _keep(self) -> None:
         while sums := self._ledger.totals.changes(SLICE):
             self._store.totals(sums)
-            await self._breathe(sums)
+            if len(sums) == SLICE:
+                await a_turn(self._reactor)
         # The store has all of these sums; bytes booked during the flush are not in it.
         saved = {scope: self._ledger.totals.all(scope) for scope in Scope}
         await self._store.flush()
@@ -291,26 +291,19 @@ class Traffic:
         return text
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
-        counters, moved = iter(reading.items()), False
-        while part := dict(islice(counters, SLICE)):
-            booked = self._ledger.book(generation, part)
+        moved = False
+        async for part in slices(self._reactor, reading.items(), SLICE):
+            booked = self._ledger.book(generation, dict(part))
             moved |= any(sums.moved for sums in booked.values())
             if self._limits is not None and Scope.USER in booked:
                 self._limits.booked(booked[Scope.USER])
-            await self._breathe(part)
         return moved
 
     async def _reply(self, rows: Iterator[NamedBytes], zeros: bool) -> Stats:
         reply = Stats()
-        while part := list(islice(rows, SLICE)):
+        async for part in slices(self._reactor, rows, SLICE):
             reply.stat.extend(packed(part, zeros))
-            await self._breathe(part)
         return reply
-
-    async def _breathe(self, part: Sized) -> None:
-        """Give the reactor a turn after a full part."""
-        if len(part) == SLICE:
-            await deferLater(self._reactor, 0)
 
     def _row(self, scope: Scope, name: str) -> Row:
         row = self._ledger.one(scope, name)

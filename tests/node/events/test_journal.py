@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +59,7 @@ class Disk:
 
     def begun(self, clock: Clock) -> Journal:
         """Start a node's journal on this disk."""
-        journal = Journal(clock, self.event, now=lambda: 1.5)
+        journal = Journal(clock, cast(Any, self), now=lambda: 1.5)
         journal.restore(self.margins, tuple(Packed(number, body) for number, body in sorted(self.events.items())))
         return journal
 
@@ -202,7 +202,7 @@ class DiskTests(JournalCase):
         first.tell(Kind.NODE_STARTED, "it is up")
         first.close()
         disk.commit(first)
-        second = Journal(self.clock, disk.event)
+        second = Journal(self.clock, cast(Any, disk))
         self.assertTrue(second.restore(disk.margins, (Packed(1, disk.events[1]),)))
         second.tell(Kind.NODE_STARTED, "it is up again")
         disk.commit(second)
@@ -226,7 +226,7 @@ class DiskTests(JournalCase):
         disk.commit(first)
         first.tell(Kind.RUNNING, "it runs")
         self.assertEqual(self.numbers(first), [1, 2])
-        second = Journal(self.clock, disk.event)
+        second = Journal(self.clock, cast(Any, disk))
         self.assertFalse(second.restore(disk.margins, tuple(Packed(*event) for event in disk.events.items())))
         second.tell(Kind.NODE_STARTED, "it is up again")
         disk.commit(second)

@@ -20,6 +20,7 @@ from node.traffic.ledger import Ledger
 from node.traffic.sums import Sums
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
+from tests.harness.ledgers import pending as pending_rows
 from tests.harness.limited import NOBODY
 
 DAY = 86_400.0
@@ -269,9 +270,9 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
             for name, both in self.core.items()
             for way, value in zip(DIRECTIONS, both, strict=True)
         }
-        last = {row.name: sum(row.both) for row in self.ledger.all(Scope.USER)}
+        last = {row.name: sum(row.both) for row in pending_rows(self.ledger, Scope.USER)}
         self.book.book(self.ledger.book(self.run, reading).get(Scope.USER, Sums()))
-        for row in self.ledger.all(Scope.USER):
+        for row in pending_rows(self.ledger, Scope.USER):
             self.seen[row.name] += sum(row.both) - last.get(row.name, 0)
 
     @rule(delivered=st.booleans())

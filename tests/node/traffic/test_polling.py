@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.base.errors import CoreFailed, UnknownName, Unsupported
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.state.database import Saved
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
 from node.traffic.readings import FEW, PATIENCE
@@ -96,11 +97,11 @@ class PollingTests(SynchronousTestCase):
         self.cores: list[Any] = [self.core]
         store: Any = self.store
         self.traffic = Traffic(self.clock, Cores(self.cores), lambda name: name == "bob", store, 10)
-        self.traffic.begin([])
+        self.traffic.start()
         self.outcomes: list[Deferred[bool]] = []
 
     def tearDown(self) -> None:
-        self.traffic.end()
+        self.traffic.stop()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def pass_time(self, seconds: float) -> None:
@@ -206,13 +207,14 @@ class PollingTests(SynchronousTestCase):
         """Everything read since the last save is saved."""
         self.core.counts = {ANN_UP: 5}
         self.ask()
-        self.traffic.end()
+        self.traffic.stop()
         self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 5, 0)])
 
     def test_rows_of_an_earlier_node(self) -> None:
         """They are there, beside new ones, and are not saved again."""
-        self.traffic.end()
-        self.traffic.begin([Row(Scope.USER, "Ann", 3, 3)])
+        self.traffic.stop()
+        self.traffic.restore(Saved(rows=(Row(Scope.USER, "Ann", 3, 3),)))
+        self.traffic.start()
         self.assertEqual(self.ask(), {("Ann", "uplink"): 3, ("Ann", "downlink"): 3})
         self.pass_time(20)
         self.assertEqual(self.store.written, [])
