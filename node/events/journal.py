@@ -80,7 +80,7 @@ class Journal:
     # The disk
 
     def begin(self, store: Store, saved: Saved, version: str) -> None:
-        """Continue the previous node's events; report that this node started and, from here on, trouble with the disk."""
+        """Continue the previous node's events; report trouble with the disk from here on, and that the node started."""
         clean = self.restore(saved.margins, saved.events)
         store.kept, store.trouble = self.kept, self.disk
         store.damaged = partial(self.tell, Kind.DISK_DAMAGED)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from node.events.kinds import Kind
 from node.limits.limits import Period, period
 from node.machine.interfaces import Carried
 from protos.kept_pb2 import KeptNode
@@ -67,13 +68,6 @@ def _moved(before: Carried | None, now: Carried) -> Carried:
     return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))
 
 
-class News(StrEnum):
-    """What can happen to the quota."""
-
-    NEAR = "near"
-    OVER = "over"
-
-
 @dataclass
 class Spent:
     """Bytes carried since `began`, the time of the last reading (`seen`, both Unix seconds), and what was reported.
@@ -109,13 +103,13 @@ class Spent:
         self.carried = Carried(*map(sum, zip(self.carried, moved, strict=True)))
         return turned
 
-    def judge(self, allowance: Allowance) -> News | None:
+    def judge(self, allowance: Allowance) -> Kind | None:
         """Return what has to be reported now and was not yet: OVER takes precedence over NEAR."""
         used, was = self.used(allowance.flow), (self.near, self.over)
         self.near, self.over = used >= NEAR * allowance.bytes, used >= allowance.bytes
         if self.over and not was[1]:
-            return News.OVER
-        return News.NEAR if self.near and not any(was) else None
+            return Kind.NODE_QUOTA_OVER
+        return Kind.NODE_QUOTA_NEAR if self.near and not any(was) else None
 
     def used(self, flow: Flow) -> int:
         """Bytes that count, by NODE_QUOTA_WAY."""

@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, repeat
 from typing import NamedTuple
 
-from node.backend.desired import Desired
+from node.events.kinds import Kind
+from node.limits.connections import Connections
 from node.limits.count import (
     EXPIRY,
     NEAR,
@@ -30,7 +30,7 @@ from node.limits.count import (
     unpack,
 )
 from node.limits.in_force import InForce
-from node.limits.limits import Defaults, Limit
+from node.limits.limits import Limit
 from node.traffic.sums import Sums
 from protos.service_pb2 import LimitsSummary
 
@@ -42,41 +42,31 @@ MOST_GONE = 300_000
 CLOSE = 2**30
 # Changed users above which `judge_due` judges them in parts.
 MANY = 2000
-NO_DEFAULTS = Defaults()
 # Entries in the heap of moments, above two for each count, at which outdated ones are dropped: each change of a user
 # leaves one.
 SPARE = 10_000
 
 
-class News(Enum):
-    """What can happen to a user by their limits."""
-
-    NEAR = "near"
-    REACHED = "reached"
-    CUT = "cut"
-    BACK = "back"
-
-
 class Report(NamedTuple):
     """What happened to which user, and by which limit."""
 
-    news: News
+    kind: Kind
     key: str
     reason: str
 
 
 class Book:
-    """Limits, overrides and usage by user. `Enforcement` changes it, and takes what `news` and others collect."""
+    """Usage by user. Satisfies `node.backend.desired.Limiter`; `Enforcement` takes what `news` and others collect.
 
-    def __init__(
-        self, desired: Desired, defaults: Defaults = NO_DEFAULTS, now: Callable[[], float] = time.time
-    ) -> None:
+    Tells the connections of users who came or went, or whose limits may have changed.
+    """
+
+    def __init__(self, in_force: InForce, connections: Connections, now: Callable[[], float] = time.time) -> None:
         self.now = now
-        self.in_force = InForce(desired, defaults)
+        self.in_force = in_force
+        self._connections = connections
         # What has happened to users, in order.
         self.news: list[Report] = []
-        # Users whose limits may have changed, or who came or went.
-        self.touched: set[str] = set()
         # Barred users; also has keys of removed users, which mean nothing.
         self.off: set[str] = set()
         # Users judged lately who may reach their quota soon.
@@ -111,6 +101,9 @@ class Book:
 
     # The users
 
+    def learn(self, said: Iterable[bytes]) -> None:
+        self.in_force.learn(said)
+
     def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
         """Take over all users and the packed limits of those who have some. Returns the users who are off.
 
@@ -124,7 +117,7 @@ class Book:
             changed = [key for key, count in counts if count is not None and (count.reported or count.off_since)]
         for key in changed:
             self._judge(key)
-        self.touched.update(changed)
+        self._connections.changed(changed)
         return self.off
 
     def follow(self, key: str) -> bool:
@@ -133,7 +126,7 @@ class Book:
         self._summary = None
         self._judge(key)
         if self.in_force.any:
-            self.touched.add(key)
+            self._connections.changed((key,))
         return key in self.off
 
     def override(self, key: str, limits: bytes | None) -> None:
@@ -179,7 +172,7 @@ class Book:
             for key in some:
                 del self._later[key]
                 self._judge(key)
-            self.touched.update(some)
+            self._connections.changed(some)
             if self._later:
                 return True
         now = self.now()
@@ -353,15 +346,15 @@ class Book:
         if bool(why) != bool(count.off_since):
             self._mark_changed(key)
             count.off_since = now if why else 0.0
-            self.news.append(Report(News.CUT if why else News.BACK, key, why[0] if why else ""))
+            self.news.append(Report(Kind.LIMIT_CUT if why else Kind.LIMIT_BACK, key, why[0] if why else ""))
 
     def _report(self, key: str, count: Count, limit: Limit, at: tuple[str, ...], near: bool) -> None:
         if near and not count.near and QUOTA not in at:
-            self.news.append(Report(News.NEAR, key, QUOTA))
+            self.news.append(Report(Kind.LIMIT_NEAR, key, QUOTA))
         if QUOTA in at and limit.quota_tells and not count.reached:
-            self.news.append(Report(News.REACHED, key, QUOTA))
+            self.news.append(Report(Kind.LIMIT_REACHED, key, QUOTA))
         if EXPIRY in at and limit.expires_tells and not count.expired:
-            self.news.append(Report(News.REACHED, key, EXPIRY))
+            self.news.append(Report(Kind.LIMIT_REACHED, key, EXPIRY))
         state = near, QUOTA in at, EXPIRY in at
         if state != (count.near, count.reached, count.expired):
             count.near, count.reached, count.expired = state

@@ -144,18 +144,19 @@ class Override(NamedTuple):
     own: bytes
 
 
+# Fields that a count and its record have in the same form.
+_KEPT = "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead"
+
+
 def pack(override: Override | None, count: Count | None) -> bytes:
     """Serialize both as one record."""
     kept = KeptLimits()
     if override is not None:
         kept.word, kept.over = override
     if count is not None:
+        for name in _KEPT:
+            setattr(kept, name, min(getattr(count, name), MOST))
         kept.since = -1 if count.since is None else count.since
-        kept.began, kept.before = count.began, count.before
-        kept.up, kept.down = min(count.up, MOST), min(count.down, MOST)
-        kept.near, kept.reached, kept.expired = count.near, count.reached, count.expired
-        kept.off_since, kept.gone_since = count.off_since, count.gone_since
-        kept.ahead = count.ahead
     return kept.SerializeToString()
 
 
@@ -165,16 +166,5 @@ def unpack(packed: bytes) -> tuple[Override | None, Count | None]:
     override = Override(kept.word, kept.over) if kept.HasField("word") else None
     if not kept.began:
         return override, None
-    return override, Count(
-        began=kept.began,
-        since=None if kept.since == -1 else kept.since,
-        before=kept.before,
-        up=kept.up,
-        down=kept.down,
-        near=kept.near,
-        reached=kept.reached,
-        expired=kept.expired,
-        off_since=kept.off_since,
-        gone_since=kept.gone_since,
-        ahead=kept.ahead,
-    )
+    since = None if kept.since == -1 else kept.since
+    return override, Count(since=since, **{name: getattr(kept, name) for name in _KEPT})

@@ -21,7 +21,8 @@ from node.base.slices import a_turn, slices
 from node.contract.accounts import Refusal
 from node.contract.connections import Address
 from node.contract.counters import Scope
-from node.limits.book import Book, News, Report
+from node.events.kinds import Kind
+from node.limits.book import Book, Report
 from node.limits.connections import Connections, Watcher
 from node.limits.events import LimitEvents
 from node.limits.quota_readings import QuotaReadings
@@ -44,10 +45,7 @@ TIDY = 3600.0
 
 
 class Enforcement(Watcher):
-    """Bars users by their limits: the only one that changes the book, and that takes from it what follows.
-
-    Satisfies `node.backend.desired.Limiter` and `node.traffic.polling.Limits`.
-    """
+    """Bars users by their limits. Satisfies `node.traffic.polling.Limits`."""
 
     log = Logger()
 
@@ -63,7 +61,6 @@ class Enforcement(Watcher):
     ) -> None:
         self._reactor = reactor
         self._book = book
-        self._connections = connections
         self._members = members
         self._traffic = traffic
         self._store = store
@@ -93,31 +90,6 @@ class Enforcement(Watcher):
         self._clock.stop()
         self._readings.stop()
         self._keep(self._book.dirty)
-
-    # The users
-
-    def learn(self, said: Iterable[bytes]) -> None:
-        self._book.in_force.learn(said)
-
-    def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
-        off = self._book.install(said, users)
-        self._tell_changed(always=True)
-        return off
-
-    def follow(self, key: str) -> bool:
-        is_off = self._book.follow(key)
-        self._tell_changed()
-        return is_off
-
-    def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """Load the records of an earlier node."""
-        self._book.restore(records)
-        self.handle_soon()
-
-    def _tell_changed(self, *, always: bool = False) -> None:
-        touched, self._book.touched = self._book.touched, set()
-        if touched or always:
-            self._connections.changed(touched)
 
     # Bytes
 
@@ -152,7 +124,6 @@ class Enforcement(Watcher):
                     # A later call or message takes precedence.
                     if self._overriding.get(key) is call and self._holds(key, over[key]):
                         self._book.override(key, limits)
-                self._tell_changed()
         finally:
             for key in overrides:
                 if self._overriding.get(key) is call:
@@ -199,7 +170,7 @@ class Enforcement(Watcher):
 
     async def _apply_bars(self, news: Iterable[Report]) -> Sequence[Refusal]:
         refused: Sequence[Refusal] = ()
-        if self._again_at < math.inf or any(report.news in (News.CUT, News.BACK) for report in news):
+        if self._again_at < math.inf or any(report.kind in (Kind.LIMIT_CUT, Kind.LIMIT_BACK) for report in news):
             self._again_at = self._reactor.seconds() + AGAIN
             refused = await self._members.keep_out(self._book.off)
             self._again_at = math.inf
@@ -215,9 +186,7 @@ class Enforcement(Watcher):
         if self._book.next_turn <= now:
             await self._read_soon(self._book.about_to_reset(FEW + 1))
             while self._book.judge_due(TURN):
-                self._tell_changed()
                 await a_turn(self._reactor)
-            self._tell_changed()
         self._book.make_room()
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()

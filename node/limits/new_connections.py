@@ -6,7 +6,6 @@ So the limit holds from the first byte, before the node knows the user, and for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -44,7 +43,9 @@ class NewConnections:
         """Whether a new connection of this user, who has no speed limit, may come from a paced inbound."""
         if not self._told and not self._ended:
             return False
-        tags = {tag for _, tag in self._told} | self._recent()
+        now = self._reactor.seconds()
+        self._ended = {tag: until for tag, until in self._ended.items() if until > now}
+        tags = {tag for _, tag in self._told} | self._ended.keys()
         return any(key in run.accounts.get(tag, ()) for run in self._connections.paced for tag in tags)
 
     async def settle(self) -> None:
@@ -61,8 +62,10 @@ class NewConnections:
         self._rest_until = self._reactor.seconds() + (self._reactor.seconds() - now) / SHARE
 
     async def _tell(self, run: PacedRun) -> None:
+        # Connections of these inbounds may be of anybody.
         untold = run.unseen.keys() | run.unpaced.keys()
-        rates = {tag: await self._greatest(accounts) for tag, accounts in self._some(run, untold)}
+        accounts = [(tag, {} if tag in untold else accounts) for tag, accounts in run.accounts.items()]
+        rates = {tag: await self._greatest(some) for tag, some in accounts}
         changed = {tag: rate for tag, rate in rates.items() if rate != self._told.get((run, tag))}
         if not changed:
             return
@@ -80,10 +83,6 @@ class NewConnections:
             elif self._told.pop((run, tag), None):
                 self._ended[tag] = self._reactor.seconds() + KNOWN
 
-    def _some(self, run: PacedRun, untold: AbstractSet[str]) -> list[tuple[str, Accounts]]:
-        """The users by inbound; none for inbounds in `untold`, whose connections may be of anybody."""
-        return [(tag, {} if tag in untold else accounts) for tag, accounts in run.accounts.items()]
-
     async def _greatest(self, accounts: Accounts) -> int | None:
         """The greatest speed limit of these users; None if a user has none, or there are no users."""
         greatest = 0
@@ -94,8 +93,3 @@ class NewConnections:
                     return None
                 greatest = max(greatest, speed)
         return greatest or None
-
-    def _recent(self) -> set[str]:
-        now = self._reactor.seconds()
-        self._ended = {tag: until for tag, until in self._ended.items() if until > now}
-        return {*self._ended}

@@ -16,7 +16,7 @@ from node.base.periodic import Periodic
 from node.contract.driver import Closes, Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
-from node.limits.allowance import Allowance, News, Spent, pack, unpack
+from node.limits.allowance import Allowance, Spent, pack, unpack
 from node.machine.interfaces import Interfaces, of_machine, read_interfaces
 from node.state.database import Saved
 from node.state.store import Store
@@ -32,11 +32,10 @@ NO_USER = ""
 
 _OVER = "NODE_QUOTA of {bytes:,} bytes is used up"
 _CLOSED = f"{_OVER}: the node takes no new connections of users until the reset day"
-_TEXTS = {News.NEAR: "four fifths of NODE_QUOTA ({bytes:,} bytes) are used", News.OVER: _OVER}
-_KINDS = {News.NEAR: Kind.NODE_QUOTA_NEAR, News.OVER: Kind.NODE_QUOTA_OVER}
+_NEAR = "four fifths of NODE_QUOTA ({bytes:,} bytes) are used"
 
 
-def now_carried() -> tuple[float, Interfaces]:
+def measure() -> tuple[float, Interfaces]:
     """The time, in Unix seconds, and the kernel's counters. Raises `OSError`."""
     return time.time(), read_interfaces()
 
@@ -54,7 +53,7 @@ class NodeQuotaLimit:
         generations: Generations,
         store: Store,
         journal: Journal,
-        read: Callable[[], tuple[float, Interfaces]] = now_carried,
+        read: Callable[[], tuple[float, Interfaces]] = measure,
     ) -> None:
         self._clock = clock
         self._allowance = allowance
@@ -73,7 +72,9 @@ class NodeQuotaLimit:
     def warnings(self) -> list[str]:
         """Warnings for `info`."""
         lacking = [f"NODE_QUOTA_INTERFACE: there is no interface {name}" for name in self._lacking]
-        return [*self._over(), *self._gate.warnings, *lacking, *self._work.warnings]
+        over = _CLOSED if self._allowance.closes else _OVER
+        used_up = [over.format(bytes=self._allowance.bytes)] if self._allowance.bytes and self._spent.over else []
+        return [*used_up, *self._gate.warnings, *lacking, *self._work.warnings]
 
     def summary(self, info: BaseInfoResponse) -> None:
         """Add the usage, if there is a quota."""
@@ -132,24 +133,16 @@ class NodeQuotaLimit:
 
     def _judge(self) -> bool:
         """Report what has happened, and close or open the inbounds. Returns whether anything was reported."""
-        news = self._spent.judge(self._allowance)
-        if news is not None:
-            self._tell(news)
+        kind = self._spent.judge(self._allowance)
+        if kind is not None:
+            quota = self._spent.summary(self._allowance)
+            fields = {"bytes": quota.bytes, "used": quota.used, "resets_at": quota.resets_at}
+            text = _NEAR
+            if kind is Kind.NODE_QUOTA_OVER:
+                text, fields["closed"] = _CLOSED if quota.closed else _OVER, quota.closed
+            self._journal.tell(kind, text.format(bytes=quota.bytes), **fields)
         self._gate.set(self._spent.over and self._allowance.closes)
-        return news is not None
-
-    def _tell(self, news: News) -> None:
-        quota = self._spent.summary(self._allowance)
-        text = _CLOSED if quota.closed else _TEXTS[news]
-        fields = {"bytes": quota.bytes, "used": quota.used, "resets_at": quota.resets_at}
-        if news is News.OVER:
-            fields["closed"] = quota.closed
-        self._journal.tell(_KINDS[news], text.format(bytes=quota.bytes), **fields)
-
-    def _over(self) -> list[str]:
-        if not self._spent.over or not self._allowance.bytes:
-            return []
-        return [(_CLOSED if self._allowance.closes else _OVER).format(bytes=self._allowance.bytes)]
+        return kind is not None
 
     def _note(self) -> None:
         self._kept = self._clock.seconds()

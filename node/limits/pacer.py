@@ -134,7 +134,8 @@ class Pacer(Watcher):
             if all_users:
                 # Connections that no user with a limit has any more: a reverse proxy's may carry other users now, and
                 # an idle one may carry something after its user's limit is gone.
-                await self._apply(dict.fromkeys(self._down.look(flows)), dict.fromkeys(self._up.lose(flows)))
+                self._down.look(flows)
+                await self._apply(dict.fromkeys(self._down.lose(flows)), dict.fromkeys(self._up.lose(flows)))
                 took = self._reactor.seconds() - now
                 # Half a tick less, because a tick may come a little early.
                 self._due = now + min(max(EVERYBODY, took / SHARE), LONGEST) - TICK / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from fractions import Fraction
 
@@ -30,9 +30,8 @@ def limits(text: str) -> Limits:
     found = Limits()
     for word in text.replace(",", " ").split():
         name, given, value = word.partition("=")
-        if not given or name.lower() not in _READ:
+        if not given or not _read(found, name.lower(), value):
             raise ValueError(f"{word!r} is not a limit: write some of {WORDS}")
-        _READ[name.lower()](found, value)
     if fault := fault_of(found):
         raise ValueError(fault)
     return found
@@ -97,38 +96,40 @@ def moment(text: str) -> int:
     return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
 
 
-def _bytes(into: Limits, value: str) -> None:
+def _read(into: Limits, name: str, value: str) -> bool:
+    """Set a limit by its name. Returns whether there is such a limit; raises `ValueError` for a wrong value."""
+    match name:
+        case "bytes":
+            _bytes(into.bytes, value)
+        case "way":
+            if value.lower() not in _WAYS:
+                raise ValueError(f"way={value}: {value!r} is not one of {', '.join(_WAYS)}")
+            into.bytes.way = _WAYS[value.lower()]
+        case "addresses":
+            if not (value.isascii() and value.isdigit() and len(value) < 10):
+                raise ValueError(f"{value!r} is not a number of addresses")
+            into.addresses = int(value)
+        case "expires":
+            into.expires_at = moment(value)
+        case "down":
+            into.speed.down = speed(value)
+        case "up":
+            into.speed.up = speed(value)
+        case "tell":
+            _tell(into, value)
+        case _:
+            return False
+    return True
+
+
+def _bytes(into: Quota, value: str) -> None:
     found = _QUOTA.fullmatch(value)
     if found is None:
         raise ValueError(f"{value!r} is not a quota: write 100GB, 5GiB/day, 100GB/month@5")
     much, period, day = found.groups()
-    into.bytes.bytes = size(much)
-    into.bytes.period = _PERIODS[period.lower()] if period else Quota.NEVER
-    into.bytes.reset_day = int(day or 0)
-
-
-def _way(into: Limits, value: str) -> None:
-    if value.lower() not in _WAYS:
-        raise ValueError(f"way={value}: {value!r} is not one of {', '.join(_WAYS)}")
-    into.bytes.way = _WAYS[value.lower()]
-
-
-def _addresses(into: Limits, value: str) -> None:
-    if not (value.isascii() and value.isdigit() and len(value) < 10):
-        raise ValueError(f"{value!r} is not a number of addresses")
-    into.addresses = int(value)
-
-
-def _expires(into: Limits, value: str) -> None:
-    into.expires_at = moment(value)
-
-
-def _down(into: Limits, value: str) -> None:
-    into.speed.down = speed(value)
-
-
-def _up(into: Limits, value: str) -> None:
-    into.speed.up = speed(value)
+    into.bytes = size(much)
+    into.period = _PERIODS[period.lower()] if period else Quota.NEVER
+    into.reset_day = int(day or 0)
 
 
 def _tell(into: Limits, value: str) -> None:
@@ -139,14 +140,3 @@ def _tell(into: Limits, value: str) -> None:
             setattr(into, f"{name}_action", service_pb2.TELL)
         else:
             raise ValueError(f"tell={value}: {name!r} is not one of bytes, addresses, expires")
-
-
-_READ: Mapping[str, Callable[[Limits, str], None]] = {
-    "bytes": _bytes,
-    "way": _way,
-    "addresses": _addresses,
-    "expires": _expires,
-    "down": _down,
-    "up": _up,
-    "tell": _tell,
-}

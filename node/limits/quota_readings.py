@@ -7,7 +7,6 @@ which they may exceed it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from twisted.internet.defer import ensureDeferred
@@ -118,7 +117,7 @@ class QuotaReadings:
     async def _look(self) -> None:
         began = self._reactor.seconds()
         due = sorted((sight.due, key) for key, sight in self._sights.items() if sight.due <= began)
-        names = self._connected([key for _, key in due], began)[:FEW]
+        names = [key for _, key in due if self._may_carry(key, began)][:FEW]
         if not names:
             return
         try:
@@ -131,12 +130,9 @@ class QuotaReadings:
             if sight is not None and sight.seen < began:
                 self._see(key, 0.0, now)
 
-    def _connected(self, keys: Collection[str], now: float) -> list[str]:
-        """Those who may have a connection; the others are read when they connect, or after the interval."""
-        found = []
-        for key in keys:
-            if self._connections.blind or self._connections.may_carry(key):
-                found.append(key)
-            else:
-                self._sights[key].due = now + self._traffic.interval
-        return found
+    def _may_carry(self, key: str, now: float) -> bool:
+        """Whether the user may have a connection; if not, they are read when they connect, or after the interval."""
+        may_carry = self._connections.blind or self._connections.may_carry(key)
+        if not may_carry:
+            self._sights[key].due = now + self._traffic.interval
+        return may_carry

@@ -25,6 +25,7 @@ from node.limits.connections import Connections
 from node.limits.count import Count, reached, reasons
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
+from node.limits.in_force import InForce
 from node.limits.limits import Defaults, Limit, Period, period
 from node.limits.pacer import Pacer
 from node.state.database import Saved
@@ -70,36 +71,38 @@ class UserLimits:
         journal: Journal,
         options: Options,
     ) -> None:
-        self._book = book = Book(runner.desired, options.defaults)
-        in_force, connections = book.in_force, Connections(generations, book.in_force)
+        in_force = InForce(runner.desired, options.defaults)
+        connections = Connections(generations, in_force)
+        self._book = book = Book(in_force, connections)
         self._events = events = LimitEvents(journal, reactor, in_force)
         self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
         self._addresses = AddressLimits(reactor, in_force, connections, events, options.grouping, options.grace)
-        self._pacer = Pacer(reactor, in_force, connections)
-        self._listing = Listing(reactor, book, self._addresses, self._pacer)
-        runner.desired.limiter = self._enforcement
+        pacer = Pacer(reactor, in_force, connections)
+        self._parts = self._enforcement, self._addresses, pacer
+        self._listing = Listing(reactor, book, self._addresses, pacer)
+        self.page = self._listing.page
+        runner.desired.limiter = book
         traffic.watched(self._enforcement)
 
     @property
     def warnings(self) -> list[str]:
         """Warnings for `info`."""
-        return [*self._enforcement.warnings, *self._addresses.warnings, *self._pacer.warnings]
+        return [warning for part in self._parts for warning in part.warnings]
 
     def start(self) -> None:
-        self._enforcement.start()
-        self._addresses.start()
-        self._pacer.start()
+        for part in self._parts:
+            part.start()
 
     def stop(self) -> None:
-        self._addresses.stop()
-        self._enforcement.stop()
-        self._pacer.stop()
+        for part in self._parts:
+            part.stop()
         self._events.close()
 
     def restore(self, saved: Saved) -> None:
         """Load the records of an earlier node."""
         # The record without a user is the node's own.
-        self._enforcement.restore((key, packed) for key, packed in saved.limits if key)
+        self._book.restore((key, packed) for key, packed in saved.limits if key)
+        self._enforcement.handle_soon()
 
     def everything(self) -> dict[str, bytes | None]:
         """All records to save."""
@@ -129,10 +132,6 @@ class UserLimits:
             if key_of(email) in overrides:
                 reply.notes.add(name=overrides[key_of(email)][0], text=f"the user is not in the core: {reason}")
         return reply
-
-    async def page(self, request: GetLimitsRequest) -> GetLimitsResponse:
-        """GetLimits: a page of the users with limits."""
-        return await self._listing.page(request)
 
 
 class Listing:

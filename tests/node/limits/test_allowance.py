@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.limits.allowance import Allowance, Flow, Meter, News, Spent, pack, unpack
+from node.events.kinds import Kind
+from node.limits.allowance import Allowance, Flow, Meter, Spent, pack, unpack
 from node.machine.interfaces import Carried
 
 BYTES = st.builds(Carried, st.integers(0, 2**40), st.integers(0, 2**40))
@@ -142,15 +143,15 @@ def test_reports() -> None:
     for moved in (79, 1, 5, 14, 1, 50):
         spent.book(Carried(moved, 0), NOW, 1)
         reports.append(spent.judge(allowance))
-    assert reports == [None, News.NEAR, None, None, News.OVER, None]
+    assert reports == [None, Kind.NODE_QUOTA_NEAR, None, None, Kind.NODE_QUOTA_OVER, None]
     assert spent.summary(allowance).closed
     assert spent.summary(allowance).resets_at == moment("2026-06-01")
     assert spent.judge(Allowance(1000)) is None
     assert not spent.over
-    assert spent.judge(allowance) is News.OVER
+    assert spent.judge(allowance) is Kind.NODE_QUOTA_OVER
     spent.book(Carried(99, 0), moment("2026-06-01T00:00:01"), 1)
     spent.book(Carried(101, 0), moment("2026-06-01T00:00:02"), 1)
-    assert spent.judge(allowance) is News.OVER
+    assert spent.judge(allowance) is Kind.NODE_QUOTA_OVER
 
 
 @given(

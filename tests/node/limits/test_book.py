@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import MANY, REMEMBERED, Book, News, Report
+from node.events.kinds import Kind
+from node.limits.book import MANY, REMEMBERED, Book, Report
 from node.limits.count import EXPIRY, QUOTA, Count, is_due, next_change, restart_if_due
 from node.limits.limits import Defaults, Limit, Period, Way
 from node.traffic.ledger import Ledger
@@ -21,7 +22,7 @@ from node.traffic.sums import Sums
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
 from tests.harness.ledgers import pending as pending_rows
-from tests.harness.limited import NOBODY
+from tests.harness.limited import Noted, new_book
 
 DAY = 86_400.0
 NOON = 1_800_014_400.0
@@ -52,7 +53,7 @@ def carried(name: str, up: int = 0, down: int = 0) -> Sums:
 
 def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
     clock = Clock()
-    book = Book(NOBODY, defaults or Defaults(), clock)
+    book = new_book(clock, defaults)
     book.install(own, {*own, *users})
     return book, clock
 
@@ -60,11 +61,11 @@ def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = N
 def test_a_used_up_quota_bars_until_there_is_more() -> None:
     book, _ = book_of({"ann": quota(100), "bob": quota(100)})
     book.book(carried("ann", 30, 60))
-    assert book.news == [Report(News.NEAR, "ann", QUOTA)] and not book.off
+    assert book.news == [Report(Kind.LIMIT_NEAR, "ann", QUOTA)] and not book.off
     book.book(carried("ann", 10))
-    assert book.off == {"ann"} and book.news[1:] == [Report(News.CUT, "ann", QUOTA)]
+    assert book.off == {"ann"} and book.news[1:] == [Report(Kind.LIMIT_CUT, "ann", QUOTA)]
     book.override("ann", quota(200))
-    assert not book.off and book.news[2:] == [Report(News.BACK, "ann", "")]
+    assert not book.off and book.news[2:] == [Report(Kind.LIMIT_BACK, "ann", "")]
     assert book.left("ann") == 100 and book.left("bob") == 100
 
 
@@ -107,7 +108,7 @@ def test_expiry() -> None:
     clock.now += 0.1
     book.judge_due()
     assert book.off == {"ann"}
-    assert set(book.news) == {Report(News.CUT, "ann", EXPIRY), Report(News.REACHED, "bob", EXPIRY)}
+    assert set(book.news) == {Report(Kind.LIMIT_CUT, "ann", EXPIRY), Report(Kind.LIMIT_REACHED, "bob", EXPIRY)}
 
 
 def test_a_count_has_a_name() -> None:
@@ -248,7 +249,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
         self._node()
 
     def _node(self) -> None:
-        self.book, self.ledger = Book(NOBODY, now=self.clock), Ledger()
+        self.book, self.ledger = new_book(self.clock), Ledger()
         self.book.restore([(key, packed) for key, packed in self.disk.items() if packed is not None])
         self.book.install(self.own, {*NAMES})
 
@@ -351,7 +352,7 @@ def test_a_whole_set_moves_users_to_other_inbounds() -> None:
     inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
     defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
     desired: Any = SimpleNamespace(roster=SimpleNamespace(tags_of=inbounds.__getitem__))
-    book = Book(desired, defaults, clock)
+    book = new_book(clock, defaults, desired)
     book.install({}, {*NAMES})
     book.override("bob", until(NOON + 5))
     book.override("bob", None)
@@ -396,7 +397,7 @@ def test_a_clock_that_was_slow() -> None:
     clock.now = 60.0
     book.judge_all_again()
     book.judge_due()
-    restarted = Book(NOBODY, now=clock)
+    restarted = new_book(clock)
     restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
     restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
     clock.now = NOON + 10
@@ -418,7 +419,7 @@ def test_saved_records_may_be_loaded_late() -> None:
     assert not book.off
     book.restore(left.items())
     assert book.off == {"ann"} and book.left("ann") == -10 and "ann" in book.dirty
-    assert book.news == [Report(News.CUT, "ann", QUOTA)]
+    assert book.news == [Report(Kind.LIMIT_CUT, "ann", QUOTA)]
 
 
 def test_a_late_record_bars_its_user() -> None:
@@ -427,7 +428,7 @@ def test_a_late_record_bars_its_user() -> None:
     left = {key: packed for key, packed in before.everything().items() if packed}
     book, _ = book_of({}, "ann")
     book.restore(left.items())
-    assert book.off == {"ann"} and book.news == [Report(News.CUT, "ann", EXPIRY)]
+    assert book.off == {"ann"} and book.news == [Report(Kind.LIMIT_CUT, "ann", EXPIRY)]
 
 
 def test_a_late_record_of_another_period_is_dropped() -> None:
@@ -449,18 +450,19 @@ def test_a_whole_set_is_judged_in_parts() -> None:
     own = dict.fromkeys(names, until(NOON + 5))
     before, _ = book_of({"user1": until(NOON - 5)})
     clock = Clock()
-    book = Book(NOBODY, now=clock)
+    noted = Noted()
+    book = new_book(clock, watcher=noted)
     book.restore((key, packed) for key, packed in before.everything().items() if packed)
     clock.now += 5
     assert book.install(own, own.keys()) == {"user1"}
     assert book.next_turn <= clock.now
     # Bytes of a user who is not judged yet.
     book.book(carried("user2", 1))
-    assert book.touched == {"user1"}
+    assert {*noted.keys} == {"user1"}
     while book.judge_due(100):
         assert book.summary().limited == MANY + 1
         assert book.summary().off_expired == len(book.off)
-    assert book.off == {*names} == book.touched and book.next_turn == math.inf
+    assert book.off == {*names} == {*noted.keys} and book.next_turn == math.inf
 
 
 def test_near_is_current() -> None:

@@ -13,7 +13,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend.generations import Generations
 from node.base.errors import CoreFailed
 from node.events.kinds import Kind
-from node.limits.book import Book
 from node.limits.connections import Connections
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
@@ -21,7 +20,7 @@ from node.limits.limits import Defaults
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
 from protos.service_pb2 import Limits, Quota
-from tests.harness.limited import NOBODY
+from tests.harness.limited import new_book
 from tests.harness.paced import HERE
 
 
@@ -37,7 +36,7 @@ class World:
         self.reads: list[Wanted] = []
         self.slow = 0.0
         self.interval = 10.0
-        self.book = Book(NOBODY, defaults or Defaults(), lambda: 1e9 + self.clock.seconds())
+        self.book = new_book(lambda: 1e9 + self.clock.seconds(), defaults)
         connections = Connections(Generations(), self.book.in_force)
         # The users may be connected.
         connections.blind = True

@@ -13,7 +13,7 @@ from node.limits.book import Book
 from node.limits.limits import Defaults
 from node.limits.users import Listing
 from protos.service_pb2 import GetLimitsRequest, GetLimitsResponse, Limits, Quota
-from tests.harness.limited import NOBODY
+from tests.harness.limited import new_book
 from tests.node.limits.test_book import NOON, carried, quota, until
 
 DAY = Limits(bytes=Quota(bytes=100, period=Quota.DAY))
@@ -40,7 +40,7 @@ class ListingTests(SynchronousTestCase):
     def test_pages(self) -> None:
         """All users with limits, by name, each once."""
         names = [f"user{number}" for number in range(10)]
-        book = Book(NOBODY, now=lambda: NOON)
+        book = new_book(lambda: NOON)
         book.install({name: until(NOON - (name < "user5")) for name in names}, [*names, "somebody"])
         first = self.page(book, "", 6, (), False)
         self.assertEqual(([row.name for row in first.users], first.next, first.total), (names[:6], names[5], 10))
@@ -52,7 +52,7 @@ class ListingTests(SynchronousTestCase):
         self.assertEqual([row.name for row in some.users], ["user3", "user7"])
 
     def test_a_user_who_never_connected_has_the_whole_default_quota(self) -> None:
-        book = Book(NOBODY, Defaults(DAY), lambda: NOON)
+        book = new_book(lambda: NOON, Defaults(DAY))
         book.install({}, {"ann"})
         (row,) = self.page(book, "", 0, (), False).users
         self.assertEqual((row.left, row.resets_at, row.counted_since), (100, NOON + 43_200, 0))
@@ -61,7 +61,7 @@ class ListingTests(SynchronousTestCase):
         self.assertEqual((row.left, row.counted_since), (70, NOON))
 
     def test_a_removed_user(self) -> None:
-        book = Book(NOBODY, now=lambda: NOON)
+        book = new_book(lambda: NOON)
         book.override("ann", quota(100))
         self.assertEqual(self.page(book, "", 0, (), False).total, 0)
         (row,) = self.page(book, "", 0, ("ann",), False).users
