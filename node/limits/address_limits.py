@@ -17,7 +17,6 @@ from node.base.alarm import Alarm
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
-from node.base.slices import slices
 from node.contract.connections import Address, Live, SeesConnections
 from node.limits.addresses import Grouping, giving_way, silences
 from node.limits.connections import Connections, Watcher, look
@@ -29,8 +28,8 @@ SOON, LATER = 0.1, 1.0
 MOST = 500
 # Seconds after a user was cut in which they are checked less often: clients reconnect at once, some for ever.
 JUST_NOW = 10.0
-# Seconds between two rounds that forget disconnected users, and users checked before the reactor gets a turn.
-TIDY, TURN = 5.0, 2_000
+# Seconds between two rounds that forget disconnected users, and users checked in a round.
+TIDY, TIDIED = 5.0, 2_000
 # Addresses remembered of a user before the node checks which of them are still connected.
 ROOM = 64
 
@@ -74,6 +73,7 @@ class AddressLimits(Watcher):
         self._numbers = itertools.count()
         self._checks = Checks(reactor, self._hold)
         self._tidy = Periodic("forgetting addresses of disconnected users", self._forget_gone, TIDY, reactor)
+        self._to_tidy: list[str] = []
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
@@ -195,12 +195,13 @@ class AddressLimits(Watcher):
             # The others may have closed already; the next check finds out.
             self._checks.ask({live.key for live in connections}, later=True)
 
-    async def _forget_gone(self) -> None:
-        """Forget users without a connection or an address limit."""
-        async for part in slices(self._reactor, [*self._known], TURN):
-            for key in part:
-                if not (self._in_force.of(key).addresses and self._connections.may_carry(key)):
-                    self._known.pop(key, None)
+    def _forget_gone(self) -> None:
+        """Forget users without a connection or an address limit, some at a time."""
+        self._to_tidy = self._to_tidy or [*self._known]
+        some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]
+        for key in some:
+            if not (self._in_force.of(key).addresses and self._connections.may_carry(key)):
+                self._known.pop(key, None)
 
 
 class Checks:
