@@ -6,11 +6,12 @@ Users are identified by key. Times are Unix seconds.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice, repeat
+from itertools import islice
 from typing import NamedTuple
 
 from node.events.kinds import Kind
@@ -166,7 +167,7 @@ class Book:
         self._apply(key, count, limit)
         return limit
 
-    def judge_due(self, most: int | None = None) -> bool:
+    def judge_due(self, most: int = sys.maxsize) -> bool:
         """Judge users whose moment has come by the clock, at most `most`. Returns whether there are more."""
         if some := [*islice(self._later, most)]:
             for key in some:
@@ -176,7 +177,7 @@ class Book:
             if self._later:
                 return True
         now = self.now()
-        for _ in repeat(None) if most is None else repeat(None, most):
+        for _ in range(most):
             if not self._moments or self._moments[0][0] > now:
                 return False
             _, key = heappop(self._moments)
@@ -309,7 +310,10 @@ class Book:
         limit, now = self.in_force.of(key), self.now()
         if not (limit.quota or limit.expires_at or key in self._counts or key in self.in_force.overrides):
             return
-        count = self._count(key, limit)
+        count = self._counts.get(key)
+        if count is None:
+            count = self._counts[key] = Count(now)
+            self._mark_changed(key)
         if restart_if_due(count, limit, now):
             self._mark_changed(key)
         if (moment := next_change(count, limit, now)) < math.inf:
@@ -322,14 +326,6 @@ class Book:
     def _mark_changed(self, key: str) -> None:
         self.dirty.add(key)
         self.needs_saving, self._summary = True, None
-
-    def _count(self, key: str, limit: Limit) -> Count:
-        count = self._counts.get(key)
-        if count is None:
-            count = self._counts[key] = Count(self.now())
-            restart_if_due(count, limit, self.now())
-            self._mark_changed(key)
-        return count
 
     def _apply(self, key: str, count: Count, limit: Limit) -> None:
         """Report what is new, and bar the user or let them in."""

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from twisted.internet.defer import TimeoutError, ensureDeferred
-from twisted.python.failure import Failure
 
 from node.backend.members import Members
 from node.base.alarm import Alarm
@@ -115,14 +114,16 @@ class Enforcement(Watcher):
         """
         await self._members.in_turn()
         call = object()
+        in_force = self._book.in_force
         self._overriding |= dict.fromkeys(overrides, call)
-        over = {key: self._book.in_force.own(key) for key in overrides}
+        over = {key: in_force.own(key) for key in overrides}
         try:
             await self._read_soon([key for key in overrides if self._book.count_of(key) is None])
             async for part in slices(self._reactor, overrides.items(), TURN):
                 for key, limits in part:
-                    # A later call or message takes precedence.
-                    if self._overriding.get(key) is call and self._holds(key, over[key]):
+                    # A later call or message takes precedence. A removed user has no message.
+                    same = key not in in_force.users or in_force.own(key) == over[key]
+                    if same and self._overriding.get(key) is call:
                         self._book.override(key, limits)
         finally:
             for key in overrides:
@@ -132,10 +133,6 @@ class Enforcement(Watcher):
         refused = await self._enforce()
         await self._store.flush()
         return refused
-
-    def _holds(self, key: str, over: bytes) -> bool:
-        """Whether the user's own message is still this one; a removed user has none."""
-        return key not in self._book.in_force.users or self._book.in_force.own(key) == over
 
     # Bars
 
@@ -148,10 +145,11 @@ class Enforcement(Watcher):
             self._soon.within(0)
 
     def _begin(self) -> None:
-        ensureDeferred(self._enforce()).addErrback(self._not_done)
-
-    def _not_done(self, failure: Failure) -> None:
-        self.log.failure("users could not be barred or let in by their limits; the node tries again", failure)
+        ensureDeferred(self._enforce()).addErrback(
+            lambda failure: self.log.failure(
+                "users could not be barred or let in by their limits; the node tries again", failure
+            )
+        )
 
     async def _enforce(self) -> Sequence[Refusal]:
         news, self._book.news = self._book.news, []

@@ -50,7 +50,8 @@ class NewConnections:
 
     async def settle(self) -> None:
         """Apply changed paces to the cores, unless the last round was too short a time ago."""
-        now, runs = self._reactor.seconds(), self._connections.paced
+        runs = self._connections.paced
+        now = self._reactor.seconds()
         sizes = {(run, tag): len(accounts) for run in runs for tag, accounts in run.accounts.items()}
         if now < self._rest_until or not (self._stale or sizes != self._sizes):
             return

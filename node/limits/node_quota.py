@@ -124,7 +124,7 @@ class NodeQuotaLimit:
         spent = self._spent
         named = self._allowance.interfaces
         self._lacking = sorted({*named} - interfaces.carried.keys())
-        moved = spent.meter.read(interfaces.boot, interfaces.carried, named or of_machine(interfaces))
+        moved = spent.read(interfaces, named or of_machine(interfaces))
         turned = spent.book(moved, now, self._allowance.reset_day)
         if turned:
             self._journal.tell(Kind.NODE_QUOTA_BEGUN, "a new period of NODE_QUOTA has begun")
@@ -139,7 +139,8 @@ class NodeQuotaLimit:
             fields = {"bytes": quota.bytes, "used": quota.used, "resets_at": quota.resets_at}
             text = _NEAR
             if kind is Kind.NODE_QUOTA_OVER:
-                text, fields["closed"] = _CLOSED if quota.closed else _OVER, quota.closed
+                text = _CLOSED if quota.closed else _OVER
+                fields["closed"] = quota.closed
             self._journal.tell(kind, text.format(bytes=quota.bytes), **fields)
         self._gate.set(self._spent.over and self._allowance.closes)
         return kind is not None
