@@ -57,7 +57,7 @@ class Journal:
         self._last = 0
         # The last number reserved, and the last one whose reservation is on disk.
         self._ceiling = 0
-        self._sure: float = 0 if store else math.inf
+        self._sure: float = math.inf if store is None else 0
         self._trouble = False
         self._waiters = Waiters()
         self._waking = Alarm(reactor, self._waiters.wake)

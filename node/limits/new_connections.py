@@ -65,8 +65,8 @@ class NewConnections:
     async def _tell(self, run: PacedRun) -> None:
         # Connections of these inbounds may be of anybody.
         untold = run.unseen.keys() | run.unpaced.keys()
-        accounts = [(tag, {} if tag in untold else accounts) for tag, accounts in run.accounts.items()]
-        rates = {tag: await self._greatest(some) for tag, some in accounts}
+        users = {tag: {} if tag in untold else accounts for tag, accounts in run.accounts.items()}
+        rates = {tag: await self._greatest(accounts) for tag, accounts in users.items()}
         changed = {tag: rate for tag, rate in rates.items() if rate != self._told.get((run, tag))}
         if not changed:
             return
