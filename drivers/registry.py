@@ -15,8 +15,8 @@ from drivers.process.settings import SETTINGS as COMMON
 from drivers.process.spawn import Done, Spawner
 from drivers.sing_box import settings as sing_box
 from drivers.xray import settings as xray
+from node.base.settings import Setting
 from node.contract.driver import Driver, Host
-from node.contract.settings import Setting
 from protos.service_pb2 import SING_BOX, XRAY
 
 

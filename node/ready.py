@@ -31,13 +31,13 @@ class NotReady(Exception):
 
 def require_ready(settings: Settings) -> None:
     """Raise `NotReady` if a port does not accept, or `/readyz` answers 503."""
-    host = _ANY.get(settings.host, settings.host)
+    host = _ANY.get(settings.door.host, settings.door.host)
     try:
-        for port in filter(None, (settings.rest_port, settings.grpc_port)):
+        for port in filter(None, (settings.door.rest_port, settings.door.grpc_port)):
             socket.create_connection((host, port), _SECONDS).close()
         # Where clients need certificates, this program has none.
-        if settings.rest_port and settings.client_ca is None:
-            _ask(host, settings.rest_port)
+        if settings.door.rest_port and settings.door.client_ca is None:
+            _ask(host, settings.door.rest_port)
     except (OSError, http.client.HTTPException) as error:
         raise NotReady(f"{host}: {error}") from error
 

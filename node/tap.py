@@ -27,18 +27,21 @@ from node import __version__, deployed, log_lines
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
-from node.api.operations import Backend, Policy
-from node.backend.drain import Limits
+from node.api.operations import Operations
 from node.base.aio import Aio
 from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
+from node.base.part import Parts
 from node.base.reactor import Reactor
+from node.clock.clock import Clock
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
 from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
+from node.engine.engine import Engine
+from node.engine.options import EngineOptions
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.handover.program import CHECKING, KEPT, Program, Tried
@@ -46,9 +49,6 @@ from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
 from node.keys.keyfile import BadKeys
-from node.limits.addresses import Grouping
-from node.limits.allowance import Allowance, Flow
-from node.limits.users import Options as UserLimitOptions
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.keyless import is_open_here, is_open_to_others
@@ -128,7 +128,7 @@ def makeService(options: Options) -> IService:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    Logger.names_users = settings.log_users
+    Logger.names_users = settings.log.users
     node = NodeService(node_reactor, settings, options.parent or {})
     if options.get("check"):
         raise SystemExit(node.check())
@@ -155,38 +155,47 @@ class NodeService(Service):
         self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
-        self._state = StateDirectory(settings.state_dir)
-        self._certificates = Certificates(
-            settings.cert_file, settings.key_file, Demands(settings.client_ca, settings.newest_tls)
-        )
-        self._watch = CertificateWatch(self._certificates, reactor)
+        self._state = StateDirectory(settings.state.dir)
         self._aio = Aio(reactor)
-        self._ring = LogRing(reactor, settings.log_buffer_size)
+        self._ring = LogRing(reactor, settings.log.buffer)
         self._system = SystemStats(reactor)
-        sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
+        sources, record = _sources(settings), Record(settings.state.dir / "updates" / "chosen")
         record.load()
         choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
         ties = Ties.of(environment())
         host = Host(
-            *(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices),
+            *(reactor, self._ring, self._state.run_dir, settings.cores, _withheld(settings), choices),
             ties or NoKeeper(),
         )
         self._drivers = Drivers(host)
-        self._store = Store(reactor, self._state.database)
-        self._journal = Journal(reactor, self._store)
-        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.notify)
+        parts = self._parts = Parts()
+        self._store = Store(reactor, self._state.database, parts)
+        self._journal = Journal(reactor, self._store.event)
+        door, reloaded = settings.door, self._journal.reloaded
+        self._certificates = Certificates(
+            *(door.cert_file, door.key_file, Demands(door.client_ca, door.newest_tls)),
+            partial(reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
+        )
+        self._watch = CertificateWatch(self._certificates, reactor)
+        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
         self._systemd = Systemd(notifier, reactor)
-        authenticator = Authenticator(settings.api_key, settings.certified)
-        secrets = [settings.api_key_file] if settings.api_key_file else []
-        self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
+        authenticator = Authenticator(settings.keys.key, settings.keys.certified)
+        secrets = [settings.keys.key_file] if settings.keys.key_file else []
+        self._keyring = Keyring(
+            *(settings.keys.file, settings.keys.required, authenticator, secrets),
+            partial(reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED),
+        )
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
         meters = Meters()
         authenticator.refused = meters.refused
-        others = (self._watch, self._keyring, self._keys_watch, self._systemd)
-        self._backend = Backend(
-            *(reactor, self._ring, self._drivers, self._system, self._store, _policy(settings), others, self._journal)
+        for part in (self._system, self._watch, self._keys_watch, self._store, self._journal):
+            parts.add(part)
+        options = EngineOptions(
+            *(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
         )
-        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal, meters.called)
+        self._engine = engine = Engine(reactor, self._ring, self._drivers, self._store, self._journal, options, parts)
+        self._operations = Operations(engine, self._system, parts)
+        self._calls = calls = Calls(self._operations, self._ring, authenticator.knows, self._journal, meters.called)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
@@ -195,30 +204,31 @@ class NodeService(Service):
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._succession = Succession(
-            *(reactor, environment(), ties, settings.adopt_seconds),
+            *(reactor, environment(), ties, settings.handover.adopt_seconds),
             ring=self._ring,
             journal=self._journal,
             state=self._state,
             store=self._store,
-            backend=self._backend,
+            backend=engine.leaving,
+            parts=parts,
             calls=calls,
             connections=self._site.connections,
             systemd=self._systemd,
             sweep=self._drivers.sweep,
         )
         self._ports = self._succession.ports
-        kept = settings.state_dir / "program"
+        kept = settings.state.dir / "program"
         program = Program.of(sys.orig_argv, self._twistd, kept)
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
         self._updates = Updates(
-            *(reactor, settings.state_dir / "updates"),
+            *(reactor, settings.state.dir / "updates"),
             kept=kept,
             ring=self._ring,
             journal=self._journal,
             policy=settings.updates,
             sources=sources,
             drivers=self._drivers,
-            runner=self._backend.runner,
+            runner=engine.runner,
             record=record,
             choices=choices,
             run=self._drivers.run,
@@ -226,8 +236,12 @@ class NodeService(Service):
             test=self._upgrades.test,
             become=self._upgrades.wanted,
         )
-        self._backend.updates = self._updates
+        self._operations.updates = self._updates
         self._succession.jobs = self._updates.jobs
+        parts.add(Clock(reactor, self._journal, settings.clock))
+        parts.add(self._monitoring.lag)
+        parts.add(self._monitoring.readiness)
+        parts.add(self._systemd)
 
     async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         """Run a command of the node's own to its end, such as another version's check."""
@@ -253,7 +267,7 @@ class NodeService(Service):
     def setServiceParent(self, parent: IServiceCollection) -> None:
         """Also install the JSON log: the application begins its log after this call."""
         super().setServiceParent(parent)
-        if self._settings.log_json:
+        if self._settings.log.json:
             try:
                 log_lines.install(parent, self._twistd, self._reactor.callFromThread)
             except ValueError as error:
@@ -262,18 +276,18 @@ class NodeService(Service):
     def _monitored(self, meters: Meters) -> Monitoring:
         """Make the metrics, the readiness check and their pages."""
         return Monitoring(
-            *(self._reactor, self._backend, self._store, meters),
-            state_dir=self._settings.state_dir,
+            *(self._reactor, self._engine, self._parts, self._store, meters),
+            state_dir=self._settings.state.dir,
             places=connections.Limits.max_connections,
-            users=self._settings.metrics_users,
-            prefix=self._settings.metrics_names,
+            users=self._settings.metrics.users,
+            prefix=self._settings.metrics.prefix,
             connections=self._connections,
             expires=lambda: self._certificates.current.expires,
         )
 
     def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
         """Make the site of the REST interface, and that of the metrics port."""
-        reactor, debug, pages = self._reactor, self._settings.debug, self._monitoring.pages
+        reactor, debug, pages = self._reactor, self._settings.door.debug, self._monitoring.pages
         site = Site(
             make_app(calls, pages),
             authenticator,
@@ -290,7 +304,7 @@ class NodeService(Service):
         """The open connections: the protocol of each one's port, and whether the client has shown a key."""
         for connection in self._site.connections:
             port = connection.transport.getHost().port
-            yield "rest" if port == self._settings.rest_port else "grpc", connection.known
+            yield "rest" if port == self._settings.door.rest_port else "grpc", connection.known
 
     def startService(self) -> None:
         super().startService()
@@ -309,25 +323,19 @@ class NodeService(Service):
             self._keyring.load()
             self._sweep()
             self._updates.load()
-            saved = self._store.open()
-            self._journal.begin(self._store, saved, __version__)
-            self._report_reloads()
-            self._aio.startService()
+            self._aio.start()
+            self._parts.start()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
-            self._listen("grpc", self._settings.grpc_port, GRPC_FIRST)
-            self._listen("rest", self._settings.rest_port, REST_FIRST)
+            self._listen("grpc", self._settings.door.grpc_port, GRPC_FIRST)
+            self._listen("rest", self._settings.door.rest_port, REST_FIRST)
             self._listen_for_metrics()
             self._succession.hold()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
-            part.startService()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
-        self._reactor.callWhenRunning(self._backend.begin, saved)
-        # After `begin`: only then it is known whether a backend is wanted.
-        self._reactor.callWhenRunning(self._monitoring.readiness.startService)
+        self._reactor.callWhenRunning(self._parts.begin)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
@@ -338,36 +346,23 @@ class NodeService(Service):
         self._succession.end()
         self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("the systemd notifier", self._systemd.stopService),
+            ("the systemd notifier", self._systemd.stop),
             ("the listeners", self._stop_listening),
             ("the connections of REST clients", self._site.connections.dismiss),
             ("the gRPC server", lambda: self._aio.run(self._rpc.stop())),
             ("the remaining connections", self._site.connections.disconnect),
             ("the connections to METRICS_PORT", self._metrics_site.connections.disconnect),
             ("the updates", self._updates.close),
-            ("the readiness check", self._monitoring.readiness.stopService),
-            ("the reactor lag meter", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
-            ("the backend", self._backend.close),
-            ("the event journal", self._journal.close),
-            ("the state file", self._store.close),
-            ("the certificate watch", self._watch.stopService),
-            ("the key file watch", self._keys_watch.stopService),
-            ("the machine statistics", self._system.stopService),
-            ("the asyncio thread", self._aio.stopService),
-            ("the lock of the state directory", self._state.release),
+            ("the parts", self._parts.stop),
+            ("the asyncio thread", self._aio.stop),
+            ("the lock of the state directory", self._state.stop),
         )
         for part, end in ends:
             try:
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the other parts are stopped all the same
                 self.log.failure("could not stop {part} cleanly; the other parts are stopped all the same", part=part)
-
-    def _report_reloads(self) -> None:
-        """Make each reload of the certificate and of the keys an event."""
-        report = self._journal.tell_reloaded
-        self._certificates.reloaded = partial(report, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
-        self._keyring.reloaded = partial(report, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
 
     def _stop_listening(self) -> object:
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
@@ -380,7 +375,7 @@ class NodeService(Service):
         """Listen on a port. Both protocols are served on each; `protocols` is their order for ALPN."""
         if port is not None:
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-            interface = self._settings.host or everywhere
+            interface = self._settings.door.host or everywhere
             context = self._certificates.context_factory(protocols)
             held = self._succession.held(name, interface, port)
             self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
@@ -388,7 +383,7 @@ class NodeService(Service):
                 os.close(held)
 
     def _listen_for_metrics(self) -> None:
-        if (port := self._settings.metrics_port) is not None:
+        if (port := self._settings.metrics.port) is not None:
             site: Any = self._metrics_site
             held = self._succession.held("metrics", LOOPBACK, port)
             if held is None:
@@ -406,8 +401,8 @@ class NodeService(Service):
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
             version=__version__,
-            rest=self._settings.rest_port or "no port of its own",
-            grpc=self._settings.grpc_port or "no port of its own",
+            rest=self._settings.door.rest_port or "no port of its own",
+            grpc=self._settings.door.grpc_port or "no port of its own",
         )
         self._systemd.ready()
 
@@ -429,37 +424,15 @@ class NodeService(Service):
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:
     """The paths that may hold the node's keys, and that cores must not read."""
-    keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
-    return settings.state_dir, *filter(None, keys)
+    keys = (Path.cwd() / ".env", settings.keys.key_file, settings.keys.file)
+    return settings.state.dir, *filter(None, keys)
 
 
 def _sources(settings: Settings) -> Sources:
     """Where cores are downloaded from, and which settings of theirs the operator has set."""
-    values = settings.drivers
+    values = settings.cores
     configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
     return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
-
-
-def _policy(settings: Settings) -> Policy:
-    return Policy(
-        settings.stop_grace,
-        settings.outlive,
-        settings.resume,
-        settings.traffic_interval,
-        Limits(settings.drain_timeout, settings.drain_generations),
-        settings.upgrade,
-        settings.metrics_users,
-        UserLimitOptions(
-            settings.limits, Grouping(settings.limit_ipv4_prefix, settings.limit_ipv6_prefix), settings.limit_grace
-        ),
-        allowance=Allowance(
-            settings.quota,
-            settings.quota_reset_day,
-            Flow(settings.quota_way),
-            settings.quota_interfaces,
-            settings.quota_closes,
-        ),
-    )
 
 
 def _raise_descriptor_limit() -> None:

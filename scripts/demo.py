@@ -108,11 +108,11 @@ SHOWN = {
 def show(pid: int, when: str, core: str) -> None:
     """Wait until the node serves, show the demonstration if it is due, and print how to call the node."""
     settings = settings_here()
-    ports = {port for port in (settings.rest_port, settings.grpc_port) if port is not None}
+    ports = {port for port in (settings.door.rest_port, settings.door.grpc_port) if port is not None}
     if not serves(pid, ports):
         return  # scripts/run prints why
-    say("node", f"serves; its log is {_path(settings.state_dir / 'node.log')}")
-    marker = settings.state_dir / f"demo-shown-{core}"
+    say("node", f"serves; its log is {_path(settings.state.dir / 'node.log')}")
+    marker = settings.state.dir / f"demo-shown-{core}"
     wanted = when == "always" or (when == "first" and not marker.exists())
     if wanted and demonstrate(settings, SHOWN[core]):
         marker.touch()
@@ -146,11 +146,11 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
     Prints why and returns False if this node cannot be used.
     """
     print(f"\nDemonstration: one user sends {SIZE >> 20} MiB through VLESS", flush=True)
-    if settings.rest_port is None or settings.grpc_port is None:
+    if settings.door.rest_port is None or settings.door.grpc_port is None:
         say("skipped", "the demonstration needs both REST and gRPC, and one of them is off")
         return False
-    ports = settings.rest_port, settings.grpc_port
-    node = Address(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
+    ports = settings.door.rest_port, settings.door.grpc_port
+    node = Address(_host(settings), *ports, settings.keys.key, settings.door.cert_file.read_text())
     person, port = TestUser.new("demo"), free_port()
     with closing(RpcController(node)) as rpc:
         state = rpc.info().state
@@ -183,7 +183,7 @@ def _backend(rpc: RpcController, request: Backend, port: int) -> Iterator[None]:
 def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> Iterator[int]:
     """Run a second core as the user's client. Yields its SOCKS port."""
     core = shown.core
-    executable = install.find(core, settings.drivers.get(core.variable("EXECUTABLE_PATH")))
+    executable = install.find(core, settings.cores.get(core.variable("EXECUTABLE_PATH")))
     if executable is None:
         raise Failed(f"no {core.title} found for the client: run `python -m drivers.install {core.name}`")
     socks = free_port()
@@ -248,34 +248,34 @@ def _print_log(node: Address) -> None:
 
 def print_usage(settings: Settings) -> None:
     """Print how to call the node, in four lines."""
-    host, rest, rpc = _host(settings), settings.rest_port, settings.grpc_port
+    host, rest, rpc = _host(settings), settings.door.rest_port, settings.door.grpc_port
     addresses = [f"REST https://{host}:{rest}"] * (rest is not None) + [f"gRPC {host}:{rpc}"] * (rpc is not None)
     key = next(_key_files(settings), None)
     secret = f"$(cat {shlex.quote(str(key))})" if key else "$API_KEY"
     # The reply is a Protocol Buffers message; this prints its texts and drops the bytes between them.
     curl = (
-        f'curl -sS --cacert {shlex.quote(str(settings.cert_file))} -H "Authorization: Bearer {secret}" '
+        f'curl -sS --cacert {shlex.quote(str(settings.door.cert_file))} -H "Authorization: Bearer {secret}" '
         f"https://{host}:{rest}/info | tr -cs '[:alnum:] ._-' '\\n'"
     )
     print("\nThe node is ready", flush=True)
     say("addresses", ", ".join(addresses))
-    say("files", f"key {_path(key) if key else 'as set in API_KEY'}, certificate {_path(settings.cert_file)}")
+    say("files", f"key {_path(key) if key else 'as set in API_KEY'}, certificate {_path(settings.door.cert_file)}")
     say("try", curl if rest is not None else "REST is off: see docs/interface.md for gRPC")
     say("stop", "Ctrl-C")
 
 
 def _key_files(settings: Settings) -> Iterator[Path]:
     """The files that have the key in use."""
-    for name in (os.environ.get("API_KEY_FILE"), settings.state_dir / "api_key"):
-        if name and Path(name).is_file() and Path(name).read_text().strip() == settings.api_key:
+    for name in (os.environ.get("API_KEY_FILE"), settings.state.dir / "api_key"):
+        if name and Path(name).is_file() and Path(name).read_text().strip() == settings.keys.key:
             yield Path(name).absolute()
 
 
 def _host(settings: Settings) -> str:
     """The node's name in an address."""
-    if settings.host in ("", "0.0.0.0", "::"):
+    if settings.door.host in ("", "0.0.0.0", "::"):
         return "localhost"
-    return f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"[{settings.door.host}]" if ":" in settings.door.host else settings.door.host
 
 
 def _path(path: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivers.install.releases import Core
 from drivers.process.memory import fault
-from node.contract.settings import Setting, fault_of_address
+from node.base.settings import Setting, fault_of_address
 
 
 def _fault_of_paths(text: str) -> str:

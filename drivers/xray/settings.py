@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drivers.install.releases import XRAY
 from drivers.process.settings import download_setting, executable_setting
-from node.contract.settings import Setting
+from node.base.settings import Setting
 
 SETTINGS = (
     executable_setting(XRAY),

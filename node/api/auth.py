@@ -10,7 +10,7 @@ from enum import Enum
 
 from node.base.errors import Forbidden, Unauthenticated
 from node.keys.keyfile import Key, Scope, digest_of
-from node.settings import DEFAULT_KEY
+from node.keys.options import DEFAULT_KEY
 
 _BEARER = "bearer "
 _BASIC = "basic "

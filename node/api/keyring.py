@@ -27,8 +27,9 @@ class Keyring(Files):
         required: bool,
         authenticator: Authenticator,
         secrets: Sequence[Path] = (),
+        reloaded: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__((file, *secrets), "the previous API keys stay in use", BadKeys)
+        super().__init__((file, *secrets), "the previous API keys stay in use", BadKeys, reloaded)
         self._file = file
         self._required = required
         self._authenticator = authenticator
@@ -36,6 +37,9 @@ class Keyring(Files):
 
     @property
     def warnings(self) -> list[str]:
+        return [*super().warnings, *self._risks()]
+
+    def _risks(self) -> list[str]:
         """Key files that others can read, and whether there is no key at all."""
         risk = "holds keys, and every user of the machine can read or write it: chmod 600"
         open_ones = [f"{file} {risk}" for file in self._exposed()]
@@ -44,7 +48,7 @@ class Keyring(Files):
             if self._authenticator.keys or self._authenticator.certified
             else ["no API key is left: no controller can call the node"]
         )
-        return open_ones + no_key
+        return [*open_ones, *no_key]
 
     def make(self) -> None:
         """Read the file and replace the keys. Raises `BadKeys`."""
@@ -77,7 +81,7 @@ class Keyring(Files):
         if keys:
             names = ", ".join(f"{key.name} ({key.scope.word})" for key in keys)
             self.log.info("loaded API keys from {file}: {names}", file=str(self._file), names=names)
-        for warning in self.warnings:
+        for warning in self._risks():
             self.log.warn("{warning}", warning=warning)
 
     def _exposed(self) -> list[Path]:

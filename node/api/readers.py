@@ -11,9 +11,9 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from node.api.auth import Caller
 from node.base.errors import InvalidRequest, NodeError
 from node.base.logs import LogRing
+from node.contract.saved import Packed
 from node.events.journal import Journal
 from node.events.kinds import Kind, fits
-from node.state.events import Packed
 from protos.service_pb2 import Event, EventsRequest
 
 T = TypeVar("T")

@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThreadPool
 
 from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
 from node.backend.supplied import Supplied
 from node.base.errors import Unsupported
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Account, Accounts, Refusal, key_of
 from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
+from node.contract.saved import Changes, Saved
 from node.machine.malloc import Memory
-from node.state.database import Changes, Saved
 from protos.service_pb2 import Backend, User
 
 T = TypeVar("T")
@@ -149,6 +149,11 @@ class Desired:
     def target(self) -> Mapping[str, Accounts]:
         """The accounts that a core should have, by inbound."""
         return self._without(self._barred) if self._barred else self.roster.target
+
+    def is_user(self, name: str) -> bool:
+        """Whether there is such a user, in the running backend or in that of a Start under way."""
+        key = key_of(name)
+        return key in self.roster.users or key in self.serving_roster.users
 
     def is_barred(self, key: str) -> bool:
         """Whether the user is barred: no core should have them although the roster still does."""
@@ -332,9 +337,9 @@ class Desired:
         """Delete the saved backend: the next node resumes nothing."""
         self._recorder.forget()
 
-    def everything(self) -> Changes:
-        """All that the state file should have of the backend, for one that is empty."""
-        return self._recorder.everything()
+    def save(self, changes: Changes) -> None:
+        """Add all that the state file should have of the backend, for one that is empty."""
+        self._recorder.save(changes)
 
     def loaded(self, saved: Saved) -> bool:
         """Take what an earlier node saved. Returns False if another backend was accepted meanwhile."""
@@ -349,7 +354,7 @@ class Desired:
         roster.keep_out(self.limiter.install(roster.limits, roster.users.keys()))
 
     def _in_pool(self, function: Callable[..., T], *arguments: object) -> Deferred[T]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)
+        return in_pool(self._reactor, function, *arguments)
 
 
 def _unpacked(packed: Iterable[bytes]) -> list[User]:

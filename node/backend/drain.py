@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.faults import in_background, pid_of
-from node.backend.generations import Generations
+from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.waiting import lasting, together
 from node.contract.driver import Generation, Shares
+from node.contract.generations import Generations
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.machine.memory import available, resident
@@ -35,17 +35,6 @@ PEAK = 2.5
 SPARE = 64 * 1024**2
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Seconds that a core may drain (DRAIN_TIMEOUT), and how many may drain at once (DRAIN_GENERATIONS).
-
-    Only draining cores with connections count, and memory may allow fewer.
-    """
-
-    timeout: float = 600.0
-    generations: int = 64
-
-
 class Drain:
     """Watches the draining runs and ends them in time."""
 
@@ -55,13 +44,13 @@ class Drain:
         self,
         reactor: IReactorTime,
         generations: Generations,
-        limits: Limits,
+        options: BackendOptions,
         end: Callable[[Generation], Awaitable[None]],
         journal: Tells,
     ) -> None:
         self._reactor = reactor
         self._generations = generations
-        self._limits = limits
+        self._options = options
         self._end = end
         self._journal = journal
         # When each began to drain.
@@ -87,7 +76,7 @@ class Drain:
     def full(self) -> bool:
         """Whether another draining run would end one of these early."""
         current = self._generations.current
-        crowded = 0 < self._limits.generations <= len(self._holding)
+        crowded = 0 < self._options.drain_generations <= len(self._holding)
         return crowded or (bool(self._since) and current is not None and self.lacks(current))
 
     @property
@@ -122,9 +111,9 @@ class Drain:
 
     async def _thin_out(self) -> None:
         """End draining runs beyond DRAIN_GENERATIONS, the one with the fewest connections first."""
-        if len(self._holding) > self._limits.generations:
+        if len(self._holding) > self._options.drain_generations:
             await together(map(self._count, self._holding))
-        while len(holding := self._holding) > self._limits.generations:
+        while len(holding := self._holding) > self._options.drain_generations:
             await self._end_early(await self._emptiest(holding), "more cores drain than DRAIN_GENERATIONS allows")
 
     async def _emptiest(self, runs: Sequence[Generation]) -> Generation:
@@ -153,7 +142,7 @@ class Drain:
 
     async def make(self, run: Generation) -> str:
         """Satisfies `node.backend.replace.Room`: if memory is short, end runs with the fewest connections first."""
-        if not self._limits.generations:
+        if not self._options.drain_generations:
             return "DRAIN_GENERATIONS is 0"
         self._forget()
         patient_until = self._reactor.seconds() + ROOM
@@ -182,8 +171,8 @@ class Drain:
 
     async def _look_at(self, run: Generation, since: float) -> None:
         age = self._reactor.seconds() - since
-        if age >= self._limits.timeout:
-            await self._end_early(run, f"it has drained for {self._limits.timeout:g} s (DRAIN_TIMEOUT)")
+        if age >= self._options.drain_timeout:
+            await self._end_early(run, f"it has drained for {self._options.drain_timeout:g} s (DRAIN_TIMEOUT)")
         elif isinstance(run, Shares):
             self._connections[run] = await run.connected()
             if age >= SETTLED and not self._connections[run] and not self.paused:

@@ -8,7 +8,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.desired import Desired
-from node.backend.generations import Generations
 from node.backend.health import lives
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.state import State, Status
@@ -16,6 +15,7 @@ from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.contract.accounts import Change, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation, Plan, Shares
+from node.contract.generations import Generations
 from node.events.users import UserEvents
 from protos.service_pb2 import User
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from node.backend.generations import Generations
 from node.backend.keeper import Keeper
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 
 
 class Keepers:

@@ -11,7 +11,6 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from node.backend.desired import BUILD_INLINE, Desired
-from node.backend.generations import Generations
 from node.backend.roster import Roster
 from node.backend.settling import Settling
 from node.backend.state import Status
@@ -19,6 +18,7 @@ from node.backend.supplied import Tags
 from node.base.errors import UsersRefused, cut
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts, key_of
+from node.contract.generations import Generations
 from protos.service_pb2 import Limits, ListedUser, ListUsersResponse, User
 
 # Rows and bytes of a page at most: a quarter of what gRPC clients accept by default.

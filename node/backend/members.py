@@ -12,7 +12,6 @@ from node.backend import desired as desired_set
 from node.backend.control import Control, Settled
 from node.backend.desired import Build, Desired
 from node.backend.faults import in_background
-from node.backend.generations import Generations
 from node.backend.patience import answered
 from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
@@ -20,6 +19,7 @@ from node.backend.settling import Settling
 from node.backend.state import Status
 from node.base.errors import NotInitialized, UsersRefused
 from node.contract.accounts import Refusal, key_of
+from node.contract.generations import Generations
 from node.events.users import UserEvents
 from protos.service_pb2 import User
 

@@ -15,7 +15,6 @@ from twisted.python.failure import Failure
 from node.backend.backoff import Backoff
 from node.backend.desired import Desired
 from node.backend.faults import in_background
-from node.backend.generations import Generations
 from node.backend.keeper import Keeper, out_of
 from node.backend.keepers import Keepers
 from node.backend.left_out import LeftOut
@@ -28,6 +27,7 @@ from node.base.logs import Logger
 from node.base.waiting import Signal
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from node.events.users import UserEvents
 from protos.service_pb2 import User
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.desired import Accepted
-from node.backend.generations import Generations
 from node.base.periodic import Periodic
 from node.contract.driver import Generation, Shares
+from node.contract.generations import Generations
 
 # Seconds that probation lasts at least, between two health checks, and that an answer may take: long enough that a busy
 # core on a busy machine is not mistaken for a hung one. Probation lasts until the last health check is answered.

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.generations import Generations
 from node.backend.health import lives
 from node.base.errors import CoreFailed
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 
 T = TypeVar("T")
 Ask = Callable[[Generation], Awaitable[T]]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from node.backend.roster import Roster, changed_users
 from node.contract.accounts import key_of
-from node.state.database import Changes, Saved
+from node.contract.saved import Changes, Saved
 from protos.service_pb2 import User
 
 # From this many users on, they are written ahead while the core starts; fewer take no time.
@@ -114,11 +114,10 @@ class Recorder:
         self._record.forget()
         self._replace(b"", b"", None)
 
-    def everything(self) -> Changes:
-        """All that the record should have of the backend, for an empty one."""
-        if self._roster is not None:
-            return Changes(request=self._request, routing=self._routing, users=dict(self._roster.users))
-        return Changes(request=self._request, routing=self._routing, users={**_by_key(self._left)})
+    def save(self, changes: Changes) -> None:
+        """Add all that the record should have of the backend, for an empty one."""
+        changes.request, changes.routing = self._request, self._routing
+        changes.users = {**(_by_key(self._left) if self._roster is None else self._roster.users)}
 
     def _replace(self, request: bytes, routing: bytes, roster: Roster | None) -> None:
         self._left, self._keyed, self._request, self._routing = (), None, request, routing

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from node.backend.desired import Desired
 from node.backend.faults import as_node_error
-from node.backend.generations import Generations
 from node.backend.replace import Check, Replacement
 from node.backend.state import Status
 from node.base.errors import CoreFailed, NodeError, NotStarted
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, apply, diff
 from node.contract.driver import Generation, NotShared
+from node.contract.generations import Generations
 
 # Seconds that the new run may take until it can take over.
 SECONDS = 5.0

@@ -10,13 +10,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
-from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, NodeError, PortTaken
 from node.base.logs import Logger
 from node.base.waiting import lasting, outcomes, together
 from node.contract.accounts import Accounts, Change, diff
 from node.contract.driver import Generation, NotShared, Plan, Shares
+from node.contract.generations import Generations
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from node.backend.control import Control, Settled
 from node.backend.desired import FIXED, Accepted, Desired
-from node.backend.generations import Generations
 from node.backend.settling import Settling
 from node.backend.state import Status
 from node.base.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 from node.contract.driver import Reroutable, Routes
+from node.contract.generations import Generations
 from node.contract.routing import Routing
 
 # Rules that may be added, and their characters in all: the core parses all of them again whenever one is added.

@@ -14,13 +14,12 @@ from twisted.python.failure import Failure
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
-from node.backend.drain import Drain, Limits
+from node.backend.drain import Drain
 from node.backend.faults import as_node_error, in_background, leave_out
-from node.backend.generations import Generations
 from node.backend.listing import Listing
 from node.backend.members import Members
+from node.backend.options import BackendOptions
 from node.backend.patience import answered
-from node.backend.record import Record
 from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
@@ -35,6 +34,7 @@ from node.base.reactor import PooledReactor
 from node.base.waiting import both
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
+from node.contract.generations import Generations
 from node.contract.routing import Routing
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -50,7 +50,6 @@ READ_INLINE = 64 * 1024
 REST_OF_START = 3.0
 # Seconds that the previous backend has to come back after a failed Start, while its caller waits.
 BACK_TIMEOUT = 1.0
-DRAIN = Limits()
 UNCHANGED = Routing()
 
 
@@ -63,28 +62,24 @@ class Runner:
         self,
         reactor: PooledReactor,
         ring: LogRing,
-        record: Record,
+        desired: Desired,
         generations: Generations,
         read: Callable[[Generation], Awaitable[bool]],
-        limits: Limits = DRAIN,
-        upgrade: bool = False,
-        journal: Journal | None = None,
+        options: BackendOptions,
+        journal: Journal,
     ) -> None:
-        """With `upgrade` an equal Start replaces a core whose files have changed on disk.
-
-        Without a `journal` no events are reported.
-        """
+        """`read` reads and books the counters of a run."""
         self._reactor = reactor
         self._ring = ring
-        self._generations = generations
-        self._upgrade = upgrade
+        self.generations = generations
+        self._upgrade = options.upgrade
         self._control = Control()
-        self.journal = journal or Journal(reactor)
+        self.journal = journal
         self._events = UserEvents(self.journal, reactor)
         self.status = Status(ring, self.journal)
-        self.desired = Desired(reactor, record)
+        self.desired = desired
         wind_down = WindDown(reactor, generations, read, self.journal)
-        drain = Drain(reactor, generations, limits, partial(wind_down.end, patience=DRAINED), self.journal)
+        drain = Drain(reactor, generations, options, partial(wind_down.end, patience=DRAINED), self.journal)
         replacement = Replacement(reactor, generations, wind_down, drain)
         self._replacement = replacement
         self._supervisor = Supervisor(
@@ -225,7 +220,7 @@ class Runner:
         """Why the runs cannot be handed over to the next node process now; empty if they can."""
         if self._supervisor.ending:
             return "a core is ending"
-        if self._generations.draining and self.status.stopped:
+        if self.generations.draining and self.status.stopped:
             return "a stopped core waits for its Start (STOP_GRACE)"
         if self.status.awaited:
             return f"the backend is {self.status.state}"
@@ -262,7 +257,7 @@ class Runner:
 
         Raises as `Status.require`, and `NotStarted` while the core is restarted to apply users.
         """
-        run = self._generations.current
+        run = self.generations.current
         if run is not None and self.status.state is State.STARTING:
             return run
         self.status.require()
@@ -282,8 +277,10 @@ class Runner:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of the supervisor."""
-        return self._supervisor.warnings
+        """Warnings of the configuration, of the supervisor, and of the current run."""
+        plan = self.accepted.plan.warnings if self.accepted else ()
+        run = self.generations.current.warnings if self.accepted and self.generations.current else ()
+        return [*plan, *self._supervisor.warnings, *run]
 
     # A Start
 
@@ -292,7 +289,7 @@ class Runner:
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
         fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
-        if self._means(fingerprint) and self.status.running and not self._generations.current:
+        if self._means(fingerprint) and self.status.running and not self.generations.current:
             # A new run of this very backend is starting for users: wait for it.
             await self._settling.idle()
         if self._serves(fingerprint):
@@ -319,7 +316,7 @@ class Runner:
         preparing = self._prepare(accepted.driver, request, accepted.fingerprint, accepted.routing)
         wanted = await self._in_time(preparing, deadline)
         await self._in_time(self._check(wanted.runs), deadline)
-        run = self._generations.current
+        run = self.generations.current
         if run is not None and self.status.running and not due(run):
             return False
         roster, refused = await self._build(wanted, await self.desired.read(await self.desired.users()))
@@ -336,7 +333,7 @@ class Runner:
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run of an equal backend: the current one, or one that waits for a Start after a Stop; else None."""
-        run = self._waiting if self.status.stopped else self._generations.current
+        run = self._waiting if self.status.stopped else self.generations.current
         if run is None or not run.alive or (self._upgrade and run.outdated):
             return None
         return run if self._means(fingerprint) else None
@@ -352,7 +349,7 @@ class Runner:
         self._waiting = None
         self._supervisor.confirmed()
         if not self.status.running:
-            self._generations.adopt(run)
+            self.generations.adopt(run)
             self.status.enter(State.RUNNING, "the same configuration was asked for again")
         # Before `settled`: the next operation begins at once then.
         self.desired.confirm(request, roster)
@@ -368,7 +365,7 @@ class Runner:
         return await accepted.with_routing(routing)
 
     async def _check(self, plan: Plan) -> None:
-        if self._generations.serving or self.status.running:
+        if self.generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
 
     async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
@@ -427,7 +424,7 @@ class Runner:
 
     def _previous_serves(self, before: State) -> bool:
         """Whether the previous core still serves, as the new one was to start beside it."""
-        return before is State.RUNNING and self._generations.current is not None
+        return before is State.RUNNING and self.generations.current is not None
 
     async def _keep_previous(self, reason: str) -> str:
         """Keep the previous backend, which still serves. Returns its fate for the error text."""
@@ -451,9 +448,9 @@ class Runner:
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        self._waiting = self._generations.current or self._waiting
-        if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
-            self._generations.retire()
+        self._waiting = self.generations.current or self._waiting
+        if grace and self._waiting in self.generations.serving and self.desired.accepted is not None:
+            self.generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
             # Removals that were left undone because a Start or a new run was to end this one.
             in_background(self._settling.settle_all(), "users could not be removed from the core")

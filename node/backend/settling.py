@@ -15,7 +15,6 @@ from twisted.python.failure import Failure
 
 from node.backend.desired import Desired
 from node.backend.faults import in_background
-from node.backend.generations import Generations
 from node.backend.keeper import Keeper
 from node.backend.keepers import Keepers
 from node.backend.pending import Pending
@@ -26,6 +25,7 @@ from node.base.logs import Logger
 from node.base.waiting import lasting, outcomes
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Applied, Generation
+from node.contract.generations import Generations
 
 # Users that an error names at most.
 LISTED = 20

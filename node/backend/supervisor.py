@@ -13,7 +13,6 @@ from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
 from node.backend.faults import as_node_error, in_background, leave_out, pid_of
-from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
 from node.backend.keepers import Keepers
@@ -27,6 +26,7 @@ from node.backend.state import State, Status
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
+from node.contract.generations import Generations
 from node.events.journal import Tells
 from node.events.kinds import Kind
 from node.events.users import UserEvents

@@ -10,9 +10,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.faults import pid_of
-from node.backend.generations import Generations
 from node.base.logs import Logger
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from node.events.journal import Tells
 from node.events.kinds import Kind
 

@@ -22,32 +22,36 @@ os.environ.setdefault(
     "GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 )
 
-from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.python.failure import Failure
 
+from node.base.part import Part
+
 T = TypeVar("T")
 
 
-class Aio(Service):
+class Aio(Part):
     """One thread with an asyncio loop, started and stopped with the service."""
 
-    name = "aio"
+    title = "the asyncio thread"
 
     def __init__(self, reactor: IReactorFromThreads) -> None:
         self._reactor = reactor
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def startService(self) -> None:
-        super().startService()
+    @property
+    def running(self) -> bool:
+        """Whether the thread runs."""
+        return self._loop is not None
+
+    def start(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._main, args=(self._loop,), name="aio", daemon=True)
         self._thread.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is not None and thread is not None:

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.periodic import Periodic
 
 Stamp = tuple[tuple[int, ...] | None, ...]
@@ -24,15 +24,26 @@ class Files(ABC):
 
     log = Logger()
 
-    def __init__(self, files: Iterable[Path], what: str, unfit: type[Exception]) -> None:
+    def __init__(
+        self,
+        files: Iterable[Path],
+        what: str,
+        unfit: type[Exception],
+        reloaded: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`reloaded` is called after each reload with its fault, empty if it succeeded."""
         self._files = tuple(files)
         self._what = what
         self._unfit = unfit
         self._seen: Stamp | None = None
         # Why the current files are not in use; empty if they are.
         self.fault = ""
-        # Called after each reload with its fault, empty if it succeeded.
-        self.reloaded: Callable[[str], None] = lambda _: None
+        self._reloaded = reloaded
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the files in use are not the current ones."""
+        return [self.fault] if self.fault else []
 
     @abstractmethod
     def make(self) -> None:
@@ -56,7 +67,7 @@ class Files(ABC):
         except self._unfit as error:
             self.fault = f"{self._what}: {error}"
             self.log.error("{fault}", fault=self.fault)
-        self.reloaded(self.fault)
+        self._reloaded(self.fault)
         return not self.fault
 
     def changed(self) -> bool:
@@ -64,24 +75,23 @@ class Files(ABC):
         return stamp(self._files) != self._seen
 
 
-class FileWatch(Service):
+class FileWatch(Part):
     """Checks files every `interval` seconds, and reloads them when they changed. `what` completes "looking for …"."""
 
     def __init__(self, what: str, files: Files, reactor: IReactorTime, interval: float = 10) -> None:
         self._files = files
+        self.title = f"the watch for {what}"
         self._looking = Periodic(f"looking for {what}", self._look, interval, reactor)
 
     @property
     def warnings(self) -> list[str]:
         """Why the files in use are not the current ones, and whether looking for changes fails."""
-        return [text for text in (self._files.fault, *self._looking.warnings) if text]
+        return [*self._files.warnings, *self._looking.warnings]
 
-    def startService(self) -> None:
-        super().startService()
+    def start(self) -> None:
         self._looking.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
         self._looking.stop()
 
     def _look(self) -> None:

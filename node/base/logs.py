@@ -10,12 +10,14 @@ import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 import twisted.logger
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.settings import Options, chosen, number, setting
 from node.base.waiting import Waiters
 from protos.handover_pb2 import Ring
 
@@ -51,6 +53,33 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f]"
 )
+
+
+@dataclass(frozen=True)
+class LogOptions(Options):
+    """The size of the ring in lines, and how the node writes its own log."""
+
+    buffer: int = setting(
+        "LOG_BUFFER_SIZE",
+        "log lines kept in memory for controllers, 1 to 1000000; at most 16 Mi characters",
+        "10000",
+        read=number(1, 1_000_000),
+        details="Raise it if readers of the core's log lose lines (`lines were dropped`), or reconnect too late.",
+    )
+    json: bool = setting(
+        "LOG_FORMAT",
+        "format of the node's own log: text, or json (one JSON object a line)",
+        "text",
+        read=chosen("json", "text"),
+        details="Set `json` where a program collects the log. See [The node's own log](#the-nodes-own-log).",
+    )
+    users: bool = setting(
+        "LOG_USERS",
+        "on or off: name users in the node's own log",
+        "off",
+        read=chosen("on", "off"),
+        details="Off, `(LOG_USERS is off)` stands in place of each name. Turn it on to follow up one user's trouble.",
+    )
 
 
 def printable(text: str) -> str:

@@ -51,7 +51,7 @@ def connect(reactor: IReactorTime, target: Target, *, deadline: float = DEADLINE
     bridge = aio or Aio(IReactorFromThreads(reactor))
     transport = RpcTransport(reactor, target, bridge, owned=aio is None)
     if aio is None:
-        bridge.startService()
+        bridge.start()
     return Client(reactor, transport, deadline)
 
 

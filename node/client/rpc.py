@@ -87,7 +87,7 @@ class RpcTransport:
         if channel is not None:
             await self._aio.run(channel.close())
         if self._owned and self._aio.running:
-            self._aio.stopService()
+            self._aio.stop()
 
     async def _relay(self, method: Method, stream: _Stream[T], inbox: Inbox[T]) -> None:
         while True:

@@ -24,6 +24,7 @@ from node.contract.keeper import Keeper, NoKeeper
 from node.contract.routing import Routing
 from protos.service_pb2 import (
     BackendStatsResponse,
+    BackendType,
     BalancerInfoResponse,
     Latency,
     RouteResult,
@@ -452,3 +453,11 @@ class LeavesAll(Driver, Protocol):
 
         `lead`: the run that new connections are directed to again; None after an exact hand-over.
         """
+
+
+def type_name(number: int) -> str:
+    """Return the name of a backend type with its number, or the number alone."""
+    try:
+        return f"{BackendType.Name(number)} ({number})"
+    except ValueError:
+        return str(number)

@@ -58,15 +58,15 @@ def _node(place: Place, pid: int | None) -> Finding:
 
 
 def _credentials(settings: Settings, own: Collection[str]) -> Iterator[Finding]:
-    host = "" if settings.host in _ANY else settings.host
-    pair = Pair(_bytes(settings.cert_file), _bytes(settings.key_file), host, own)
+    host = "" if settings.door.host in _ANY else settings.door.host
+    pair = Pair(_bytes(settings.door.cert_file), _bytes(settings.door.key_file), host, own)
     yield from credentials.check(pair, datetime.now(UTC))
-    files = [settings.key_file, settings.keys_file, *filter(None, [settings.api_key_file])]
+    files = [settings.door.key_file, settings.keys.file, *filter(None, [settings.keys.key_file])]
     yield credentials.key_files([file for file in files if exposed(file)])
 
 
 def _listening(settings: Settings, state: Path, pid: int | None) -> Iterator[Finding]:
-    own = [port for port in (settings.rest_port, settings.grpc_port) if port]
+    own = [port for port in (settings.door.rest_port, settings.door.grpc_port) if port]
     yield from running.ports(network.ports(own, pid))
     try:
         config = _config(state) if pid is not None else Listening()

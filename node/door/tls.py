@@ -196,9 +196,15 @@ def _context(
 class Certificates(Files):
     """The pair that both ports serve, reloaded when its files change: TLS 1.2 and 1.3, the whole chain."""
 
-    def __init__(self, cert_file: Path, key_file: Path, demands: Demands | None = None) -> None:
+    def __init__(
+        self,
+        cert_file: Path,
+        key_file: Path,
+        demands: Demands | None = None,
+        reloaded: Callable[[str], None] = lambda _: None,
+    ) -> None:
         files = (cert_file, key_file, demands.authorities if demands else None)
-        super().__init__(filter(None, files), "the previous certificate stays in use", BadPair)
+        super().__init__(filter(None, files), "the previous certificate stays in use", BadPair, reloaded)
         self._cert_file = cert_file
         self._key_file = key_file
         self._demands = demands or Demands()

@@ -12,18 +12,17 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from node import __version__
 from node.base.alarm import Alarm
 from node.base.logs import printable
 from node.base.waiting import Waiters
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Margins, Packed, Saved
 from node.events.kinds import ONE_READER, Kind
-from node.state.database import Saved
-from node.state.events import Margins, Packed
-from node.state.store import Store
 from protos.service_pb2 import Event
 
 # Most events kept, and most bytes: days for an ordinary node, minutes if the core crashes again and again.
@@ -38,6 +37,12 @@ RESERVED = 1_000
 READ = 256
 
 
+class Keep(Protocol):
+    """Writes an event to disk: `node.state.store.Store.event` satisfies it."""
+
+    def __call__(self, margins: Margins, event: Packed | None = None) -> None: ...
+
+
 class Tells(Protocol):
     """The part of the journal that reports events."""
 
@@ -45,11 +50,13 @@ class Tells(Protocol):
         """Report an event of this kind."""
 
 
-class Journal:
-    """Events in order. The store writes each to disk; without it they are only in memory."""
+class Journal(Lasting):
+    """Events in order. `keep` writes each to disk; without it they are only in memory."""
 
-    def __init__(self, reactor: IReactorTime, store: Store | None = None, now: Callable[[], float] = time.time) -> None:
-        self._store = store
+    title = "the event journal"
+
+    def __init__(self, reactor: IReactorTime, keep: Keep | None = None, now: Callable[[], float] = time.time) -> None:
+        self._keep = keep
         self.now = now
         self._events: list[Packed] = []
         self._bytes = 0
@@ -57,8 +64,10 @@ class Journal:
         self._last = 0
         # The last number reserved, and the last one whose reservation is on disk.
         self._ceiling = 0
-        self._sure: float = math.inf if store is None else 0
+        self._sure: float = 0 if keep else math.inf
         self._trouble = False
+        # Whether the node before ended in order, or there was none.
+        self._clean = True
         self._waiters = Waiters()
         self._waking = Alarm(reactor, self._waiters.wake)
 
@@ -69,32 +78,25 @@ class Journal:
         self._add(packed)
         if self._last + RESERVED // 2 > self._ceiling:
             self._ceiling = self._last + RESERVED
-        if self._store is not None:
-            self._store.event(self._margins, packed)
+        if self._keep is not None:
+            self._keep(self.margins, packed)
         self._show()
-
-    def tell_reloaded(self, loaded: Kind, refused: Kind, fault: str) -> None:
-        """Report that files were reloaded or, with `fault`, that they cannot be used."""
-        self.tell(refused if fault else loaded, fault or loaded.meaning)
 
     # The disk
 
-    def begin(self, store: Store, saved: Saved, version: str) -> None:
-        """Continue the previous node's events; report trouble with the disk from here on, and that the node started."""
-        clean = self.restore(saved.margins, saved.events)
-        store.kept, store.trouble = self.kept, self.disk
-        store.damaged = partial(self.tell, Kind.DISK_DAMAGED)
-        if store.fault:
-            self.disk(store.fault)
-        if store.damage:
-            self.tell(Kind.DISK_DAMAGED, store.damage)
-        before = "" if clean else "; the previous node was killed: its last events may be missing"
-        self.tell(Kind.NODE_STARTED, f"txnode {version} started{before}", version=version, clean=clean)
+    def start(self) -> None:
+        """Report that this node has started."""
+        before = "" if self._clean else "; the previous node was killed: its last events may be missing"
+        text = f"txnode {__version__} started{before}"
+        self.tell(Kind.NODE_STARTED, text, version=__version__, clean=self._clean)
 
-    def restore(self, margins: Margins | None, events: tuple[Packed, ...]) -> bool:
-        """Continue an earlier node's journal. Returns whether that node ended in order, or there was none."""
-        if margins is None:
-            return True
+    def restore(self, saved: Saved) -> None:
+        """Continue an earlier node's journal."""
+        if saved.margins is not None and not self._events:
+            self._clean = self._continue(saved.margins, saved.events)
+
+    def _continue(self, margins: Margins, events: tuple[Packed, ...]) -> bool:
+        """Return whether the earlier node ended in order."""
         self.epoch, self._sure = margins.epoch, margins.ceiling
         self._ceiling = margins.ceiling
         for packed in events:
@@ -104,32 +106,39 @@ class Journal:
         self._last = max(last, margins.ceiling)
         return last >= margins.ceiling
 
-    def everything(self) -> tuple[Margins, list[Packed]]:
-        """All that has to be on disk."""
-        return self._margins, list(self._events)
+    def save(self, changes: Changes) -> None:
+        changes.margins, changes.events = self.margins, list(self._events)
 
-    def kept(self, margins: Margins) -> None:
-        """Called when these margins are on disk."""
-        if margins.epoch == self.epoch:
-            self._sure = margins.ceiling
+    def stored(self, changes: Changes) -> None:
+        if changes.margins is not None and changes.margins.epoch == self.epoch:
+            self._sure = changes.margins.ceiling
             self._show()
 
     def disk(self, fault: str) -> None:
-        """Report that the disk fails or, with an empty `fault`, works again."""
         self._trouble = bool(fault)
         if fault:
             self.tell(Kind.DISK_TROUBLE, fault)
         else:
             self.tell(Kind.DISK_WELL, "the state is on disk again")
 
-    def close(self) -> None:
+    def damaged(self, text: str) -> None:
+        self.tell(Kind.DISK_DAMAGED, text)
+
+    def reloaded(self, loaded: Kind, refused: Kind, fault: str) -> None:
+        """Report that files were reloaded or, with `fault`, that they cannot be used."""
+        self.tell(refused if fault else loaded, fault or loaded.meaning)
+
+    def leave(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
         """The node ends in order: give back reserved numbers that were not used."""
         self._ceiling = self._last
-        if self._store is not None:
-            self._store.event(self._margins)
+        if self._keep is not None:
+            self._keep(self.margins)
 
     @property
-    def _margins(self) -> Margins:
+    def margins(self) -> Margins:
         return Margins(self.epoch, self.first, self._ceiling)
 
     # Readers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
@@ -25,23 +25,15 @@ from node.contract.driver import (
     Plan,
     Recovers,
 )
+from node.contract.generations import Generations
 from node.contract.routing import Routing
+from node.traffic.polling import Traffic
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # The indexes of the state and the start time in /proc/PID/stat (proc(5)), counted after the name.
 _STATE, _BEGAN = 0, 19
-
-
-class Counted(Protocol):
-    """The traffic counters: see `node.traffic.polling`."""
-
-    async def read(self) -> bool: ...
-
-    def known(self, run: Generation) -> Mapping[str, int]: ...
-
-    def go_on(self, run: Generation, known: Mapping[str, int]) -> None: ...
 
 
 class Recovered(NamedTuple):
@@ -57,7 +49,7 @@ class Leaving:
 
     log = Logger()
 
-    def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Counted) -> None:
+    def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Traffic) -> None:
         self._runner = runner
         self._drivers = drivers
         self._traffic = traffic
@@ -68,6 +60,22 @@ class Leaving:
         self._together: LeavesAll | None = None
         # The driver that keeps the answers of a rehearsal for the next node process.
         self._rehearsed: LeavesAll | None = None
+
+    @property
+    def generations(self) -> Generations:
+        return self._runner.generations
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    def unsteady(self) -> str:
+        """Why the runs could not be left to the next node process now; empty if they could: see `Runner.unsteady`."""
+        return self._runner.unsteady()
+
+    async def shut_down(self) -> None:
+        """End the cores before the next version begins, which can take over none of them."""
+        await self._runner.close()
 
     @property
     def inherits(self) -> bool:
@@ -106,7 +114,7 @@ class Leaving:
         snapshot = self._runner.snapshot
         return {run: mark_of(run) for run in _leaving(snapshot)} if snapshot else {}
 
-    def describe(self, exact: bool = False, saved: Collection[Generation] = ()) -> Handover:
+    def describe(self, saved: Collection[Generation] = (), exact: bool = False) -> Handover:
         """Describe the runs for the next node. `exact`: after they were left; `saved`: whose counters are on disk.
 
         A current run that cannot be taken over leaves nothing; one that drains is left out, or raises `CoreFailed` if

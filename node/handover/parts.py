@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from node.contract.driver import Heirs
+from node.contract.saved import Margins
 from node.handover.snapshots import Described
-from node.state.events import Margins
 from protos.handover_pb2 import Handover
 
 
@@ -22,9 +22,7 @@ class HandoverBackend(Described, Protocol):
 
     def inherit(self, left: Handover, heirs: Heirs) -> None: ...
 
-    def rest(self) -> None: ...
-
-    async def close(self) -> None: ...
+    async def shut_down(self) -> None: ...
 
 
 class Calls(Protocol):
@@ -66,8 +64,6 @@ class Store(Protocol):
     def event(self, margins: Margins) -> None: ...
 
     async def flush(self) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class Systemd(Protocol):

@@ -12,9 +12,9 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.python.failure import Failure
 
 from node import __version__
-from node.backend.generations import Generations
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from node.contract.keeper import Keeper
 from protos.handover_pb2 import Handover
 

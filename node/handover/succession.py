@@ -17,6 +17,7 @@ from twisted.internet.task import deferLater
 from node import __version__
 from node.base.errors import Aborted
 from node.base.logs import Logger, LogRing
+from node.base.part import Parts
 from node.base.waiting import finished
 from node.contract.driver import NotNow
 from node.events.journal import Journal
@@ -60,6 +61,7 @@ class Succession:
         state: State,
         store: Store,
         backend: HandoverBackend,
+        parts: Parts,
         calls: Calls,
         connections: Connections,
         systemd: Systemd,
@@ -74,6 +76,7 @@ class Succession:
         self._state = state
         self._store = store
         self._backend = backend
+        self._parts = parts
         self._calls = calls
         self._connections = connections
         self._systemd = systemd
@@ -246,8 +249,7 @@ class Succession:
         if self._ties is None:
             raise Refused("the node has no keeper (KEEPER=off): restart it to change its version")
         # Written again, so that a disk that has failed since the last change is noticed.
-        margins, _ = self._journal.everything()
-        self._store.event(margins)
+        self._store.event(self._journal.margins)
         await self._store.flush()
         if self._store.fault:
             return self._store.fault
@@ -261,7 +263,7 @@ class Succession:
             await self._backend.leave(partial(self._leave, self._ties, version))
             if not self._closed:
                 # No run was handed over: there is none, or none that can be.
-                await self._backend.close()
+                await self._backend.shut_down()
                 await self._leave(self._ties, version, Handover())
         except Exception as error:
             if self._closed:
@@ -325,7 +327,7 @@ class Succession:
     async def _close_and_leave(self, ties: Ties, runs: Handover) -> None:
         leave = [self.jobs.leave] if self.jobs else []
         # Updates first: they must change nothing from here on.
-        for end in (*leave, self._calls.close, self._backend.rest, self._journal.close, self._store.close):
+        for end in (*leave, self._calls.close, self._parts.leave):
             try:
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the next version starts from the state file

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from node.settings import key_fault
+from node.keys.options import key_fault
 
 # Keys of one file. There is a limit because each request is compared with all of them.
 MAX_KEYS = 100

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from node.base.secret_file import write_secret
 from node.keys.keyfile import SCOPES, BadKeys, Key, digest_of, line_of, parse, parse_line, require_name
-from node.settings import DEFAULT_KEY, BadSettings, given, keys_file
+from node.keys.options import DEFAULT_KEY
+from node.settings import BadSettings, given, keys_file
 
 _DESCRIPTION = "Make, list and revoke keys of controllers. A running node loads changes within ten seconds."
 

@@ -6,8 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from node.base.settings import Options, chosen, names, number, setting, word
 from node.events.kinds import Kind
 from node.limits.limits import Period, period
+from node.limits.parsing import size
 from node.machine.interfaces import Carried, Interfaces
 from protos.kept_pb2 import KeptNode
 from protos.service_pb2 import NodeQuota
@@ -27,17 +29,46 @@ class Flow(StrEnum):
 
 
 @dataclass(frozen=True)
-class Allowance:
+class Allowance(Options):
     """The settings NODE_QUOTA…: 0 `bytes` is no limit; empty `interfaces` are those that `of_machine` chooses.
 
     With `closes` the node takes no new connections when the quota is used up; otherwise it only warns.
     """
 
-    bytes: int = 0
-    reset_day: int = 1
-    flow: Flow = Flow.BOTH
-    interfaces: tuple[str, ...] = ()
-    closes: bool = False
+    bytes: int = setting(
+        "NODE_QUOTA",
+        "bytes that the machine may carry in a month, such as 2TB or 500GiB (default: no limit)",
+        read=lambda text: size(text or "0"),
+        details="Set it where your hoster bills traffic. See [limits.md](limits.md#the-nodes-own-quota).",
+    )
+    reset_day: int = setting(
+        "NODE_QUOTA_RESET_DAY",
+        "day of the month, 1 to 31, on which NODE_QUOTA starts again at midnight UTC; the last day of a shorter month",
+        "1",
+        read=number(1, 31),
+        details="Set the day on which your hoster's billing period begins.",
+    )
+    flow: Flow = setting(
+        "NODE_QUOTA_WAY",
+        "bytes that count towards NODE_QUOTA: both, out or in",
+        "both",
+        read=lambda text: Flow(word(*Flow)(text)),
+        details="Set the direction that your hoster bills.",
+    )
+    interfaces: tuple[str, ...] = setting(
+        "NODE_QUOTA_INTERFACE",
+        "network interfaces that count towards NODE_QUOTA, comma-separated (default: those that are hardware; if there "
+        "are none, all but lo)",
+        read=names,
+        details="Set it if some interface is not billed, such as one of a private network.",
+    )
+    closes: bool = setting(
+        "NODE_QUOTA_ACTION",
+        "what the node does when NODE_QUOTA is used up: warn, or close (take no new connections of users)",
+        "warn",
+        read=chosen("close", "warn"),
+        details="Set `close` where traffic beyond the quota costs too much.",
+    )
 
 
 @dataclass

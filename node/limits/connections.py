@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
 from node.contract.connections import Address, Live, Paces, SeesConnections
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from node.limits.in_force import InForce
 
 Run = TypeVar("Run", bound=SeesConnections)

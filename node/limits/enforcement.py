@@ -211,7 +211,7 @@ class Enforcement(Watcher):
     async def _note(self) -> None:
         """Save all changed records, together with the bytes that they count."""
         self._book.needs_saving = False
-        self._traffic.save()
+        self._traffic.save_changed()
         async for part in slices(self._reactor, [*self._book.dirty], TURN):
             self._keep(self._book.dirty.intersection(part))
 

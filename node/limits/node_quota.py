@@ -9,16 +9,17 @@ from collections.abc import Callable
 from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.driver import Closes, Generation
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, Spent, pack, unpack
 from node.machine.interfaces import Interfaces, of_machine, read_interfaces
-from node.state.database import Saved
 from node.state.store import Store
 from protos.service_pb2 import BaseInfoResponse
 
@@ -28,7 +29,7 @@ TICK = 1.0
 # for a moment, and it may accept a connection from their backlog after the first time.
 EMPTIED = 2
 # The key of this record among the users' limits in the state file: no user has an empty name.
-NO_USER = ""
+NODE = ""
 
 _OVER = "NODE_QUOTA of {bytes:,} bytes is used up"
 _CLOSED = f"{_OVER}: the node takes no new connections of users until the reset day"
@@ -40,19 +41,20 @@ def measure() -> tuple[float, Interfaces]:
     return time.time(), read_interfaces()
 
 
-class NodeQuotaLimit:
+class NodeQuotaLimit(Lasting):
     """Enforces NODE_QUOTA. `interval`: seconds between two writes to the state file; events are written at once."""
 
+    title = "NODE_QUOTA"
     log = Logger()
 
     def __init__(
         self,
         clock: IReactorTime,
         allowance: Allowance,
-        interval: float,
         generations: Generations,
         store: Store,
         journal: Journal,
+        interval: float,
         read: Callable[[], tuple[float, Interfaces]] = measure,
     ) -> None:
         self._clock = clock
@@ -92,16 +94,21 @@ class NodeQuotaLimit:
             self._look_now()
             self._note()
 
+    def leave(self) -> None:
+        self.stop()
+
     def restore(self, saved: Saved) -> None:
         """Load the record of an earlier node, and count what moved since, as far as the kernel knows."""
-        if (packed := dict(saved.limits).get(NO_USER)) is not None:
+        if (packed := dict(saved.limits).get(NODE)) is not None:
             self._spent = unpack(packed)
         if self._allowance.bytes:
             self._look_now()
 
-    def everything(self) -> dict[str, bytes | None]:
-        """The record to save."""
-        return {NO_USER: pack(self._spent)} if self._spent.seen else {}
+    def save(self, changes: Changes) -> None:
+        changes.limits |= self._record()
+
+    def _record(self) -> dict[str, bytes | None]:
+        return {NODE: pack(self._spent)} if self._spent.seen else {}
 
     def _look_now(self) -> None:
         """Read the interfaces; if that fails, log it and go on with the last reading."""
@@ -147,7 +154,7 @@ class NodeQuotaLimit:
 
     def _note(self) -> None:
         self._kept = self._clock.seconds()
-        self._store.limits(self.everything())
+        self._store.limits(self._record())
 
 
 class InboundGate:

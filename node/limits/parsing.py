@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 
 from node.contract.limits import fault_of
-from node.limits.limits import Defaults
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
 
@@ -37,27 +36,15 @@ def limits(text: str) -> Limits:
     return found
 
 
-def defaults(all_users: str, inbounds: str) -> Defaults:
-    """Parse LIMITS and LIMITS_INBOUNDS (`free: down=2M bytes=10GB/month; trial: addresses=1`).
-
-    Raises `ValueError` with what is wrong.
-    """
+def by_inbound(text: str) -> Mapping[str, Limits]:
+    """Parse LIMITS_INBOUNDS (`free: down=2M bytes=10GB/month; trial: addresses=1`). Raises `ValueError`."""
     found = {}
-    for part in filter(str.strip, inbounds.split(";")):
+    for part in filter(str.strip, text.split(";")):
         named = _NAMED.fullmatch(part)
         if named is None:
             raise ValueError(f"{part.strip()!r} has no tag of an inbound: write TAG: {WORDS}")
         found[named[1].strip()] = limits(named[2])
-    return Defaults(limits(all_users), found)
-
-
-def fault(read: Callable[[str], object], text: str) -> str:
-    """Return why this text cannot be parsed, or ""."""
-    try:
-        read(text)
-    except ValueError as error:
-        return str(error)
-    return ""
+    return found
 
 
 def size(text: str) -> int:

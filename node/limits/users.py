@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.generations import Generations
 from node.backend.listing import MOST, MOST_BYTES, TURN
 from node.backend.runner import Runner
 from node.backend.supplied import check
@@ -17,18 +15,20 @@ from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.events.journal import Journal
 from node.limits.address_limits import AddressLimits
-from node.limits.addresses import Grouping
 from node.limits.book import Book
 from node.limits.connections import Connections
 from node.limits.count import Count, reached, reasons
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
 from node.limits.in_force import InForce
-from node.limits.limits import Defaults, Limit, Period, period
+from node.limits.limits import Limit, Period, period
+from node.limits.node_quota import NODE
+from node.limits.options import LimitOptions
 from node.limits.pacer import Pacer
-from node.state.database import Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import (
@@ -46,33 +46,22 @@ NO_USER = "not a user now: the limits apply once they are one"
 _FRAME = 6
 
 
-@dataclass(frozen=True)
-class Options:
-    """The operator's choices: the default limits of users without their own, and which addresses count as one.
-
-    `grace`: seconds for which an address is silent before it gives way to another one.
-    """
-
-    defaults: Defaults = field(default_factory=Defaults)
-    grouping: Grouping = field(default_factory=Grouping)
-    grace: float = 30.0
-
-
-class UserLimits:
+class UserLimits(Lasting):
     """Owns and connects the parts that enforce users' limits."""
+
+    title = "the limits of users"
 
     def __init__(
         self,
         reactor: PooledReactor,
         runner: Runner,
-        generations: Generations,
         traffic: Traffic,
         store: Store,
         journal: Journal,
-        options: Options,
+        options: LimitOptions,
     ) -> None:
         in_force = InForce(runner.desired, options.defaults)
-        connections = Connections(generations, in_force)
+        connections = Connections(runner.generations, in_force)
         self._book = book = Book(in_force, connections)
         self._events = events = LimitEvents(journal, reactor, in_force)
         self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
@@ -98,15 +87,15 @@ class UserLimits:
             part.stop()
         self._events.close()
 
+    def leave(self) -> None:
+        self.stop()
+
     def restore(self, saved: Saved) -> None:
-        """Load the records of an earlier node."""
-        # The record without a user is the node's own.
-        self._book.restore((key, packed) for key, packed in saved.limits if key)
+        self._book.restore((key, packed) for key, packed in saved.limits if key != NODE)
         self._enforcement.handle_soon()
 
-    def everything(self) -> dict[str, bytes | None]:
-        """All records to save."""
-        return self._book.everything()
+    def save(self, changes: Changes) -> None:
+        changes.limits |= self._book.everything()
 
     def summary(self, info: BaseInfoResponse) -> None:
         """Add how many users have limits, how many are barred by them, and the like."""

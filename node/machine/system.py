@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import psutil
-from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.part import Part
 from node.base.periodic import Periodic
 
 _LOOPBACK = "lo"  # its name in every network namespace of Linux
@@ -108,11 +108,13 @@ def since_boot(sample: Sample) -> SystemReading:
     return reading(replace(sample, cpu_idle=0.0, cpu_total=0.0), sample)
 
 
-class SystemStats(Service):
+class SystemStats(Part):
     """Takes a sample every `interval` seconds while it runs. `current` works at any time, also before that.
 
     While the kernel's counters cannot be read the last values stay.
     """
+
+    title = "the machine statistics"
 
     def __init__(self, clock: IReactorTime, read: Callable[[], Sample] = read_sample, interval: float = 1) -> None:
         self._read = read
@@ -120,12 +122,10 @@ class SystemStats(Service):
         self._last = sample
         self._sampling = Periodic("reading the machine's counters", self._sample, interval, clock)
 
-    def startService(self) -> None:
-        super().startService()
+    def start(self) -> None:
         self._sampling.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
         self._sampling.stop()
 
     @property

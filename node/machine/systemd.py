@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.periodic import Periodic
 
 _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in trouble
@@ -90,10 +90,10 @@ def _watchdog(environ: Mapping[str, str]) -> float | None:
     return int(microseconds) / 1e6 if microseconds.isdecimal() and int(microseconds) else None
 
 
-class Systemd(Service):
+class Systemd(Part):
     """Sends READY=1 when `ready` is called, WATCHDOG=1 twice in each interval, and STOPPING=1 at the end."""
 
-    name = "systemd"
+    title = "the systemd notifier"
 
     def __init__(self, notifier: Notifier, clock: IReactorTime) -> None:
         self._notifier = notifier
@@ -102,13 +102,11 @@ class Systemd(Service):
         name = "the watchdog ping to systemd"
         self._pings = Periodic(name, notifier.watchdog, interval / 2, clock) if interval else None
 
-    def startService(self) -> None:
-        super().startService()
+    def start(self) -> None:
         if self._pings:
             self._pings.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
         self._notifier.stopping()
         if self._pings:
             self._pings.stop()

@@ -14,19 +14,20 @@ from twisted.internet.defer import TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
-from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.state import State
 from node.base.errors import NodeError
+from node.base.part import Parts
 from node.contract.counters import DIRECTIONS, Row, Scope
 from node.contract.driver import Generation, HasProcess
+from node.contract.generations import Generations
 from node.machine.usage import Usage, most_files, open_files, usage
 from node.metrics.families import Sample, Samples
 from node.metrics.lag import Lag
 from node.metrics.readiness import Readiness
 from node.state.store import Store
 from node.traffic.polling import Traffic
-from protos.service_pb2 import BackendStatsResponse, LimitsSummary, NodeQuota
+from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, LimitsSummary
 
 # Seconds to wait for a core, and for the disk; after that the last known values are used.
 PATIENCE = 2.0
@@ -49,11 +50,15 @@ class Sources:
     # Scopes whose bytes are reported.
     scopes: Sequence[Scope]
     connections: Callable[[], Iterable[tuple[str, bool]]]
-    warnings: Callable[[], Sequence[str]]
+    parts: Parts
     expires: Callable[[], float]
-    limits: Callable[[], LimitsSummary]
-    # NODE_QUOTA, if it is set.
-    quota: Callable[[], NodeQuota | None]
+
+    def limits(self) -> LimitsSummary:
+        """The users with limits and, if there is one, the node's own quota."""
+        info = BaseInfoResponse()
+        for part in self.parts:
+            part.summary(info)
+        return info.limits
 
 
 class Figures:
@@ -115,7 +120,7 @@ def _node(sources: Sources) -> Iterator[Figure]:
     yield "txnode_open_fds", (), open_files()
     yield "txnode_max_fds", (), most_files()
     yield "txnode_reactor_lag_seconds", (), sources.lag.worst
-    yield "txnode_warnings", (), len(sources.warnings())
+    yield "txnode_warnings", (), len(sources.parts.warnings)
     yield "txnode_ready", (), sources.readiness.ready
     for check in sources.readiness.checks:
         yield "txnode_check_ok", (check,), check not in sources.readiness.faults
@@ -124,7 +129,8 @@ def _node(sources: Sources) -> Iterator[Figure]:
         for known in (True, False):
             yield "txnode_connections", (door, "yes" if known else "no"), connections[door, known]
     yield "txnode_max_connections", (), sources.places
-    if (quota := sources.quota()) is not None:
+    if (limits := sources.limits()).HasField("node"):
+        quota = limits.node
         yield "txnode_quota_bytes", (), quota.bytes
         yield "txnode_quota_used_bytes", (), quota.used
         yield "txnode_quota_closed", (), quota.closed

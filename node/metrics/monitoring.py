@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
-from node.backend.generations import Generations
-from node.backend.runner import Runner
+from node.base.part import Parts
 from node.base.reactor import PooledReactor
 from node.contract.counters import Scope
+from node.engine.engine import Engine
 from node.metrics.figures import Figures, Sources
 from node.metrics.lag import Lag
 from node.metrics.pages import Meters, Pages
 from node.metrics.readiness import Readiness, checks
 from node.state.store import Store
-from node.traffic.polling import Traffic
-from protos.service_pb2 import LimitsSummary, NodeQuota
-
-
-class Backend(Protocol):
-    """The parts of the backend that are read."""
-
-    @property
-    def runner(self) -> Runner: ...
-
-    @property
-    def generations(self) -> Generations: ...
-
-    @property
-    def traffic(self) -> Traffic: ...
-
-    @property
-    def warnings(self) -> Sequence[str]: ...
-
-    @property
-    def limits(self) -> LimitsSummary: ...
-
-    @property
-    def quota(self) -> NodeQuota | None: ...
 
 
 class Monitoring:
@@ -47,7 +22,8 @@ class Monitoring:
     def __init__(
         self,
         reactor: PooledReactor,
-        backend: Backend,
+        engine: Engine,
+        parts: Parts,
         store: Store,
         meters: Meters,
         *,
@@ -60,11 +36,11 @@ class Monitoring:
     ) -> None:
         """`users`: whether bytes are reported by user, too. For the rest see `Sources` and `Figures`."""
         self.lag = Lag(reactor)
-        self.readiness = Readiness(reactor, checks(store, backend.runner.status, backend.generations))
+        self.readiness = Readiness(reactor, checks(store, engine.runner.status, engine.generations))
         sources = Sources(
-            runner=backend.runner,
-            generations=backend.generations,
-            traffic=backend.traffic,
+            runner=engine.runner,
+            generations=engine.generations,
+            traffic=engine.traffic,
             store=store,
             readiness=self.readiness,
             lag=self.lag,
@@ -72,9 +48,7 @@ class Monitoring:
             places=places,
             scopes=[*Scope] if users else [Scope.INBOUND, Scope.OUTBOUND],
             connections=connections,
-            warnings=lambda: backend.warnings,
+            parts=parts,
             expires=expires,
-            limits=lambda: backend.limits,
-            quota=lambda: backend.quota,
         )
         self.pages = Pages(reactor, Figures(reactor, sources, prefix), meters, self.readiness).all()

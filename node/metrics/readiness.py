@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from twisted.application.service import Service
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.generations import Generations
 from node.backend.state import State, Status
 from node.base.errors import NodeError
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.periodic import Periodic
 from node.contract.driver import Accepts
+from node.contract.generations import Generations
 from node.state.store import Store
 
 # Seconds between two rounds of checks.
@@ -24,9 +24,10 @@ Check = Callable[[], Coroutine[Any, Any, str]]
 _NOT_YET = "not checked yet"
 
 
-class Readiness(Service):
+class Readiness(Part):
     """Makes `checks`, by name. `changed` is called when the node becomes ready or unready."""
 
+    title = "the readiness check"
     log = Logger()
 
     def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check]) -> None:
@@ -45,16 +46,14 @@ class Readiness(Service):
         """Whether the checks themselves fail, so that the verdict is old."""
         return self._looking.warnings
 
-    def startService(self) -> None:
+    def begin(self) -> None:
         """Make the first checks at once."""
-        super().startService()
         ensureDeferred(self.look()).addErrback(
             lambda failure: self.log.failure("the first readiness check failed; the node tries again", failure)
         )
         self._looking.start()
 
-    def stopService(self) -> None:
-        super().stopService()
+    def stop(self) -> None:
         self._looking.stop()
 
     async def look(self) -> None:

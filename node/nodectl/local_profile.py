@@ -29,15 +29,15 @@ def local(directory: Path, environ: Mapping[str, str]) -> Profile:
 
 
 def _profile(settings: Settings) -> Profile:
-    transport: Literal["rest", "grpc"] = "rest" if settings.rest_port else "grpc"
+    transport: Literal["rest", "grpc"] = "rest" if settings.door.rest_port else "grpc"
     return Profile(
         LOCAL,
-        address="localhost" if settings.host in _ANY else settings.host,
+        address="localhost" if settings.door.host in _ANY else settings.door.host,
         transport=transport,
-        port=settings.rest_port or settings.grpc_port or 0,
-        certificate=settings.cert_file,
-        certificate_name=name_of(settings.cert_file.read_bytes()),
-        key=settings.api_key,
+        port=settings.door.rest_port or settings.door.grpc_port or 0,
+        certificate=settings.door.cert_file,
+        certificate_name=name_of(settings.door.cert_file.read_bytes()),
+        key=settings.keys.key,
     )
 
 

@@ -116,7 +116,7 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         if self._aio is not None:
-            self._aio.startService()
+            self._aio.start()
         for name, target in self._targets.items():
             client = connect(self.reactor, target, deadline=self._deadline, aio=self._aio)
             self.nodes.append(Node(name, client, self.reactor))
@@ -125,7 +125,7 @@ class Fleet:
     async def __aexit__(self, *_: object) -> None:
         await gatherResults([Deferred.fromCoroutine(node.client.close()) for node in self.nodes], consumeErrors=True)
         if self._aio is not None:
-            self._aio.stopService()
+            self._aio.stop()
 
     async def ask(self, work: Work[T], at_once: int = AT_ONCE) -> list[Outcome[T]]:
         """Do this work with each node; the outcomes are in the order of the nodes. Raises errors but `NodeError`."""

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
-from node.state.events import Margins, Packed
+from node.contract.saved import Changes, Margins, Packed, Saved
 from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
@@ -31,72 +30,6 @@ class Unwritable(Exception):
 
 class Damaged(Exception):
     """The state file is damaged and was moved aside; the text has its new path."""
-
-
-@dataclass
-class Changes:
-    """Changes to write in one transaction. Users and rows of later changes overwrite those of earlier ones.
-
-    `clean`: delete everything first. `request`: a serialised Backend without users; None for no change, empty for no
-    backend. `left`: remaining seconds of its keep-alive, None for no change. `routing`: its packed routing changes,
-    None for no change. `clean_users`: delete all users first; with `staged` the staged users take their place. `users`:
-    in stored order; None is a removal. `rows`: traffic not yet delivered; `totals`: sums since the state file began.
-    `limits`: records of users, by key; None is a removal. `events` are appended; those before `margins.first` are
-    deleted. `booked`: counters of runs that the rows include, by the runs' marks; `booked_only`: delete those of all
-    other runs.
-    """
-
-    clean: bool = False
-    request: bytes | None = None
-    left: float | None = None
-    routing: bytes | None = None
-    clean_users: bool = False
-    staged: bool = False
-    users: dict[str, bytes | None] = field(default_factory=dict)
-    rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
-    totals: dict[tuple[Scope, str], Row] = field(default_factory=dict)
-    limits: dict[str, bytes | None] = field(default_factory=dict)
-    margins: Margins | None = None
-    events: list[Packed] = field(default_factory=list)
-    booked: dict[str, dict[str, int]] = field(default_factory=dict)
-    booked_only: Collection[str] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(
-            self.clean
-            or self.clean_users
-            or self.users
-            or self.rows
-            or self.totals
-            or self.limits
-            or self.request is not None
-            or self.left is not None
-            or self.routing is not None
-            or self.margins is not None
-            or self.booked
-            or self.booked_only is not None
-        )
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What an earlier node saved: the serialised Backend (empty: none), its users, the rows not yet delivered.
-
-    `left`: remaining seconds of the keep-alive; None for all. `routing`: packed routing changes. `margins` and
-    `events`: the journal; None before the first event. `totals`: sums since the state file began. `limits`: records of
-    users with their keys. `booked`: counters of runs that the rows include, by the runs' marks.
-    """
-
-    request: bytes = b""
-    left: float | None = None
-    users: tuple[bytes, ...] = ()
-    rows: tuple[Row, ...] = ()
-    routing: bytes = b""
-    margins: Margins | None = None
-    events: tuple[Packed, ...] = ()
-    totals: tuple[Row, ...] = ()
-    limits: tuple[tuple[str, bytes], ...] = ()
-    booked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class Database:

@@ -8,8 +8,12 @@ import hashlib
 import os
 import stat
 import tempfile
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from node.base.part import Part
+from node.base.settings import Options, setting
 
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
 _SOCKET_NAME = 40
@@ -18,8 +22,24 @@ _MAX_PATH = 107
 _OTHERS = {"run": "", "door": "-door"}
 
 
-class StateDirectory:
+@dataclass(frozen=True)
+class StateOptions(Options):
+    """Where the node keeps its state."""
+
+    dir: Path = setting(
+        "STATE_DIR",
+        "directory of the state file, certificate and keys; only one node may use it, and it gets mode 0700",
+        "var",
+        read=Path,
+        details="A relative path starts at the working directory. A service should have an absolute path, on a disk "
+        "that keeps its files when the node is reinstalled.",
+    )
+
+
+class StateDirectory(Part):
     """STATE_DIR, and the directories for the sockets of the running node."""
+
+    title = "the lock of the state directory"
 
     def __init__(self, path: Path) -> None:
         # Resolved: systemd's StateDirectory may be a link, and cores carry the path.
@@ -67,7 +87,7 @@ class StateDirectory:
             raise OSError(f"another node uses STATE_DIR {self.path}: give each node its own") from error
         self._lock = lock
 
-    def release(self) -> None:
+    def stop(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

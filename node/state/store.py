@@ -6,22 +6,24 @@ into the next batch. A failing disk is reported once and retried: then everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
+from node.base.alarm import Alarm
 from node.base.logs import Logger
+from node.base.part import Part
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
 from node.contract.counters import Row
-from node.state.database import Changes, Damaged, Database, Saved, Unwritable
-from node.state.events import Margins, Packed
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Margins, Packed, Saved
+from node.state.database import Damaged, Database, Unwritable
 
 T = TypeVar("T")
 
@@ -31,17 +33,18 @@ AGAIN = 10.0
 LAST_TRIES = 2
 
 
-class Store:
-    """The state file and the batch of changes for it. `everything` returns all that has to be in the file.
+class Store(Lasting):
+    """The state file and the batch of changes for it.
 
-    A file that could not be read at the start is read before the first write: `found` takes its content. `trouble` is
-    called with the reason when the disk fails, and with an empty text when it works again; `damaged` when a file was
-    moved aside; `kept` when events are on disk.
+    `parts` say what has to be in the file, and take over what is in it. A file that could not be read at the start is
+    read before the first write.
     """
 
+    title = "the state file"
     log = Logger()
 
-    def __init__(self, reactor: PooledReactor, path: Path) -> None:
+    def __init__(self, reactor: PooledReactor, path: Path, parts: Iterable[Part] = ()) -> None:
+        self._parts = parts
         self._reactor = reactor
         self._database = Database(path)
         self._path = path
@@ -56,15 +59,14 @@ class Store:
         # Why the disk fails, if it does; and what happened to a damaged file.
         self.fault = ""
         self.damage = ""
-        self._again: IDelayedCall | None = None
+        self._retry = Alarm(reactor, self._try_again)
         self._unread = self._closed = False
         # The keep-alive's remaining seconds, as the file should have them.
         self._left: float | None = None
-        self.everything: Callable[[], Changes] = Changes
-        self.found: Callable[[Saved], None] = lambda _: None
-        self.trouble: Callable[[str], None] = lambda _: None
-        self.damaged: Callable[[str], None] = lambda _: None
-        self.kept: Callable[[Margins], None] = lambda _: None
+
+    @property
+    def _lasting(self) -> Iterator[Lasting]:
+        return (part for part in self._parts if isinstance(part, Lasting))
 
     @property
     def warnings(self) -> list[str]:
@@ -107,7 +109,20 @@ class Store:
             self._unread = saved is None
             return saved or Saved()
 
-    async def close(self) -> None:
+    def start(self) -> None:
+        """Have the parts take over what an earlier node saved. Blocking."""
+        saved = self.open()
+        for part in self._lasting:
+            part.restore(saved)
+            if self.fault:
+                part.disk(self.fault)
+            if self.damage:
+                part.damaged(self.damage)
+
+    async def leave(self) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
         """Write all changes and close the file. A failed disk is retried at once, also with a new file for a bad one.
 
         Later changes are not written. May be called again.
@@ -116,12 +131,11 @@ class Store:
             return
         await self.flush()
         for _ in range(LAST_TRIES):
-            if self._again is not None:
-                self._again.cancel()
+            if self._retry.pending:
+                self._retry.cancel()
                 self._try_again()
                 await self.flush()
-        if self._again is not None:
-            self._again.cancel()
+        self._retry.cancel()
         self._closed = True
         try:
             await self._on_disk(self._database.close)
@@ -160,7 +174,7 @@ class Store:
         With none, drop those written ahead.
         """
         # Batched changes may still need users staged before.
-        if self._again is None and not self._closed and not self._changes.staged and (users or self._staged):
+        if not self._retry.pending and not self._closed and not self._changes.staged and (users or self._staged):
             self._staged = dict(users) or None
             self._put_aside(dict(users))
 
@@ -217,21 +231,21 @@ class Store:
         reading = self._busy and self._written is None
         if self._closed:
             return
-        if (self._changes or reading) and self._again is None:
+        if (self._changes or reading) and not self._retry.pending:
             await self._gathered.wait()
         elif self._written is not None:
             await self._written.wait()
 
     def _write(self) -> None:
         """Schedule a write of all changes of this reactor turn, unless one runs or a retry is pending."""
-        if self._changes and not self._busy and self._again is None and not self._closed:
+        if self._changes and not self._busy and not self._retry.pending and not self._closed:
             self._busy = True
             self._reactor.callLater(0, self._next)
 
     def _next(self) -> None:
         changes = self._gather(self._changes)
         done = self._on_disk(self._database.write, changes)
-        done.addCallback(lambda _: changes.margins)
+        done.addCallback(lambda _: changes)
         done.addCallbacks(self._succeeded, self._not_written)
 
     def _gather(self, changes: Changes) -> Changes:
@@ -243,16 +257,17 @@ class Store:
     def _on_disk(self, function: Callable[..., T], *arguments: Any) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._pool, function, *arguments)
 
-    def _succeeded(self, margins: Margins | None) -> None:
+    def _succeeded(self, changes: Changes) -> None:
         # With a retry pending, this was only a write from before the disk failed.
-        recovered = self.fault and self._again is None
+        recovered = self.fault and not self._retry.pending
         if recovered:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
-        if margins is not None:
-            self.kept(margins)
+        for part in self._lasting:
+            part.stored(changes)
         if recovered:
             self.fault = ""
-            self.trouble("")
+            for part in self._lasting:
+                part.disk("")
         self._end()
         self._write()
 
@@ -265,7 +280,7 @@ class Store:
         self._on_disk(self._database.stage, users).addErrback(self._not_staged)
 
     def _not_staged(self, failure: Failure) -> None:
-        if self._again is None:
+        if not self._retry.pending:
             self._not_written(failure)
 
     def _not_written(self, failure: Failure) -> None:
@@ -290,29 +305,34 @@ class Store:
             )
         first, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes, self._staged = Changes(), None
-        if self._again is None:
-            self._again = self._reactor.callLater(AGAIN, self._try_again)
+        if not self._retry.pending:
+            self._retry.set(AGAIN)
         if first:
-            self.trouble(self.fault)
+            for part in self._lasting:
+                part.disk(self.fault)
 
     def _try_again(self) -> None:
-        self._again, self._busy = None, True
+        self._busy = True
         ensureDeferred(self._write_everything()).addCallbacks(self._succeeded, self._not_written)
 
-    async def _write_everything(self) -> Margins | None:
+    async def _write_everything(self) -> Changes:
         if self._unread:
             saved = await self._on_disk(self._database.load)
             self._unread = False
-            self.found(saved)
-        everything = self.everything()
+            for part in self._lasting:
+                part.restore(saved)
+        everything = Changes()
+        for part in self._lasting:
+            part.save(everything)
         everything.clean, everything.left = True, self._left
         self._staged = None
         await self._on_disk(self._database.write, self._gather(everything))
-        return everything.margins
+        return everything
 
     def _report_damage(self, text: str) -> None:
         self.damage = text
-        self.damaged(text)
+        for part in self._lasting:
+            part.damaged(text)
         self.log.error("{text}", text=text)
 
 

@@ -16,7 +16,9 @@ from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
-from node.state.database import Saved
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
@@ -46,13 +48,6 @@ _ONE = {
 }
 
 
-class Counting(Protocol):
-    """The runs of cores whose counters are to be read, ending ones included."""
-
-    @property
-    def counting(self) -> Sequence[Generation]: ...
-
-
 class Limits(Protocol):
     """The enforcement of users' limits: see `node.limits`."""
 
@@ -63,15 +58,16 @@ class Limits(Protocol):
         """Called when the rows of these users are being saved, so that their limits are saved with them."""
 
 
-class Traffic:
+class Traffic(Lasting):
     """Traffic that was counted and not yet delivered. `interval`: seconds between two regular readings."""
 
+    title = "the counters"
     log = Logger()
 
     def __init__(
         self,
         reactor: IReactorTime,
-        generations: Counting,
+        generations: Generations,
         is_user: Callable[[str], bool],
         store: Store,
         interval: float,
@@ -129,13 +125,15 @@ class Traffic:
         self._ledger.go_on(run, known)
 
     def start(self) -> None:
-        """Start the regular readings."""
         self._poll.start()
 
     def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
         self._ledger.restore(saved.rows)
         self._ledger.totals.restore(saved.totals)
+
+    def leave(self) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Stop the regular readings, and save everything."""
@@ -149,7 +147,7 @@ class Traffic:
         self._adoptable = dict(runs)
         if new:
             # Together with the rows that include them.
-            self.save()
+            self.save_changed()
         for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
 
@@ -161,11 +159,6 @@ class Traffic:
     def forget_others(self) -> None:
         """Delete the saved counters of all other runs: no node can adopt them."""
         self._store.booked_only(frozenset(self._adoptable.values()))
-
-    @property
-    def booked(self) -> dict[str, dict[str, int]]:
-        """The booked counters of adoptable runs, by their marks, for an empty state file."""
-        return {mark: dict(self._ledger.known(run)) for run, mark in self._adoptable.items()}
 
     async def settled(self, patience: float) -> None:
         """Bring `totals` up to date with what is on disk: totals must not decrease when the node is killed.
@@ -221,11 +214,13 @@ class Traffic:
         # In a list of all users zeros are left out.
         return await self._reply(rows, zeros=name is not None or scope is not Scope.USER)
 
-    def everything(self) -> tuple[list[Row], list[Row]]:
-        """All undelivered rows and all totals, for an empty state file."""
-        return self._ledger.everything(), self._ledger.totals.everything()
+    def save(self, changes: Changes) -> None:
+        """Add all undelivered rows, all totals, and the booked counters of adoptable runs by their marks."""
+        changes.rows = {(row.scope, row.key): row for row in self._ledger.everything()}
+        changes.totals = {(row.scope, row.key): row for row in self._ledger.totals.everything()}
+        changes.booked = {mark: dict(self._ledger.known(run)) for run, mark in self._adoptable.items()}
 
-    def save(self) -> None:
+    def save_changed(self) -> None:
         """Save the changed rows and totals, in parts."""
         self._saved_at = self._reactor.seconds()
         rows = self._ledger.changes(SLICE)
@@ -234,7 +229,7 @@ class Traffic:
         sums = self._ledger.totals.changes(SLICE)
         self._store.totals(sums)
         if SLICE in (len(rows), len(sums)):
-            self._reactor.callLater(0, self.save)
+            self._reactor.callLater(0, self.save_changed)
 
     def _note(self, rows: Sequence[Row]) -> None:
         self._store.rows(rows)
@@ -248,7 +243,7 @@ class Traffic:
         self._ledger.settle(taken, delivered)
         if delivered:
             # At once: delivered bytes must not come back after a crash.
-            self.save()
+            self.save_changed()
 
     async def _tick(self) -> None:
         now = self._reactor.seconds()
@@ -259,7 +254,7 @@ class Traffic:
         elif now - self._read_at > due:
             await self.read()
         if now - self._saved_at > due:
-            self.save()
+            self.save_changed()
 
     async def _read_all(self, counting: Sequence[Generation], began: float, wanted: Wanted) -> bool:
         moved = await self._readings.all(counting, wanted)

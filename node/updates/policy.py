@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from node.base.settings import Options, address, chosen, setting, word
 
 # Seconds between two checks for newer geo files, by the values of GEO_UPDATE.
 EVERY = {"never": 0.0, "daily": 86_400.0, "weekly": 7 * 86_400.0, "monthly": 30 * 86_400.0}
 LISTS_URL = "https://github.com/Loyalsoldier/v2ray-rules-dat/releases/latest/download"
 
 
+def _proxy(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^\s/]\S*", text):
+        raise ValueError("it does not begin with https:// or http:// and a host")
+    return text
+
+
 @dataclass(frozen=True)
-class Policy:
+class Policy(Options):
     """`programs`: whether keys of scope all may replace cores and the node; `lists`: geo files. URLs as configured."""
 
-    programs: bool = False
-    lists: bool = True
-    lists_every: float = 0.0
-    lists_url: str = LISTS_URL
-    program_url: str = ""
-    proxy: str = ""
+    programs: bool = setting(
+        "UPDATES",
+        "on or off: keys of scope all may install other releases of the cores and of the node; see docs/updates.md",
+        "off",
+        read=chosen("on", "off"),
+        details="Off, such a key cannot change programs on the machine. Turn it on to update a fleet over the "
+        "interface.",
+    )
+    program_url: str = setting(
+        "UPDATE_URL",
+        "base URL of the node's wheels; the node appends /txnode-VERSION-py3-none-any.whl",
+        read=address,
+        details="Set it, with UPDATES=on, to let the node fetch other versions of itself.",
+    )
+    proxy: str = setting(
+        "UPDATE_PROXY",
+        "proxy for the downloads of updates, as http://HOST:PORT (default: that of the environment)",
+        read=_proxy,
+        secret=True,
+        details="Set it where the download servers are not reachable directly. It may hold a password, so it cannot be "
+        "an option.",
+    )
+    lists: bool = setting(
+        "GEO_UPDATES",
+        "on or off: keys of scope all may replace geo files over the interface",
+        "on",
+        read=chosen("on", "off"),
+        details="Turn it off if you keep these files yourself. Off also turns off GEO_UPDATE.",
+    )
+    lists_every: float = setting(
+        "GEO_UPDATE",
+        "how often the node looks for newer geo files and installs them: never, daily, weekly or monthly",
+        "never",
+        read=lambda text: EVERY[word(*EVERY)(text)],
+        details="Set it if neither your panel nor a timer updates them.",
+    )
+    lists_url: str = setting(
+        "GEO_URL",
+        "base URL of the geo files; NAME.sha256sum beside each holds its digest",
+        LISTS_URL,
+        read=address,
+        details="Set it to use other lists, or a mirror.",
+    )
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def serve(directory: Path, behind: bool, port: int) -> None:
     if isinstance(server, Direct):
         pair = certificates.current.pair
         server.address, server.credentials = f"127.0.0.1:{port}", grpc.ssl_server_credentials([(pair.key, pair.chain)])
-    aio.startService()
+    aio.start()
     aio.block(server.start(), 10)
     if behind:
         entrance = Entrance(Connections(reactor, Limits(), lambda *_: False), None, upstream)

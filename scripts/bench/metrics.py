@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterable
 
 from node.contract.counters import Row, Scope
+from node.contract.saved import Changes
 from node.metrics.pages import FRESH
-from node.state.database import Changes, Database
+from node.state.database import Database
 from scripts.bench.stage import Backing, Stage, backing, machine, stage
 from scripts.staging.target import credentials
 

@@ -44,7 +44,7 @@ def stop() -> None:
         if not _threads:
             return
         left = _wait_for(_quiet)
-        _bridges.pop().stopService()
+        _bridges.pop().stop()
         reactor.callFromThread(reactor.crash)
         _threads.pop().join()
         if reactor.threadpool is not None:
@@ -69,7 +69,7 @@ def _start() -> None:
         running.wait()
         _threads.append(thread)
         _bridges.append(Aio(reactor))
-        _bridges[0].startService()
+        _bridges[0].start()
         threading.Thread(target=_stop_at_the_end, daemon=True).start()
 
 

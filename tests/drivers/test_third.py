@@ -21,15 +21,15 @@ from drivers.process.executable import ENVIRONMENT
 from drivers.process.orphans import sweep
 from drivers.process.readiness import last, ready
 from drivers.process.spawn import Spawner, opened
-from node.backend.generations import Generations
-from node.backend.runner import Runner
 from node.base.errors import InvalidConfig
 from node.base.logs import LogRing
 from node.contract.accounts import Account, Accounts, Change
 from node.contract.counters import Reading, Scope, counter_name
 from node.contract.driver import Applied, Driver, Exit, Generation, Host, Plan
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, BackendStatsResponse, User
 from tests.harness.memory import MemoryRecord, person
+from tests.harness.whole import make_runner
 
 reactor: Any = installed
 
@@ -146,7 +146,7 @@ class ThirdDriverTests(TestCase):
         self.directory = Path(temporary.name)
         host = Host(reactor, self.ring, self.directory, {})
         self.driver: Driver = ScriptDriver(host)
-        self.runner = Runner(reactor, self.ring, MemoryRecord(), self.generations, read)
+        self.runner = make_runner(reactor, self.ring, MemoryRecord(), self.generations, read)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.runner.close()))
 
     async def start(self, config: str, *users: User) -> None:

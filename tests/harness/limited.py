@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
-from node.backend.generations import Generations
+from node.contract.generations import Generations
 from node.limits.book import Book
 from node.limits.connections import Connections, Watcher
 from node.limits.in_force import InForce

@@ -9,13 +9,13 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import drain
-from node.backend.drain import Limits
-from node.backend.generations import Generations
-from node.backend.runner import Runner
+from node.backend.options import BackendOptions
 from node.base.logs import LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
+from tests.harness.whole import make_runner
 
 GRACE = 30.0
 ANN, BOB, CY = person("ann", "one", "a"), person("bob", "two", "a"), person("cy", "three", "a")
@@ -26,8 +26,8 @@ class OverlapTests(SynchronousTestCase):
         self.clock = cast(Any, Clock())
         self.driver = SharingDriver(self.clock)
         self.ring, self.generations, self.record = LogRing(self.clock, 1000), Generations(), MemoryRecord()
-        limits = Limits(timeout=60.0, generations=2)
-        self.runner = Runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
+        limits = BackendOptions(drain_timeout=60.0, drain_generations=2)
+        self.runner = make_runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
         self.patch(drain, "available", lambda: 1 << 40)
 
     def tearDown(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from node.backend.desired import Accepted, Desired
-from node.backend.generations import Generations
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.state import State, Status
@@ -14,6 +13,7 @@ from node.base.errors import NodeError
 from node.base.logs import LogRing
 from node.contract.accounts import Change, Refusal, apply
 from node.contract.driver import Driver, Generation, Plan
+from node.contract.generations import Generations
 from node.events.journal import Journal
 from tests.harness.memory import MemoryRecord
 

@@ -10,11 +10,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import desired as members
-from node.backend.generations import Generations
-from node.backend.runner import Runner
 from node.backend.wind_down import CALLER
 from node.base.logs import LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import (
     MemoryDriver,
@@ -22,6 +21,7 @@ from tests.harness.memory import (
     MemoryRecord,
     person,
 )
+from tests.harness.whole import make_runner
 
 GRACE = 30.0
 ANN, BOB, CY = person("ann", "one", "a"), person("bob", "two", "a"), person("cy", "three", "a")
@@ -37,7 +37,7 @@ class RunnerTests(SynchronousTestCase):
         self.read: list[list[Generation]] = []
         self.record = MemoryRecord()
         self.generations = Generations()
-        self.runner = Runner(self.clock, self.ring, self.record, self.generations, lambda run: self._count(run))
+        self.runner = make_runner(self.clock, self.ring, self.record, self.generations, lambda run: self._count(run))
 
     def tearDown(self) -> None:
         """Check that no core and no delayed call is left."""

@@ -151,7 +151,7 @@ def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for setting in SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
-    drivers = demo.settings_here().drivers
+    drivers = demo.settings_here().cores
     assert [drivers.get(core.variable("EXECUTABLE_PATH")) for core in (XRAY, SING_BOX)] == ["/opt/xray", "/opt/box"]
 
 

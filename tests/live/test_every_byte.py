@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from node.contract.counters import Row, Scope
-from node.state.database import Changes, Database
+from node.contract.saved import Changes
+from node.state.database import Database
 from protos.service_pb2 import Inbounds, StatRequest, StatResponse, User, UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller

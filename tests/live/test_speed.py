@@ -17,11 +17,11 @@ from drivers.sockets.sock_diag import listeners
 from drivers.sockets.udp_hide import disconnect
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
-from node.backend.generations import Generations
 from node.backend.roster import Roster
 from node.base.logs import LogRing
 from node.contract.connections import Address, Paces
 from node.contract.driver import Generation, Host
+from node.contract.generations import Generations
 from node.limits.connections import Connections
 from node.limits.limits import NONE, Limit
 from node.limits.pacer import Pacer

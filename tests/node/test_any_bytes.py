@@ -22,7 +22,8 @@ from node.base.errors import InvalidRequest, Unauthenticated
 from node.contract.accounts import key_of
 from node.door.manners import STRANGERS_REQUESTS, Manners, Unmannerly
 from node.http2 import PREFACE
-from node.settings import DEFAULT_KEY, MIN_KEY, BadSettings, load
+from node.keys.options import DEFAULT_KEY, MIN_KEY
+from node.settings import BadSettings, load
 from protos.service_pb2 import Users
 from scripts.attack import http2, messages
 from scripts.attack.mutate import mutated, pieces
@@ -120,4 +121,4 @@ def test_any_settings(tmp_path: Path, seed: int) -> None:
     except BadSettings as error:
         assert error.faults
     else:
-        assert len(found.api_key) >= MIN_KEY
+        assert len(found.keys.key) >= MIN_KEY

@@ -14,15 +14,27 @@ from hypothesis import strategies as st
 from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
+from node.backend.options import BackendOptions
+from node.base.logs import LogOptions
+from node.clock.clock import ClockOptions
+from node.door.options import DoorOptions
+from node.handover.options import HandoverOptions
+from node.keys.options import KeyOptions, key_fault
+from node.limits.addresses import Grouping
+from node.limits.allowance import Allowance, Flow
 from node.limits.limits import Defaults
-from node.settings import BadSettings, Settings, key_fault, load
+from node.limits.options import LimitOptions
+from node.metrics.options import MetricsOptions
+from node.settings import BadSettings, Settings, load
+from node.state.directory import StateOptions
 from node.tap import SETTINGS, Options
-from node.updates.policy import Policy
+from node.traffic.options import TrafficOptions
+from node.updates.policy import LISTS_URL, Policy
 
 KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
 NUMBERS = (
     *("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT", "LOG_BUFFER_SIZE", "STOP_GRACE", "DRAIN_TIMEOUT"),
-    *("DRAIN_GENERATIONS", "ADOPT_SECONDS", "TRAFFIC_INTERVAL", "LIMIT_GRACE", "LIMIT_IPV4_PREFIX"),
+    *("CLOCK_JUMP", "DRAIN_GENERATIONS", "ADOPT_SECONDS", "TRAFFIC_INTERVAL", "LIMIT_GRACE", "LIMIT_IPV4_PREFIX"),
     *("LIMIT_IPV6_PREFIX", "NODE_QUOTA_RESET_DAY"),
 )
 
@@ -51,47 +63,12 @@ def faults(home: Path, **environ: str) -> list[str]:
 def test_only_a_key_is_needed(home: Path) -> None:
     """With a key and a certificate, the defaults are valid."""
     settings = loaded(home)
+    var = home / "var"
     assert settings == Settings(
-        api_key=KEY,
-        api_key_file=None,
-        keys_file=home / "var" / "api_keys",
-        keys_required=False,
-        host="",
-        rest_port=62051,
-        grpc_port=62050,
-        cert_file=home / "var" / "certificate.pem",
-        key_file=home / "var" / "key.pem",
-        client_ca=None,
-        certified=False,
-        newest_tls=False,
-        state_dir=home / "var",
-        log_buffer_size=10000,
-        log_json=False,
-        log_users=False,
-        stop_grace=30,
-        drain_timeout=600,
-        drain_generations=64,
-        upgrade=False,
-        updates=Policy(),
-        adopt_seconds=300,
-        keeper=True,
-        outlive=False,
-        resume=True,
-        traffic_interval=10,
-        limits=Defaults(),
-        limit_grace=30,
-        limit_ipv4_prefix=32,
-        limit_ipv6_prefix=64,
-        metrics_port=None,
-        metrics_users=False,
-        metrics_names="",
-        quota=0,
-        quota_reset_day=1,
-        quota_way="both",
-        quota_interfaces=(),
-        quota_closes=False,
-        debug=False,
-        drivers={
+        state=StateOptions(var),
+        keys=KeyOptions(key=KEY, file=var / "api_keys"),
+        door=DoorOptions(cert_file=var / "certificate.pem", key_file=var / "key.pem"),
+        cores={
             "CORE_PATHS": "/etc/letsencrypt",
             "CORE_ALLOW": "",
             "CORE_MEMORY": "",
@@ -102,17 +79,38 @@ def test_only_a_key_is_needed(home: Path) -> None:
             "XRAY_ASSETS_PATH": "",
             "XRAY_SPLICE": "off",
         },
-        notify={},
-        ignored=(),
     )
+
+
+def test_the_defaults_are_these() -> None:
+    """What an operator gets who sets nothing else."""
+    door = DoorOptions()
+    assert (door.host, door.rest_port, door.grpc_port, door.debug) == ("", 62051, 62050, False)
+    assert (door.client_ca, door.newest_tls) == (None, False)
+    keys = KeyOptions()
+    assert (keys.key_file, keys.required, keys.certified) == (None, False, False)
+    assert LogOptions() == LogOptions(buffer=10000, json=False, users=False)
+    assert BackendOptions() == BackendOptions(
+        stop_grace=30, drain_timeout=600, drain_generations=64, upgrade=False, outlive=False, resume=True
+    )
+    assert Policy() == Policy(
+        programs=False, lists=True, lists_every=0.0, lists_url=LISTS_URL, program_url="", proxy=""
+    )
+    assert HandoverOptions() == HandoverOptions(adopt_seconds=300, keeper=True)
+    assert TrafficOptions() == TrafficOptions(interval=10)
+    assert LimitOptions().defaults == Defaults()
+    assert (LimitOptions().grace, LimitOptions().grouping) == (30, Grouping(32, 64))
+    assert MetricsOptions() == MetricsOptions(port=None, users=False, prefix="")
+    assert ClockOptions().jump == 60
+    assert Allowance() == Allowance(bytes=0, reset_day=1, flow=Flow.BOTH, interfaces=(), closes=False)
 
 
 def test_later_sources_override(home: Path) -> None:
     """The environment overrides `.env`, an option overrides both; an empty value counts as not set."""
     (home / ".env").write_text("REST_PORT=1001\nGRPC_PORT=1002\nNODE_HOST=::1\nDEBUG=1\n")
     settings = loaded(home, {"GRPC_PORT": "2002", "NODE_HOST": "127.0.0.1", "DEBUG": ""}, NODE_HOST="127.0.0.2")
-    assert (settings.rest_port, settings.grpc_port) == (1001, 2002)
-    assert (settings.host, settings.debug) == ("127.0.0.2", True)
+    assert (settings.door.rest_port, settings.door.grpc_port) == (1001, 2002)
+    assert (settings.door.host, settings.door.debug) == ("127.0.0.2", True)
 
 
 def test_the_env_file_as_people_write_it(home: Path) -> None:
@@ -122,13 +120,13 @@ def test_the_env_file_as_people_write_it(home: Path) -> None:
         "OTHER=1\nnonsense\nREST_PORT=1001\n"
     )
     settings = loaded(home)
-    assert (settings.rest_port, settings.grpc_port, settings.host) == (1001, 1002, "::1")
-    assert settings.drivers["XRAY_SPLICE"] == "on"
+    assert (settings.door.rest_port, settings.door.grpc_port, settings.door.host) == (1001, 1002, "::1")
+    assert settings.cores["XRAY_SPLICE"] == "on"
 
 
 def test_a_word_in_any_case(home: Path) -> None:
     """A driver gets the word as it is declared, in whatever case it was written."""
-    assert loaded(home, {"XRAY_SPLICE": "On"}).drivers["XRAY_SPLICE"] == "on"
+    assert loaded(home, {"XRAY_SPLICE": "On"}).cores["XRAY_SPLICE"] == "on"
 
 
 def test_an_env_file_that_cannot_be_read(home: Path) -> None:
@@ -144,8 +142,8 @@ def test_paths_are_taken_from_the_working_directory(home: Path) -> None:
     for name in ("certificate.pem", "key.pem"):
         (other / name).touch()
     settings = loaded(home, {"STATE_DIR": "other", "SSL_KEY_FILE": "var/key.pem"})
-    assert (settings.state_dir, settings.cert_file) == (other, other / "certificate.pem")
-    assert settings.key_file == home / "var" / "key.pem"
+    assert (settings.state.dir, settings.door.cert_file) == (other, other / "certificate.pem")
+    assert settings.door.key_file == home / "var" / "key.pem"
 
 
 def test_every_fault_at_once(home: Path) -> None:
@@ -199,7 +197,7 @@ def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> N
     except BadSettings as bad:
         assert bad.faults
     else:
-        assert 1 <= (settings.rest_port or 1) <= 65535
+        assert 1 <= (settings.door.rest_port or 1) <= 65535
 
 
 def test_every_setting_is_explained() -> None:
@@ -245,11 +243,14 @@ def test_an_env_file_of_another_node(home: Path) -> None:
     """The same names mean the same; settings that mean nothing here are recognized by name."""
     (home / ".env").write_text(BROUGHT)
     settings = load({}, home, {}, drivers=DRIVER_SETTINGS)
-    assert (settings.rest_port, settings.grpc_port, settings.host) == (62055, None, "127.0.0.1")
-    assert (settings.api_key, settings.debug, settings.log_buffer_size) == (KEY, True, 500)
-    assert (settings.cert_file, settings.key_file) == (home / "var" / "certificate.pem", home / "var" / "key.pem")
-    assert settings.drivers["XRAY_EXECUTABLE_PATH"] == "/usr/local/bin/xray"
-    assert settings.drivers["XRAY_ASSETS_PATH"] == "/usr/local/share/xray"
+    assert (settings.door.rest_port, settings.door.grpc_port, settings.door.host) == (62055, None, "127.0.0.1")
+    assert (settings.keys.key, settings.door.debug, settings.log.buffer) == (KEY, True, 500)
+    assert (settings.door.cert_file, settings.door.key_file) == (
+        home / "var" / "certificate.pem",
+        home / "var" / "key.pem",
+    )
+    assert settings.cores["XRAY_EXECUTABLE_PATH"] == "/usr/local/bin/xray"
+    assert settings.cores["XRAY_ASSETS_PATH"] == "/usr/local/share/xray"
     assert settings.ignored == ("GENERATED_CONFIG_PATH", "STATS_UPDATE_INTERVAL_SECONDS")
 
 
@@ -281,7 +282,7 @@ def test_ignored_settings_are_listed_with_their_equivalent() -> None:
 )
 def test_on_and_off_in_every_spelling_that_nodes_accept(home: Path, text: str, on: bool) -> None:
     """DEBUG takes the spellings of all deployed nodes."""
-    assert loaded(home, {"DEBUG": text}).debug is on
+    assert loaded(home, {"DEBUG": text}).door.debug is on
 
 
 @pytest.mark.parametrize(
@@ -300,13 +301,13 @@ def test_on_and_off_in_every_spelling_that_nodes_accept(home: Path, text: str, o
 def test_comments_after_a_value(home: Path, text: str, value: str) -> None:
     """A `#` after a space and outside of quotes begins a comment; otherwise it belongs to the value."""
     (home / ".env").write_text(f"NODE_HOST={text}\n")
-    assert loaded(home).host == value
+    assert loaded(home).door.host == value
 
 
 def test_a_byte_order_mark(home: Path) -> None:
     """Editors of other systems put one before the first name."""
     (home / ".env").write_text("NODE_HOST=::1\n", encoding="utf-8-sig")
-    assert loaded(home).host == "::1"
+    assert loaded(home).door.host == "::1"
 
 
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_KEY_FILE", "CLIENT_CA", "API_KEY_FILE"])
@@ -339,7 +340,7 @@ def test_a_path_that_is_too_long(home: Path, name: str) -> None:
 def test_ports(home: Path, environ: dict[str, str], rest: int | None, grpc: int | None) -> None:
     """Both interfaces are on; SERVICE_PROTOCOL and SERVICE_PORT leave one, and the other only on its own port."""
     settings = loaded(home, environ)
-    assert (settings.rest_port, settings.grpc_port) == (rest, grpc)
+    assert (settings.door.rest_port, settings.door.grpc_port) == (rest, grpc)
 
 
 def test_one_port_for_both(home: Path) -> None:
@@ -378,7 +379,7 @@ def test_keys_that_are_refused(home: Path, key: str) -> None:
 @pytest.mark.parametrize("key", ["x" * 16, KEY, KEY.upper(), "ключ-ключ-ключ-ключ"])
 def test_keys_that_are_accepted(home: Path, key: str) -> None:
     """Sixteen characters of any script, or a UUID."""
-    assert loaded(home, {"API_KEY": key}).api_key == key
+    assert loaded(home, {"API_KEY": key}).keys.key == key
     assert not key_fault(key)
 
 
@@ -386,9 +387,9 @@ def test_a_key_from_a_file(home: Path) -> None:
     """Without API_KEY it is read from API_KEY_FILE, or from api_key in STATE_DIR; spaces around it are dropped."""
     (home / "var" / "api_key").write_text(f"  {KEY}\n")
     (home / "elsewhere").write_text("another key, long enough\n")
-    assert load({}, home, {}, drivers=()).api_key == KEY
-    assert load({}, home, {"API_KEY_FILE": "elsewhere"}, drivers=()).api_key == "another key, long enough"
-    assert load({}, home, {"API_KEY_FILE": "elsewhere", "API_KEY": KEY}, drivers=()).api_key == KEY
+    assert load({}, home, {}, drivers=()).keys.key == KEY
+    assert load({}, home, {"API_KEY_FILE": "elsewhere"}, drivers=()).keys.key == "another key, long enough"
+    assert load({}, home, {"API_KEY_FILE": "elsewhere", "API_KEY": KEY}, drivers=()).keys.key == KEY
 
 
 def test_a_key_file_that_is_not_there(home: Path) -> None:
@@ -411,7 +412,7 @@ def test_the_key_is_shown_nowhere(home: Path) -> None:
     secret = "a secret of some length"
     settings = loaded(home, {"API_KEY": secret})
     assert secret not in repr(settings)
-    assert secret not in str({**settings.drivers, **settings.notify})
+    assert secret not in str({**settings.cores, **settings.systemd})
     assert not [fault for fault in faults(home, API_KEY=secret[:10], DEBUG="x") if secret[:10] in fault]
 
 
@@ -432,45 +433,45 @@ def test_options_by_setting() -> None:
 def test_variables_of_systemd_are_passed_on(home: Path) -> None:
     """Only the variables for notifications are kept of the environment."""
     settings = loaded(home, {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1", "HOME": "/root"})
-    assert settings.notify == {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
+    assert settings.systemd == {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
 
 
 def test_keys_from_elsewhere(home: Path) -> None:
     """No key is needed if there is a file of named keys; a configured file must exist."""
     assert "there is no key" in faults(home, API_KEY="")[0]
     named = loaded(home, {"API_KEY": "", "API_KEYS_FILE": "keys"})
-    assert (named.api_key, named.keys_file, named.keys_required) == ("", home / "keys", True)
+    assert (named.keys.key, named.keys.file, named.keys.required) == ("", home / "keys", True)
     (home / "var" / "api_keys").touch()
     there = loaded(home, {"API_KEY": ""})
-    assert (there.api_key, there.keys_file, there.keys_required) == ("", home / "var" / "api_keys", False)
+    assert (there.keys.key, there.keys.file, there.keys.required) == ("", home / "var" / "api_keys", False)
     assert "fewer than" in faults(home, API_KEY="short")[0]
 
 
 def test_the_file_of_the_key_is_remembered(home: Path) -> None:
     """Its permissions are checked later."""
     (home / "key").write_text(KEY)
-    assert loaded(home, {"API_KEY": "", "API_KEY_FILE": "key"}).api_key_file == home / "key"
-    assert loaded(home, {"API_KEY_FILE": "key"}).api_key_file is None
+    assert loaded(home, {"API_KEY": "", "API_KEY_FILE": "key"}).keys.key_file == home / "key"
+    assert loaded(home, {"API_KEY_FILE": "key"}).keys.key_file is None
 
 
 def test_certificates_of_clients(home: Path) -> None:
     """Certificates replace a key only with CLIENT_CA."""
     (home / "ca.pem").touch()
     beside = loaded(home, {"CLIENT_CA": "ca.pem"})
-    assert (beside.client_ca, beside.certified) == (home / "ca.pem", False)
+    assert (beside.door.client_ca, beside.keys.certified) == (home / "ca.pem", False)
     instead = loaded(home, {"CLIENT_CA": "ca.pem", "CLIENT_CERTIFICATE": "Instead", "API_KEY": ""})
-    assert (instead.certified, instead.api_key) == (True, "")
+    assert (instead.keys.certified, instead.keys.key) == (True, "")
     assert "CLIENT_CA" in faults(home, CLIENT_CA="missing.pem")[0]
     for key in (KEY, ""):
         assert "instead needs CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
     assert "there is no key" in faults(home, CLIENT_CA="ca.pem", API_KEY="")[0]
-    assert loaded(home, {"TLS_MIN": "1.3"}).newest_tls
+    assert loaded(home, {"TLS_MIN": "1.3"}).door.newest_tls
 
 
 def test_settings_of_metrics(home: Path) -> None:
     """A port that no other setting has, a switch, and a prefix that can begin a name."""
     settings = loaded(home, {"METRICS_PORT": "9550", "METRICS_USERS": "ON", "METRICS_NAMES": "xray"})
-    assert (settings.metrics_port, settings.metrics_users, settings.metrics_names) == (9550, True, "xray")
+    assert (settings.metrics.port, settings.metrics.users, settings.metrics.prefix) == (9550, True, "xray")
     assert "METRICS_PORT: 62051 is already" in faults(home, METRICS_PORT="62051")[0]
     for prefix in ("9x", "a-b", "txnode", "x" * 33):
         assert "is not a prefix" in faults(home, METRICS_NAMES=prefix)[0]

@@ -13,21 +13,24 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
-from node.api.operations import Backend, Policy
 from node.base.logs import LogRing
+from node.base.part import Part, Parts
+from node.contract.saved import Saved
+from node.engine.options import EngineOptions
 from node.machine import system
 from node.machine.system import SystemStats
-from node.state.database import Saved
 from node.state.store import Store
 from protos.service_pb2 import BaseInfoResponse, Empty
 from tests.harness.memory import MemoryDriver
+from tests.harness.whole import Whole
 
 
-class Part:
+class Odd(Part):
     """A part of the node with a warning."""
 
-    def __init__(self) -> None:
-        self.warnings = ["odd"]
+    @property
+    def warnings(self) -> list[str]:
+        return ["odd"]
 
 
 class WarningTests(SynchronousTestCase):
@@ -38,14 +41,9 @@ class WarningTests(SynchronousTestCase):
         self.fault: Exception | None = None
         self.system = SystemStats(self.clock, self.sample)
         self.store = Store(self.clock, Path(temporary.name) / "state.db")
-        self.backend = Backend(
-            self.clock,
-            LogRing(self.clock, 100),
-            {0: MemoryDriver(self.clock)},
-            self.system,
-            self.store,
-            Policy(poll=10),
-            [Part()],
+        parts = Parts(self.system, Odd())
+        self.backend = Whole(
+            self.clock, LogRing(self.clock, 100), {0: MemoryDriver(self.clock)}, self.store, EngineOptions(), parts
         )
 
     def sample(self) -> system.Sample:
@@ -61,11 +59,10 @@ class WarningTests(SynchronousTestCase):
     def test_every_part(self) -> None:
         """The machine's statistics, periodic work, and the other parts that the node was made with."""
         self.assertEqual(list(self.info().warnings), ["odd"])
-        self.system.startService()
         self.backend.begin(Saved())
 
         self.fault = OSError("too many open files")
-        self.patch(self.backend, "_keep_alive", None)
+        self.patch(self.backend.engine.keep_alive, "_countdown", None)
         self.clock.pump([1] * 10)
         warnings = "\n".join(self.info().warnings)
         for text in ("saving the remaining keep-alive time failed", "too many open files", "odd"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -11,13 +9,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api import feeds
 from node.api.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.api.methods import MAX_BODY
-from node.backend.generations import Generations
-from node.backend.runner import Runner
 from node.base.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
 from node.base.logs import LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, Empty, User, UsersChunk
 from tests.harness.memory import MemoryDriver, MemoryRecord, person
+from tests.harness.whole import make_runner
 
 
 async def _no_counters(_: Generation) -> bool:
@@ -28,7 +26,7 @@ async def _no_counters(_: Generation) -> bool:
 class FeedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.driver = MemoryDriver()
-        self.runner = Runner(cast(Any, Clock()), LogRing(Clock(), 100), MemoryRecord(), Generations(), _no_counters)
+        self.runner = make_runner(Clock(), LogRing(Clock(), 100), MemoryRecord(), Generations(), _no_counters)
 
     def start(self, *users: User) -> None:
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, Backend(users=users))))

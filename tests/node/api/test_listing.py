@@ -12,18 +12,19 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
-from node.api.operations import Backend, Policy
 from node.backend import drain, listing
+from node.backend.options import BackendOptions
 from node.base.errors import InvalidRequest, UsersRefused
 from node.base.logs import LogRing
 from node.contract.accounts import key_of
+from node.contract.saved import Saved
+from node.engine.options import EngineOptions
 from node.keys.keyfile import Scope
-from node.machine.system import SystemStats
-from node.state.database import Saved
 from protos import service_pb2 as pb
 from protos.service_pb2 import ListedUser, ListUsersRequest, ListUsersResponse, User
 from tests.harness.memory import MemoryDriver, MemoryGeneration, SharingDriver, person
-from tests.node.backend.test_keepalive import Kept
+from tests.harness.whole import Whole
+from tests.node.engine.test_keep_alive import Kept
 
 LIST = next(method for method in METHODS if method.name == "ListUsers")
 ALL, READ = (Call(LIST, Dialect.DOCUMENT, scope) for scope in (Scope.ALL, Scope.READ))
@@ -48,14 +49,14 @@ class PooledClock(Clock):
 class ListingCase(SynchronousTestCase):
     kind: type[MemoryDriver] = SharingDriver
     saved = Saved()
-    policy = Policy()
+    options = EngineOptions()
 
     def setUp(self) -> None:
         self.clock = cast(Any, PooledClock())
         self.driver = self.kind(self.clock)
         self.patch(drain, "available", lambda: 1 << 40)
         store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
-        self.backend = Backend(self.clock, ring, {0: self.driver}, SystemStats(self.clock), store, self.policy)
+        self.backend = Whole(self.clock, ring, {0: self.driver}, store, self.options)
         self.backend.begin(self.saved)
 
     def tearDown(self) -> None:
@@ -244,7 +245,7 @@ class LeftTests(ListingCase):
     """Users that an earlier node left, and that are not resumed."""
 
     saved = Saved(request=pb.Backend(config="a,b").SerializeToString(), users=(BOB.SerializeToString(),))
-    policy = Policy(resume=False)
+    options = EngineOptions(BackendOptions(resume=False))
 
     def test_users_who_would_come_back(self) -> None:
         """Users that a resume would restore are wanted and unconfirmed; another backend's users replace them."""

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from node.api.framing import delimited, single
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
-from node.api.operations import Backend
+from node.api.operations import Operations
 from protos import service_pb2
 
 # Fields and their numbers, types where they are not strings; "*" is repeated, "{}" a map to int64 or string.
@@ -256,7 +256,7 @@ def test_each_is_there(method: Method) -> None:
     """The backend has the coroutine that a row names; logs come from the ring, events from the journal."""
     if method.kind in (Kind.LOGS, Kind.EVENTS):
         return
-    call = getattr(Backend, method.call)
+    call = getattr(Operations, method.call)
     assert inspect.iscoroutinefunction(call) is (method.kind is Kind.UNARY)
 
 

@@ -12,17 +12,16 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
-from node.api.operations import Backend, Policy
 from node.backend import drain
 from node.backend.health import LIVES
 from node.base.errors import CoreFailed, NotInitialized, NotStarted
 from node.base.logs import LogRing
-from node.machine.system import SystemStats
-from node.state.database import Saved
+from node.contract.saved import Saved
 from protos import service_pb2
 from protos.service_pb2 import Empty, StatRequest, User
 from tests.harness.memory import MemoryDriver, MemoryGeneration, SharingDriver, person
-from tests.node.backend.test_keepalive import Kept
+from tests.harness.whole import Whole
+from tests.node.engine.test_keep_alive import Kept
 
 ANN, BOB = person("ann", "one", "a"), person("bob", "two", "a")
 CALL = Call(METHODS[0], Dialect.DOCUMENT)
@@ -36,7 +35,7 @@ class QuestionTests(SynchronousTestCase):
         self.driver = self.kind(self.clock)
         self.patch(drain, "available", lambda: 1 << 40)
         store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
-        self.backend = Backend(self.clock, ring, {0: self.driver}, SystemStats(self.clock), store, Policy())
+        self.backend = Whole(self.clock, ring, {0: self.driver}, store)
         self.backend.begin(Saved())
 
     def tearDown(self) -> None:

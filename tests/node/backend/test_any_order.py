@@ -15,9 +15,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.control import Settled
-from node.backend.drain import Limits
 from node.backend.faults import in_background
-from node.backend.generations import Generations
+from node.backend.options import BackendOptions
 from node.backend.runner import Runner
 from node.backend.state import State as Status
 from node.base.errors import (
@@ -30,6 +29,7 @@ from node.base.errors import (
 from node.base.logs import LogRing
 from node.contract.accounts import Change
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import (
     Gate,
@@ -41,6 +41,7 @@ from tests.harness.memory import (
     person,
 )
 from tests.harness.runner import GRACE
+from tests.harness.whole import make_runner
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,13 @@ async def overlap(runner: Runner, driver: MemoryDriver) -> None:
     """Have a new run of the same core replace the current one, which drains."""
 
     async def work(settled: Settled) -> None:
-        if not (runner.status.running and runner._generations.current):
+        if not (runner.status.running and runner.generations.current):
             return
-        if isinstance(runner._generations.current, SharedGeneration):
+        if isinstance(runner.generations.current, SharedGeneration):
             # The next removal triggers a new run.
-            runner._generations.current.lingering = True
+            runner.generations.current.lingering = True
             return
-        plan = cast(MemoryGeneration, runner._generations.current).plan
+        plan = cast(MemoryGeneration, runner.generations.current).plan
         runner.status.enter(Status.STARTING)
         settled()
         await runner._settling.idle()
@@ -181,7 +182,7 @@ class Off:
 
 
 # Not longer than a test waits.
-LIMITS = Limits(timeout=60.0, generations=2)
+LIMITS = BackendOptions(drain_timeout=60.0, drain_generations=2)
 
 
 class ManyAtOnce(SynchronousTestCase):
@@ -197,7 +198,7 @@ class ManyAtOnce(SynchronousTestCase):
         clock = cast(Any, Clock())
         driver = slow(clock, times, sharing)
         record, generations = MemoryRecord(), Generations()
-        runner = Runner(clock, LogRing(clock, 100), record, generations, nothing, LIMITS)
+        runner = make_runner(clock, LogRing(clock, 100), record, generations, nothing, LIMITS)
         expected: State = None
         for step in steps:
             step.ask(runner, driver).addErrback(lambda failure: failure.trap(NodeError))
@@ -243,7 +244,7 @@ class Life:
         self.clock = cast(Any, Clock())
         self.driver = slow(self.clock, times, sharing, proving=True)
         self.record = record
-        self.runner = Runner(self.clock, LogRing(self.clock, 100), record, Generations(), nothing, LIMITS)
+        self.runner = make_runner(self.clock, LogRing(self.clock, 100), record, Generations(), nothing, LIMITS)
         self.limiter = Off()
         self.runner.desired.limiter = self.limiter
         if record.request:
@@ -451,7 +452,7 @@ class Truth(SynchronousTestCase):
     def is_done(self, _: object, life: Life, said: list[tuple[Step, Answer]], place: int, wrong: list[str]) -> None:
         """A call that succeeded is in force at once, unless another call came meanwhile."""
         word, later = said[place], said[place + 1 :]
-        runs, status = life.runner._generations, life.runner.status
+        runs, status = life.runner.generations, life.runner.status
         ends = status.state is Status.STARTING or (status.stopped and not life.runner._grace)
         for name in () if ends or word[0].kind == "stop" else ("ann", "bob", "cy"):
             if name in life.limiter.ever or any(concerns(name, step) for step, _ in later):
@@ -473,12 +474,12 @@ class Truth(SynchronousTestCase):
 
         A run that waits for a Start is not ended for a removal that it cannot take.
         """
-        for run in () if life.runner._grace else life.runner._generations.serving:
+        for run in () if life.runner._grace else life.runner.generations.serving:
             self.assertLessEqual(run.accounts["a"].items(), life.runner.desired.target["a"].items())
 
     def say_again(self, life: Life, refusing: bool) -> None:
         """Users whom a new run refused are accepted when they are sent again; all others are in."""
-        self.assertEqual(life.driver.running[-1:], [*filter(None, [life.runner._generations.current])])
+        self.assertEqual(life.driver.running[-1:], [*filter(None, [life.runner.generations.current])])
         for core in () if refusing else life.driver.running[-1:]:
             self.assertEqual(core.accounts, life.runner.desired.target)
         if life.runner.status.running:

@@ -12,14 +12,14 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
-from node.backend.runner import Runner
 from node.backend.wind_down import CALLER, WindDown
 from node.base.errors import UsersRefused
 from node.base.logs import LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
+from tests.harness.whole import make_runner
 
 
 def core(clock: Clock | None = None, stopping: Gate | None = None) -> MemoryGeneration:
@@ -103,7 +103,7 @@ class TwoCores(SynchronousTestCase):
         self.generations = Generations()
         self.moving: set[Generation] = set()
         self.read: list[Generation] = []
-        self.runner = Runner(self.clock, LogRing(self.clock, 100), MemoryRecord(), self.generations, self._count)
+        self.runner = make_runner(self.clock, LogRing(self.clock, 100), MemoryRecord(), self.generations, self._count)
         request = Backend(config="a", users=[person("ann", "one", "a")])
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, request)))
         [self.old] = self.driver.running

@@ -7,7 +7,7 @@ from collections.abc import Set
 from twisted.internet.defer import ensureDeferred
 
 from node.backend import drain
-from node.backend.drain import Limits
+from node.backend.options import BackendOptions
 from node.backend.patience import PATIENCE
 from node.backend.pending import WINDOW
 from node.backend.replace import UNWANTED
@@ -430,7 +430,7 @@ class Storm(OverlapTests):
 class Room(OverlapTests):
     """Which draining runs are ended early."""
 
-    limits = Limits(timeout=60.0, generations=2)
+    limits = BackendOptions(drain_timeout=60.0, drain_generations=2)
 
     def test_the_one_with_the_fewest_connections(self) -> None:
         """The one with the fewest connections is ended, not the oldest."""
@@ -449,7 +449,7 @@ class Room(OverlapTests):
             self.pass_time(1.5)
         self.assertTrue(runs[0].alive)
         self.assertEqual(self.runner.happened.dropped, 0)
-        self.assertGreater(len(self.generations.draining), self.limits.generations)
+        self.assertGreater(len(self.generations.draining), self.limits.drain_generations)
         self.assertFalse(self.runner._replacement.crowded, "a change of users would wait")
 
     def test_a_start_waits_for_memory(self) -> None:

@@ -11,6 +11,7 @@ from node.base.errors import (
     NotInitialized,
     UsersRefused,
 )
+from node.contract.saved import Changes
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import (
     person,
@@ -111,11 +112,13 @@ class Records(RunnerTests):
 
     def test_everything(self) -> None:
         """A disk that lost changes gets everything: the same as by changes."""
-        nothing = self.runner.desired.everything()
+        nothing = Changes()
+        self.runner.desired.save(nothing)
         self.assertEqual((nothing.request, nothing.users), (b"", {}))
         self.started("a", ANN)
         self.successResultOf(self.sync_user(BOB))
-        everything = self.runner.desired.everything()
+        everything = Changes()
+        self.runner.desired.save(everything)
         self.assertEqual((everything.request, everything.users), (self.record.request, self.record.kept))
 
 

@@ -11,8 +11,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import routing
-from node.backend.generations import Generations
 from node.backend.health import AUDIT
+from node.backend.options import BackendOptions
 from node.backend.runner import Runner
 from node.backend.wind_down import CALLER
 from node.base.errors import (
@@ -26,6 +26,7 @@ from node.base.errors import (
 )
 from node.base.logs import LogRing
 from node.contract.driver import Generation, Plan
+from node.contract.generations import Generations
 from node.contract.routing import Routing
 from protos import service_pb2 as pb
 from protos.service_pb2 import Backend
@@ -39,6 +40,7 @@ from tests.harness.memory import (
     SharingDriver,
     person,
 )
+from tests.harness.whole import make_runner
 
 GRACE = 30.0
 
@@ -118,7 +120,8 @@ class RoutingTests(SynchronousTestCase):
 
     def node(self, upgrade: bool = False) -> Runner:
         ring = LogRing(self.clock, 1000)
-        return Runner(self.clock, ring, self.record, self.generations, nothing_moves, upgrade=upgrade)
+        options = BackendOptions(upgrade=upgrade)
+        return make_runner(self.clock, ring, self.record, self.generations, nothing_moves, options)
 
     def tearDown(self) -> None:
         for gate in (self.driver.converting, self.driver.routing, self.driver.launching):

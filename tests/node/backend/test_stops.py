@@ -20,6 +20,7 @@ from node.base.errors import (
 )
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
+from node.contract.saved import Changes
 from tests.harness.memory import (
     Gate,
     MemoryGeneration,
@@ -362,6 +363,7 @@ class Grace(RunnerTests):
             self.pass_time(2 * GRACE)
             self.assertEqual((self.driver.running, self.runner.status.state), ([], state))
             self.assertEqual((self.record.request, self.record.kept, self.runner.accepted), (b"", {}, None))
-            kept = self.runner.desired.everything()
+            kept = Changes()
+            self.runner.desired.save(kept)
             self.assertEqual((kept.request, kept.users), (b"", {}))
             self.failureResultOf(self.sync_user(BOB), NodeError)

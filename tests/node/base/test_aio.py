@@ -20,12 +20,12 @@ class AioTests(TestCase):
 
     def setUp(self) -> None:
         self.aio = Aio(reactor)  # type: ignore[arg-type]
-        self.aio.startService()
+        self.aio.start()
         self.addCleanup(self.stop)
 
     def stop(self) -> None:
         if self.aio.running:
-            self.aio.stopService()
+            self.aio.stop()
 
     async def test_run_gives_the_result(self) -> None:
         """An asyncio coroutine runs on its own thread, and the reactor gets its result."""
@@ -156,19 +156,19 @@ class AioTests(TestCase):
 
         running = self.aio.run(work())
         await self.aio.run(asyncio.sleep(0))
-        self.aio.stopService()
+        self.aio.stop()
         self.assertEqual(ended, ["cleaned up"])
         with self.assertRaises(CancelledError):
             await running
 
     async def test_after_the_end(self) -> None:
         """Without its thread no call is accepted, and no coroutine is left that was never awaited."""
-        self.aio.stopService()
+        self.aio.stop()
         work: Any = asyncio.sleep(0)
         with self.assertRaises(RuntimeError):
             self.aio.run(work)
         self.assertIsNone(work.cr_frame)
-        self.aio.startService()
+        self.aio.start()
         self.assertIsNone(await self.aio.run(asyncio.sleep(0)))
 
     def test_block(self) -> None:

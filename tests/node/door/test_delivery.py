@@ -407,8 +407,8 @@ class GrpcTests(DeliveryCase):
     async def setUp(self) -> None:  # type: ignore[override]
         super().setUp()
         self.aio = Aio(reactor)
-        self.aio.startService()
-        self.addCleanup(self.aio.stopService)
+        self.aio.start()
+        self.addCleanup(self.aio.stop)
         directory = TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         upstream = Upstream(reactor, Path(directory.name))

@@ -367,8 +367,8 @@ class WatchTests(TestCase):
         self.certificates = self.files.certificates()
         self.clock = Clock()
         self.watch = CertificateWatch(self.certificates, self.clock)
-        self.watch.startService()
-        self.addCleanup(self.watch.stopService)
+        self.watch.start()
+        self.addCleanup(self.watch.stop)
 
     def test_files_that_stay(self) -> None:
         """Unchanged files are not loaded."""

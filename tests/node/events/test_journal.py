@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,13 +15,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Caller
 from node.api.readers import KINDS, LONGEST_KIND, EventReader
 from node.base.errors import InvalidRequest, Unauthenticated
+from node.contract.saved import Changes, Margins, Packed, Saved
 from node.events import journal as journal_module
 from node.events.journal import BYTES, EVENTS, MAX_FIELD, MAX_TEXT, READ, RESERVED, Journal
 from node.events.kinds import Kind, fits
 from node.events.users import NAMED, TOGETHER, UserEvents
 from node.keys.keyfile import Key, Scope
-from node.state.events import Margins, Packed
 from protos.service_pb2 import Event, EventsRequest
+from tests.harness.whole import everything
 
 CALLER = Caller(Key("test", Scope.READ, b""))
 
@@ -46,21 +47,23 @@ class Disk:
             if event:
                 self.events[event.sequence] = event.body
             self.events = {number: body for number, body in self.events.items() if number >= margins.first}
-            journal.kept(margins)
+            journal.stored(Changes(margins=margins))
 
     def anew(self, journal: Journal) -> None:
         """The disk works again: write everything."""
         self.away, self.waiting = False, []
-        self.margins, events = journal.everything()
-        self.events = {packed.sequence: packed.body for packed in events}
-        journal.kept(self.margins)
+        kept = everything(journal)
+        self.margins = kept.margins
+        self.events = {packed.sequence: packed.body for packed in kept.events}
+        journal.stored(kept)
         journal.disk("")
         self.commit(journal)
 
     def begun(self, clock: Clock) -> Journal:
         """Start a node's journal on this disk."""
-        journal = Journal(clock, cast(Any, self), now=lambda: 1.5)
-        journal.restore(self.margins, tuple(Packed(number, body) for number, body in sorted(self.events.items())))
+        journal = Journal(clock, self.event, now=lambda: 1.5)
+        events = tuple(Packed(number, body) for number, body in sorted(self.events.items()))
+        journal.restore(Saved(margins=self.margins, events=events))
         return journal
 
 
@@ -176,7 +179,7 @@ class JournalTests(JournalCase):
         self.assertEqual(self.numbers(since=10)[0], 11)
         for _ in range(400):
             self.journal.tell(Kind.RUNNING, "x" * MAX_TEXT)
-        self.assertLessEqual(sum(len(packed.body) for packed in self.journal.everything()[1]), BYTES)
+        self.assertLessEqual(sum(len(packed.body) for packed in everything(self.journal).events), BYTES)
         self.assertGreater(self.journal.first, EVENTS)
 
     def test_a_slow_reader(self) -> None:
@@ -200,10 +203,11 @@ class DiskTests(JournalCase):
         disk = Disk()
         first = disk.begun(self.clock)
         first.tell(Kind.NODE_STARTED, "it is up")
-        first.close()
+        first.stop()
         disk.commit(first)
-        second = Journal(self.clock, cast(Any, disk))
-        self.assertTrue(second.restore(disk.margins, (Packed(1, disk.events[1]),)))
+        second = Journal(self.clock, disk.event)
+        second.restore(Saved(margins=disk.margins, events=(Packed(1, disk.events[1]),)))
+        self.assertTrue(second._clean)
         second.tell(Kind.NODE_STARTED, "it is up again")
         disk.commit(second)
         self.assertEqual(self.numbers(second, since=1, epoch=first.epoch), [2])
@@ -226,8 +230,10 @@ class DiskTests(JournalCase):
         disk.commit(first)
         first.tell(Kind.RUNNING, "it runs")
         self.assertEqual(self.numbers(first), [1, 2])
-        second = Journal(self.clock, cast(Any, disk))
-        self.assertFalse(second.restore(disk.margins, tuple(Packed(*event) for event in disk.events.items())))
+        second = Journal(self.clock, disk.event)
+        events = tuple(Packed(*event) for event in disk.events.items())
+        second.restore(Saved(margins=disk.margins, events=events))
+        self.assertFalse(second._clean)
         second.tell(Kind.NODE_STARTED, "it is up again")
         disk.commit(second)
         [told] = self.asked(second, since=2, epoch=first.epoch)
@@ -292,7 +298,7 @@ class DiskTests(JournalCase):
                     disk.anew(journal)
                 elif step in ("kill", "end"):
                     if step == "end":
-                        journal.close()
+                        journal.stop()
                         disk.commit(journal)
                     disk.waiting = []
                     journal = disk.begun(self.clock)

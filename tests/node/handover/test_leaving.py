@@ -11,19 +11,19 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, ensureDeferred, fail, succeed
 from twisted.internet.task import Clock
 
-from node.backend.drain import Limits
-from node.backend.generations import Generations
+from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
-from node.backend.runner import Runner
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation, Gone, Leaves, NotNow
+from node.contract.generations import Generations
 from node.handover import leaving
 from node.handover.leaving import Leaving, config_of, mark_of
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
 from tests.harness.overlap import ANN, BOB, CY, OverlapTests
+from tests.harness.whole import make_runner
 
 
 class LeavingGeneration(SharedGeneration):
@@ -151,7 +151,7 @@ class LeavingTests(OverlapTests):
         super().setUp()
         self.driver: LeavingDriver = LeavingDriver(self.clock)
         self.traffic = Counters()
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.fates: list[object] = []
         self.way_back = True
         self.patch(leaving, "mark_of", mark)
@@ -208,9 +208,9 @@ class LeavingTests(OverlapTests):
         for core in self.driver.cores:
             core._waiting.clear()
         self.generations, self.traffic = Generations(), Counters()
-        limits = Limits(timeout=60.0, generations=2)
-        self.runner = Runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        limits = BackendOptions(drain_timeout=60.0, drain_generations=2)
+        self.runner = make_runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.leaving.booked = {name.replace("_", " "): counters for name, counters in booked.items()}
         self.driver.exact = handover.exact
         self.leaving.inherit(handover, self)
@@ -556,7 +556,7 @@ class Kills(LeavingTests):
     def test_nothing_is_resumed(self) -> None:
         """The disk has no backend: what was left ends."""
         self.started("a", ANN).die()
-        self.leaving = Leaving(self.runner, {0: self.driver}, self.traffic)
+        self.leaving = Leaving(self.runner, {0: self.driver}, cast(Any, self.traffic))
         self.driver.exact = False
         self.leaving.inherit(Handover(run=Run(pid=1, core=b"1")), self)
         self.successResultOf(ensureDeferred(self.leaving.require_heir()))

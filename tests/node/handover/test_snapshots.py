@@ -12,9 +12,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node import __version__
-from node.backend.generations import Generations
 from node.base.logs import LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Generations
 from node.handover.snapshots import FORMAT, PAUSE, SHARE, Snapshots, memory_of
 from protos.handover_pb2 import Handover, Run
 from tests.harness.held_here import HeldHere

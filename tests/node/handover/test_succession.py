@@ -157,8 +157,7 @@ class House:
         self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
         backend = SimpleNamespace(
             leave=self._leave,
-            rest=lambda: None,
-            close=self._close_backend,
+            shut_down=self._close_backend,
             unsteady=lambda: "",
             inherit=lambda left, heirs: self.inherited.append(left),
         )
@@ -172,6 +171,7 @@ class House:
             state=cast(Any, SimpleNamespace(lock=0)),
             store=cast(Any, self.store),
             backend=cast(Any, backend),
+            parts=cast(Any, SimpleNamespace(leave=lambda: self.store.close())),
             calls=self.calls,
             connections=SimpleNamespace(finish=nothing),
             systemd=SimpleNamespace(reloading=lambda: None),

@@ -9,10 +9,10 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
 from node.base.waiting import Waiters
 from node.contract.connections import Address, Arrived, Live
+from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.events.users import TOGETHER
 from node.limits.address_limits import JUST_NOW, LATER, ROOM, SOON, TIDY, AddressLimits

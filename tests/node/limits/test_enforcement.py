@@ -10,8 +10,8 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
+from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
@@ -59,7 +59,7 @@ class World:
     async def flush(self) -> None:
         pass
 
-    def save(self) -> None:
+    def save_changed(self) -> None:
         pass
 
     async def read(self, *, wanted: Wanted) -> None:

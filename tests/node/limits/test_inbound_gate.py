@@ -8,8 +8,8 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
 from node.base.errors import CoreFailed
+from node.contract.generations import Generations
 from node.limits.node_quota import InboundGate
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 

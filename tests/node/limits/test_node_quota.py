@@ -8,13 +8,14 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
+from node.contract.generations import Generations
+from node.contract.saved import Saved
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance
 from node.limits.node_quota import NodeQuotaLimit
 from node.machine.interfaces import Carried, Interfaces, of_machine, read_interfaces
-from node.state.database import Saved
 from protos.service_pb2 import BaseInfoResponse, NodeQuota
+from tests.harness.whole import everything
 from tests.node.limits.test_inbound_gate import Closable
 
 BEGAN = datetime(2026, 5, 31, 23, 0, tzinfo=UTC).timestamp()
@@ -35,7 +36,7 @@ class OwnLimitTests(SynchronousTestCase):
     def node(self, allowance: Allowance) -> NodeQuotaLimit:
         """Start a node, with the record of the one before."""
         own = NodeQuotaLimit(
-            *(self.clock, allowance, 10, self.generations, self, self),  # type: ignore[arg-type]
+            *(self.clock, allowance, self.generations, self, self, 10),  # type: ignore[arg-type]
             lambda: (BEGAN + self.clock.seconds(), Interfaces("boot", dict(self.carried), self.devices)),
         )
         own.start()
@@ -76,7 +77,7 @@ class OwnLimitTests(SynchronousTestCase):
         info = BaseInfoResponse()
         own.summary(info)
         self.assertEqual((info, own.warnings, self.reports, self.writes), (BaseInfoResponse(), [], [], 0))
-        self.assertEqual((self.clock.getDelayedCalls(), own.everything()), ([], {}))
+        self.assertEqual((self.clock.getDelayedCalls(), everything(own).limits), ([], {}))
 
     def test_a_smaller_quota_in_another_month(self) -> None:
         """For a month that is over nothing is reported, and no inbound closed."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.backend.generations import Generations
+from node.contract.generations import Generations
 from node.limits.connections import Connections
 from node.limits.limits import NONE, Limit
 from node.limits.new_connections import KNOWN, TURN

@@ -107,8 +107,8 @@ class SystemStatsTests(SynchronousTestCase):
         return self.sample
 
     def start(self) -> None:
-        self.stats.startService()
-        self.addCleanup(self.stats.stopService)
+        self.stats.start()
+        self.addCleanup(self.stats.stop)
 
     def test_before_it_runs(self) -> None:
         """Values are there before the service starts."""
@@ -142,6 +142,6 @@ class SystemStatsTests(SynchronousTestCase):
 
     def test_stopped(self) -> None:
         """A stopped service leaves no timer behind."""
-        self.stats.startService()
-        self.stats.stopService()
+        self.stats.start()
+        self.stats.stop()
         self.assertEqual(self.clock.getDelayedCalls(), [])

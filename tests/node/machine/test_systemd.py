@@ -103,7 +103,7 @@ class SystemdTests(SynchronousTestCase):
     def test_a_life(self) -> None:
         """READY=1 only on `ready`, WATCHDOG=1 with it and at each half of the interval, STOPPING=1 and then silence."""
         service = self.service()
-        service.startService()
+        service.start()
         self.assertEqual(self.listener.heard(), [])
         service.ready("REST 62051,\ngRPC 62050")
         self.assertEqual(self.listener.heard(), ["STATUS=REST 62051, gRPC 62050", "READY=1", "WATCHDOG=1"])
@@ -111,7 +111,7 @@ class SystemdTests(SynchronousTestCase):
         self.assertEqual(self.listener.heard(), [])
         self.clock.pump([0.2, 15])
         self.assertEqual(self.listener.heard(), ["WATCHDOG=1", "WATCHDOG=1"])
-        service.stopService()
+        service.stop()
         self.assertEqual(self.listener.heard(), ["STOPPING=1"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -119,7 +119,7 @@ class SystemdTests(SynchronousTestCase):
         """A unit without WatchdogSec gets no WATCHDOG=1."""
         del self.environ["WATCHDOG_USEC"]
         service = self.service()
-        service.startService()
+        service.start()
         self.clock.advance(100)
-        service.stopService()
+        service.stop()
         self.assertEqual(self.listener.heard(), ["STOPPING=1"])

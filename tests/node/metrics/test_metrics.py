@@ -18,10 +18,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.api.auth import bearer_of
-from node.backend.generations import Generations
 from node.backend.state import State, Status
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
+from node.contract.generations import Generations
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
@@ -117,8 +117,8 @@ class ReadinessTests(SynchronousTestCase):
 
         self.readiness = Readiness(self.clock, {"state": state})
         self.readiness.changed = self.told.append
-        self.readiness.startService()
-        self.addCleanup(self.readiness.stopService)
+        self.readiness.begin()
+        self.addCleanup(self.readiness.stop)
 
     def after(self, fault: str) -> str:
         self.fault = fault
@@ -191,14 +191,14 @@ class LagTests(SynchronousTestCase):
     def test_the_longest_delay_of_a_minute(self) -> None:
         clock: Any = Clock()
         looked = lag.Lag(clock)
-        looked.startService()
+        looked.start()
         clock.advance(lag.INTERVAL)
         self.assertEqual(looked.worst, 0)
         clock.advance(lag.INTERVAL + 2)
         self.assertEqual(looked.worst, 2)
         clock.pump([lag.INTERVAL] * int(lag.REMEMBERED / lag.INTERVAL))
         self.assertEqual(looked.worst, 0)
-        looked.stopService()
+        looked.stop()
         self.assertEqual(clock.getDelayedCalls(), [])
 
 

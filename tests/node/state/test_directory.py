@@ -27,7 +27,7 @@ def test_it_is_made_private(tmp_path: Path) -> None:
     finally:
         os.umask(old)
     assert (mode(state.path), mode(state.run_dir), mode(state.path / "lock")) == (0o700, 0o700, 0o600)
-    state.release()
+    state.stop()
 
 
 def test_one_that_is_there_becomes_private(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_one_that_is_there_becomes_private(tmp_path: Path) -> None:
     state.claim()
     assert mode(path) == 0o700
     assert (path / "kept").read_text() == "x"
-    state.release()
+    state.stop()
 
 
 def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
@@ -48,10 +48,10 @@ def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
     first.claim()
     with pytest.raises(OSError, match="another node uses STATE_DIR"):
         second.claim()
-    first.release()
+    first.stop()
     second.claim()
-    second.release()
-    second.release()
+    second.stop()
+    second.stop()
 
 
 def test_another_process_cannot_have_it(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_another_process_cannot_have_it(tmp_path: Path) -> None:
         other.kill()
         other.wait()
     state.claim()
-    state.release()
+    state.stop()
 
 
 def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
         first.claim()
         with pytest.raises(OSError, match="another node uses STATE_DIR"):
             second.claim()
-        first.release()
+        first.stop()
         os.close(opened(tmp_path / "lock", os.O_CREAT, 0o600))
     for directory in (first.run_dir, first.door_dir):
         assert not directory.is_relative_to(tmp_path)
@@ -105,14 +105,14 @@ def test_a_lock_of_the_node_before(tmp_path: Path) -> None:
     )
     first.claim()
     second.claim(os.dup(first.lock))
-    first.release()
+    first.stop()
     stranger.claim(os.dup(second.lock))
     assert os.path.samestat(os.fstat(stranger.lock), (tmp_path / "b" / "lock").stat())
     third = StateDirectory(tmp_path / "b")
     with pytest.raises(OSError, match="another node uses STATE_DIR"):
         third.claim()
-    second.release()
-    stranger.release()
+    second.stop()
+    stranger.stop()
 
 
 def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
         other = StateDirectory(tmp_path / ("y" * 100))
         assert len({state.run_dir, state.door_dir, other.run_dir, other.door_dir}) == 4
     finally:
-        state.release()
+        state.stop()
         state.run_dir.rmdir()
         state.door_dir.rmdir()
 
@@ -160,7 +160,7 @@ def test_a_linked_directory_is_fine(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / "state")
     state.claim()
     assert mode(tmp_path / "private") == 0o700
-    state.release()
+    state.stop()
 
 
 def test_a_file_in_its_place(tmp_path: Path) -> None:

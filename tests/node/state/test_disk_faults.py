@@ -18,17 +18,20 @@ from twisted.python.failure import Failure
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
-from node.api.operations import Backend, Policy
+from node.backend.options import BackendOptions
 from node.base.errors import CoreFailed, NodeError
 from node.base.logs import LogRing
+from node.base.part import Parts
 from node.contract.counters import Row, Scope, counter_name
-from node.machine.system import SystemStats
+from node.contract.saved import Changes, Saved
+from node.engine.options import EngineOptions
 from node.state import store as store_module
-from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+from node.state.database import Damaged, Database, Unwritable
 from node.state.store import Store
 from protos.service_pb2 import Backend as Request
 from protos.service_pb2 import Empty, StatRequest, Users, UsersStat
 from tests.harness.memory import MemoryDriver, person
+from tests.harness.whole import Whole
 
 [START] = [method for method in METHODS if method.call == "start"]
 [STATS] = [method for method in METHODS if method.call == "stats"]
@@ -110,14 +113,14 @@ class Machine:
     def begin(self, resume: bool = True) -> None:
         """Start another node, new except for the file."""
         self.clock = cast(Any, OneThread())
-        self.store = Store(self.clock, self.file)
+        parts = Parts()
+        self.store = Store(self.clock, self.file, parts)
         any_store: Any = self.store
         any_store._pool, any_store._database = Inline(), FaultyDatabase(self.file, self.disk)
         self.driver = MemoryDriver(self.clock)
         self.driver.faults = self.faults
-        ring, system = LogRing(self.clock, 10), SystemStats(self.clock)
-        policy = Policy(poll=10, resume=resume)
-        self.backend = Backend(self.clock, ring, {0: self.driver}, system, self.store, policy)
+        ring, options = LogRing(self.clock, 10), EngineOptions(BackendOptions(resume=resume))
+        self.backend = Whole(self.clock, ring, {0: self.driver}, self.store, options, parts)
         self.backend.begin(self.store.open())
         self.clock.advance(0)
 
@@ -173,7 +176,7 @@ class Machine:
 
     def close(self) -> None:
         self.wait(self.backend.close())
-        self.wait(self.store.close())
+        self.wait(self.store.stop())
 
     @property
     def saved(self) -> Saved:

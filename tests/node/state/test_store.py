@@ -23,8 +23,10 @@ from twisted.trial.unittest import TestCase
 
 from node.backend.roster import changed_users
 from node.contract.counters import Row, Scope
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
 from node.state import store as store_module
-from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+from node.state.database import Damaged, Database, Unwritable
 from node.state.schema import STEPS, require_known, upgrade
 from node.state.store import Store
 
@@ -309,6 +311,16 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert Database(tmp_path / "state.db").peek() is None
 
 
+class Whatever(Lasting):
+    """A part that keeps these changes."""
+
+    def __init__(self) -> None:
+        self.changes = Changes()
+
+    def save(self, changes: Changes) -> None:
+        vars(changes).update(vars(self.changes))
+
+
 class FailingDatabase(Database):
     """Fails as often as the test wants."""
 
@@ -332,7 +344,8 @@ class StoreTests(TestCase):
         temporary = TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.file = Path(temporary.name) / "state.db"
-        self.store = Store(reactor, self.file)
+        self.state = Whatever()
+        self.store = Store(reactor, self.file, [self.state])
         self.database = FailingDatabase(self.file)
         self.database.faults = []
         self.store._database = self.database
@@ -344,7 +357,7 @@ class StoreTests(TestCase):
     async def close(self) -> None:
         if not self.closed:
             self.closed = True
-            await self.store.close()
+            await self.store.stop()
 
     def flush(self) -> Deferred[None]:
         return ensureDeferred(self.store.flush())
@@ -425,7 +438,7 @@ class StoreTests(TestCase):
 
     async def test_a_disk_that_is_full_when_users_are_staged(self) -> None:
         """The fault is reported once, as for any other write, and all changes are written when there is space."""
-        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
+        self.state.changes = Changes(request=b"all", users={"b": b"B"})
         self.database.unstageable = [Unwritable("database or disk is full")]
         self.database.faults = [Unwritable("database or disk is full")]
         with capturedLogs() as events:
@@ -464,7 +477,7 @@ class StoreTests(TestCase):
 
     async def test_staged_users_whom_a_full_disk_kept_from_being_in_force(self) -> None:
         """Everything is written again, once."""
-        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
+        self.state.changes = Changes(request=b"all", users={"b": b"B"})
         self.store.stage({"b": b"B"})
         self.database.faults = [Unwritable("database or disk is full")]
         with capturedLogs():
@@ -486,7 +499,7 @@ class StoreTests(TestCase):
 
     async def test_a_full_disk(self) -> None:
         """The fault is logged once, and `info` warns; no caller waits; when there is space, all changes are written."""
-        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"}, rows=rows(ROW))
+        self.state.changes = Changes(request=b"all", users={"b": b"B"}, rows=rows(ROW))
         self.database.faults = [Unwritable("database or disk is full")] * 3
         with capturedLogs() as events:
             self.store.users({"a": b"A"})
@@ -502,7 +515,7 @@ class StoreTests(TestCase):
 
     async def test_a_file_that_breaks_meanwhile(self) -> None:
         """The node moves the damaged file aside, writes a new one, and `info` keeps the warning."""
-        self.store.everything = lambda: Changes(users={"b": b"B"})
+        self.state.changes = Changes(users={"b": b"B"})
         self.database.faults = [Damaged("the state file is now elsewhere")]
         self.store.users({"a": b"A"})
         await self.flush()
@@ -513,7 +526,7 @@ class StoreTests(TestCase):
 
     async def test_the_last_changes_are_retried(self) -> None:
         """A disk that has space again when the node ends gets everything."""
-        self.store.everything = lambda: Changes(users={"b": b"B"})
+        self.state.changes = Changes(users={"b": b"B"})
         self.patch(store_module, "AGAIN", 1000)
         self.database.faults = [Unwritable("full")]
         self.store.users({"a": b"A"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import Message
 from twisted.internet import reactor
@@ -15,11 +15,12 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.base.errors import CoreFailed, UnknownName, Unsupported
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
-from node.state.database import Saved
+from node.contract.saved import Saved
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
 from node.traffic.readings import FEW, PATIENCE
 from protos.service_pb2 import Inbound, Inbounds, Stat, StatRequest, StatResponse, UsersStat, UserStat
+from tests.harness.whole import everything
 
 ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
 
@@ -96,7 +97,7 @@ class PollingTests(SynchronousTestCase):
         self.core, self.store = Core(), MemoryStore()
         self.cores: list[Any] = [self.core]
         store: Any = self.store
-        self.traffic = Traffic(self.clock, Cores(self.cores), lambda name: name == "bob", store, 10)
+        self.traffic = Traffic(self.clock, cast(Any, Cores(self.cores)), lambda name: name == "bob", store, 10)
         self.traffic.start()
         self.outcomes: list[Deferred[bool]] = []
 
@@ -230,7 +231,7 @@ class PollingTests(SynchronousTestCase):
         reading.cancel()
         self.failureResultOf(reading)
         answer.callback(None)
-        self.assertEqual(self.traffic.everything()[0], [Row(Scope.USER, "ann", 5, 0)])
+        self.assertEqual([*everything(self.traffic).rows.values()], [Row(Scope.USER, "ann", 5, 0)])
         self.assertEqual(self.core.asked, 1)
 
     def test_a_core_that_does_not_answer(self) -> None:
@@ -353,7 +354,7 @@ class LargeReadings(TestCase):
         core, store = Core(), MemoryStore()
         any_core: Any = core
         any_store: Any = store
-        traffic = Traffic(reactor, Cores([any_core]), lambda _: False, any_store, 10)
+        traffic = Traffic(reactor, cast(Any, Cores([any_core])), lambda _: False, any_store, 10)
         for more in (1, 2):
             names = (
                 counter_name(Scope.USER, f"{number}", direction) for number in range(50) for direction in DIRECTIONS
@@ -362,11 +363,11 @@ class LargeReadings(TestCase):
             self.assertTrue(await traffic.read())
         self.assertFalse(await traffic.read())
         expected = {Row(Scope.USER, f"{number}", 2 * number + 2, 2 * number + 3) for number in range(50)}
-        traffic.save()
+        traffic.save_changed()
         while len(store.written) < len(expected):
             await deferLater(reactor, 0)
         self.assertEqual(set(store.written), expected)
-        self.assertEqual(set(traffic.everything()[0]), expected)
+        self.assertEqual(set(everything(traffic).rows.values()), expected)
         reply = await traffic.stats(StatRequest(type=UsersStat), Deferred)
         found = {(stat.name, stat.type): stat.value for stat in told(reply)}
         wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
@@ -380,7 +381,7 @@ class SettledTests(SynchronousTestCase):
         self.clock: Any = Clock()
         self.core, self.store = Core(), MemoryStore()
         store: Any = self.store
-        self.traffic = Traffic(self.clock, Cores([self.core]), lambda name: True, store, 10)
+        self.traffic = Traffic(self.clock, cast(Any, Cores([self.core])), lambda name: True, store, 10)
         self.core.counts = {counter_name(Scope.INBOUND, "in", direction): 7 for direction in DIRECTIONS}
 
     def settled(self) -> Deferred[None]:

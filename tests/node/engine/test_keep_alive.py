@@ -12,22 +12,21 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
-from node.api.operations import Backend, Policy
-from node.backend.keepalive import KeepAlive
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
-from node.machine.system import SystemStats
-from node.state.database import Changes, Saved
+from node.contract.saved import Changes, Saved
+from node.engine.keep_alive import Countdown
 from protos import service_pb2
 from protos.service_pb2 import XRAY, Empty
 from tests.harness.memory import MemoryDriver, MemoryRecord
+from tests.harness.whole import Whole
 
 
-class KeepAliveTests(SynchronousTestCase):
+class CountdownTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.told: list[str] = []
-        self.keep_alive = KeepAlive(self.clock, self.told.append)
+        self.keep_alive = Countdown(self.clock, self.told.append)
 
     def test_it_expires_once(self) -> None:
         """It expires after its time, and not again until a controller calls."""
@@ -111,7 +110,7 @@ class BackendTests(SynchronousTestCase):
         self.driver = MemoryDriver(self.clock)
         self.kept = Kept()
         store, ring = cast(Any, self.kept), LogRing(self.clock, 1000)
-        self.backend = Backend(self.clock, ring, {XRAY: self.driver}, SystemStats(self.clock), store, Policy())
+        self.backend = Whole(self.clock, ring, {XRAY: self.driver}, store)
         self.call = Call(next(method for method in METHODS if method.name == "Start"), Dialect.DOCUMENT)
         self.saved = Saved()
 

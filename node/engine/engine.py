@@ -1,0 +1,112 @@
+"""Puts together who runs, who may, and how much. `node.api.operations` maps controllers' calls to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from node.backend.desired import Desired
+from node.backend.questions import Questions
+from node.backend.runner import Runner
+from node.base.errors import UnknownName, Unsupported, shown
+from node.base.logs import LogRing
+from node.base.part import Parts
+from node.base.reactor import PooledReactor
+from node.contract.accounts import key_of
+from node.contract.counters import Scope
+from node.contract.driver import CountsOnline, Driver, Generation
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes
+from node.engine.keep_alive import KeepAlive
+from node.engine.options import EngineOptions
+from node.engine.resume import Resume
+from node.events.journal import Journal
+from node.handover.leaving import Leaving
+from node.limits.node_quota import NodeQuotaLimit
+from node.limits.users import UserLimits
+from node.state.store import Store
+from node.traffic.polling import Traffic
+from node.traffic.totals import LASTING, Totals
+from protos.service_pb2 import Backend
+
+
+class Engine(Lasting):
+    """The runner, its runs, their traffic, and the limits. Adds its parts to those of the node."""
+
+    title = "the backend"
+
+    def __init__(
+        self,
+        reactor: PooledReactor,
+        ring: LogRing,
+        drivers: Mapping[int, Driver],
+        store: Store,
+        journal: Journal,
+        options: EngineOptions,
+        parts: Parts,
+    ) -> None:
+        self.drivers = drivers
+        self.stop_grace = options.backend.stop_grace
+        interval = options.traffic.interval
+        runs = self.generations = Generations()
+        desired = Desired(reactor, store)
+        totals = Totals([*Scope] if options.count_users else LASTING)
+        self.traffic = Traffic(reactor, runs, desired.is_user, store, interval, totals)
+        self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
+        self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
+        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
+        self.keep_alive = KeepAlive(
+            reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
+        )
+        self.leaving = Leaving(self.runner, drivers, self.traffic)
+        self.resume = Resume(*(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume))
+        self.questions = Questions(reactor, self.runner.current, runs)
+        # The last one ends first: the cores, then the counters, whose last bytes the limits count.
+        for part in (self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume):
+            parts.add(part)
+
+    @property
+    def warnings(self) -> list[str]:
+        return self.runner.warnings
+
+    def save(self, changes: Changes) -> None:
+        self.runner.desired.save(changes)
+
+    async def stop(self) -> None:
+        await self.runner.close()
+
+    async def start_backend(self, driver: Driver, request: Backend) -> None:
+        """Run a backend: see `Runner.start`. The one before does not expire meanwhile."""
+        with self.keep_alive.paused():
+            await self.runner.start(driver, request)
+
+    async def stop_backend(self, grace: float) -> None:
+        """Stop the backend. Its core ends after `grace` seconds, unless a Start wants it."""
+        self.keep_alive.off()
+        await self.runner.stop("a controller asked for it", grace)
+
+    async def addresses(self, name: str) -> dict[str, int]:
+        """The addresses from which a user is connected, and when each was last seen. Raises `UnknownName`."""
+        self.runner.current()
+        if not self.runner.desired.is_user(name):
+            raise UnknownName(f"there is no user {shown(name)}")
+        addresses: dict[str, int] = {}
+        for found in await self.questions.all(lambda run: run.online(key_of(name))):
+            for address, seen in found.items():
+                addresses[address] = max(seen, addresses.get(address, 0))
+        return addresses
+
+    async def online(self, name: str) -> int:
+        """From how many addresses a user is connected. Raises `UnknownName` and `Unsupported`."""
+        try:
+            return len(await self.addresses(name))
+        except Unsupported:
+            if not any(isinstance(run, CountsOnline) for run in self.generations.serving):
+                raise
+            # An address that is connected to two generations counts twice then.
+            key = key_of(name)
+
+            async def count(run: Generation) -> int:
+                return await run.online_count(key) if isinstance(run, CountsOnline) else 0
+
+            return sum(await self.questions.all(count))

@@ -1,0 +1,61 @@
+"""The settings of users' limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from node.base.settings import Options, number, seconds, setting
+from node.limits import parsing
+from node.limits.addresses import Grouping
+from node.limits.limits import Defaults
+from protos.service_pb2 import Limits
+
+
+@dataclass(frozen=True)
+class LimitOptions(Options):
+    """Limits of users without their own, and how addresses are counted. `grace` is in seconds."""
+
+    all_users: Limits = setting(
+        "LIMITS",
+        "default limits of users without their own, such as addresses=3 down=100M bytes=500GB/month; see "
+        "docs/limits.md",
+        read=parsing.limits,
+        details="Set it to limit users whose panel does not send limits.",
+    )
+    inbounds: Mapping[str, Limits] = setting(
+        "LIMITS_INBOUNDS",
+        "default limits by inbound, which take precedence over LIMITS, such as free: down=2M; trial: addresses=1",
+        read=parsing.by_inbound,
+        details="Set it if users of some inbounds have other limits than the rest.",
+    )
+    grace: float = setting(
+        "LIMIT_GRACE",
+        "seconds without traffic after which an address gives way to a new address of the same user, 1 to 600",
+        "30",
+        read=seconds(1, 600),
+        details="Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
+        "connections end too early.",
+    )
+    ipv4_prefix: int = setting(
+        "LIMIT_IPV4_PREFIX",
+        "length of a prefix: IPv4 addresses with this many leading bits in common count as one address, 8 to 32",
+        "32",
+        read=number(8, 32),
+        details="Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
+    )
+    ipv6_prefix: int = setting(
+        "LIMIT_IPV6_PREFIX",
+        "length of a prefix: IPv6 addresses with this many leading bits in common count as one address, 32 to 128",
+        "64",
+        read=number(32, 128),
+        details="64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
+    )
+
+    @property
+    def defaults(self) -> Defaults:
+        return Defaults(self.all_users, self.inbounds)
+
+    @property
+    def grouping(self) -> Grouping:
+        return Grouping(self.ipv4_prefix, self.ipv6_prefix)

@@ -1,0 +1,73 @@
+"""The engine with its operations, as a node has them, and its parts by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from node.api.operations import Operations
+from node.backend.desired import Desired
+from node.backend.options import BackendOptions
+from node.backend.record import Record
+from node.backend.runner import Runner
+from node.base.logs import LogRing
+from node.base.part import Parts
+from node.contract.driver import Driver, Generation
+from node.contract.generations import Generations
+from node.contract.lasting import Lasting
+from node.contract.saved import Changes, Saved
+from node.engine.engine import Engine
+from node.engine.options import EngineOptions
+from node.events.journal import Journal
+from node.machine.system import SystemStats
+
+OPTIONS = BackendOptions()
+ENGINE = EngineOptions()
+
+
+def make_runner(
+    clock: Any,
+    ring: LogRing,
+    record: Record,
+    generations: Generations,
+    read: Callable[[Generation], Awaitable[bool]],
+    options: BackendOptions = OPTIONS,
+) -> Runner:
+    """A runner whose events are in memory alone."""
+    return Runner(clock, ring, Desired(clock, record), generations, read, options, Journal(clock))
+
+
+def everything(part: Lasting) -> Changes:
+    """All that a part keeps on disk."""
+    changes = Changes()
+    part.save(changes)
+    return changes
+
+
+class Whole(Operations):
+    """All operations over an engine. Further `parts` may be given."""
+
+    def __init__(
+        self,
+        clock: Any,
+        ring: LogRing,
+        drivers: Mapping[int, Driver],
+        store: Any,
+        options: EngineOptions = ENGINE,
+        parts: Parts | None = None,
+    ) -> None:
+        self.parts = parts or Parts()
+        self.engine = Engine(clock, ring, drivers, store, Journal(clock), options, self.parts)
+        super().__init__(self.engine, SystemStats(clock), self.parts)
+
+    def begin(self, saved: Saved) -> None:
+        """Begin with what an earlier node has saved."""
+        for part in self.parts:
+            if isinstance(part, Lasting):
+                part.restore(saved)
+        self.parts.start()
+        self.parts.begin()
+
+    async def close(self) -> None:
+        """End."""
+        await self.parts.stop()
