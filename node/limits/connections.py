@@ -45,12 +45,9 @@ class Connections:
         self.runs: Sequence[SeesConnections] = ()
         self.paced: Sequence[PacedRun] = ()
         self.blind = False
+        # The core that serves new connections.
+        self.current: Generation | None = None
         generations.watch(self._follow)
-
-    @property
-    def current(self) -> Generation | None:
-        """The core that serves new connections."""
-        return self._generations.current
 
     def watch(self, watcher: Watcher) -> None:
         """Tell this limit from now on."""
@@ -72,6 +69,7 @@ class Connections:
         self.runs = [run for run in serving if isinstance(run, SeesConnections)]
         self.paced = [run for run in serving if isinstance(run, Paces)]
         self.blind = len(self.runs) < len(serving)
+        self.current = self._generations.current
         self._listen()
         for watcher in self._watchers:
             watcher.cores_changed()

@@ -37,12 +37,6 @@ class _Sight:
     due: float
 
 
-def patience(quota: int, left: int, speed: float) -> float:
-    """Seconds until a user with so many bytes left, at this speed, has to be read again. Pure."""
-    over = max(PART * quota, BYTES)
-    return max(SHORTEST, (left + over / 2) / max(GROWTH * speed, BURST))
-
-
 class QuotaReadings:
     """Reads users close to their quota ahead of the regular readings."""
 
@@ -89,10 +83,12 @@ class QuotaReadings:
             self._alarm.within(max(0.0, max(due, self._rest_until) - self._reactor.seconds()))
 
     def _patience(self, key: str, speed: float) -> float:
+        """Seconds until the user has to be read again, at this speed; infinite if no quota can bar them."""
         left = self._book.left(key)
         if left is None or left <= 0 or key in self._book.off:
             return math.inf
-        return patience(self._book.in_force.of(key).quota, left, speed)
+        over = max(PART * self._book.in_force.of(key).quota, BYTES)
+        return max(SHORTEST, (left + over / 2) / max(GROWTH * speed, BURST))
 
     def _arm(self) -> None:
         """Set the alarm for the user who is due first."""

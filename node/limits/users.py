@@ -106,11 +106,12 @@ class UserLimits(Lasting):
         """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
         overrides = {}
         for user in request.users:
+            limits = user.limits if user.HasField("limits") else None
             try:
-                check(User(email=user.name, limits=user.limits if user.HasField("limits") else None))
+                check(User(email=user.name, limits=limits))
             except Unusable as error:
                 raise InvalidRequest(f"user {shown(user.name)}: {error}") from error
-            packed = user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else None
+            packed = None if limits is None else limits.SerializeToString(deterministic=True)
             overrides[key_of(user.name)] = user.name, packed
         refused = await self._enforcement.override({key: packed for key, (_, packed) in overrides.items()})
         reply = SetLimitsResponse()

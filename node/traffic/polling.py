@@ -36,15 +36,14 @@ FRESH = 0.1
 # Counters are booked and replies built in parts of this many (2 to 3 ms), with a turn of the reactor between.
 SLICE = 2000
 
-_ALL = {
-    service_pb2.Outbounds: Scope.OUTBOUND,
-    service_pb2.Inbounds: Scope.INBOUND,
-    service_pb2.UsersStat: Scope.USER,
-}
-_ONE = {
-    service_pb2.Outbound: Scope.OUTBOUND,
-    service_pb2.Inbound: Scope.INBOUND,
-    service_pb2.UserStat: Scope.USER,
+# What each type of request asks for, and whether by name.
+_ASKED = {
+    service_pb2.Outbounds: (Scope.OUTBOUND, False),
+    service_pb2.Outbound: (Scope.OUTBOUND, True),
+    service_pb2.Inbounds: (Scope.INBOUND, False),
+    service_pb2.Inbound: (Scope.INBOUND, True),
+    service_pb2.UsersStat: (Scope.USER, False),
+    service_pb2.UserStat: (Scope.USER, True),
 }
 
 
@@ -325,8 +324,7 @@ async def read_counters(generation: Generation, wanted: Wanted) -> Reading:
 
 def requested(request: StatRequest) -> tuple[Scope, str | None]:
     """The requested scope and name; None for all names. Raises `InvalidRequest`."""
-    if request.type in _ALL:
-        return _ALL[request.type], None
-    if request.type in _ONE:
-        return _ONE[request.type], request.name
-    raise InvalidRequest(f"unknown statistics type {request.type}")
+    if request.type not in _ASKED:
+        raise InvalidRequest(f"unknown statistics type {request.type}")
+    scope, by_name = _ASKED[request.type]
+    return scope, request.name if by_name else None
