@@ -18,19 +18,19 @@ from tests.harness.paced import HERE, PacedGeneration
 
 
 class Noting(Watcher):
-    """Notes what it is told."""
+    """Notes each call."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
+        self.calls: list[tuple[str, object]] = []
 
     def arrived(self, key: str, address: Address) -> None:
-        self.told.append((key, address))
+        self.calls.append((key, address))
 
     def changed(self, keys: Collection[str]) -> None:
-        self.told.append(("changed", [*keys]))
+        self.calls.append(("changed", [*keys]))
 
     def cores_changed(self) -> None:
-        self.told.append(("cores", None))
+        self.calls.append(("cores", None))
 
 
 class ConnectionsTests(SynchronousTestCase):
@@ -47,12 +47,12 @@ class ConnectionsTests(SynchronousTestCase):
         self.generations.adopt(run)
         return run
 
-    def told(self) -> list[tuple[str, object]]:
-        """What both watchers were told since the last call."""
-        one, other = (watcher.told for watcher in self.watchers)
+    def calls(self) -> list[tuple[str, object]]:
+        """The calls of both watchers since the last look."""
+        one, other = (watcher.calls for watcher in self.watchers)
         self.assertEqual(one, other)
         for watcher in self.watchers:
-            watcher.told = []
+            watcher.calls = []
         return one
 
     def test_cores_report_connections_once_any_user_has_limits(self) -> None:
@@ -61,14 +61,14 @@ class ConnectionsTests(SynchronousTestCase):
         run.connect("anna", b"1")
         self.connections.changed(["anna"])
         run.connect("anna", b"2")
-        self.assertEqual(self.told(), [("cores", None), ("changed", ["anna"])])
+        self.assertEqual(self.calls(), [("cores", None), ("changed", ["anna"])])
         self.given.any = True
         self.connections.changed(["anna"])
         run.connect("anna", b"3")
         self.adopted("bert").connect("bert", b"1")
         run.connect("anna", b"4")
         arrived = ("anna", HERE)
-        self.assertEqual(self.told(), [("changed", ["anna"]), arrived, ("cores", None), ("bert", HERE), arrived])
+        self.assertEqual(self.calls(), [("changed", ["anna"]), arrived, ("cores", None), ("bert", HERE), arrived])
 
     def test_a_core_that_attributes_no_connections(self) -> None:
         run = self.adopted("anna")
