@@ -51,8 +51,8 @@ class Engine(Lasting):
         totals = Totals([*Scope] if options.count_users else LASTING)
         self.traffic = Traffic(reactor, runs, desired.is_user, store, interval, totals)
         self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
-        self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits, interval)
-        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval=interval)
+        self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
+        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
         self.keep_alive = KeepAlive(
             reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
         )

@@ -228,7 +228,7 @@ class Store(Lasting):
         self._write()
 
     def event(self, margins: Margins, event: Packed | None = None) -> None:
-        """Append an event, if given, and save the margins. Satisfies `node.events.journal.Keep`."""
+        """Append an event, if given, and save the margins."""
         self._changes.margins = margins
         kept = [other for other in self._changes.events if other.sequence >= margins.first]
         self._changes.events = [*kept, event] if event else kept

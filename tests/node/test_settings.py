@@ -23,7 +23,7 @@ from node.handover.options import HandoverOptions
 from node.keys.options import KeyOptions, key_fault
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.limits.options import LimitOptions
 from node.metrics.options import MetricsOptions
 from node.settings import BadSettings, Settings, load

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.limits.calendar import period
-from node.limits.limits import Period
+from node.limits.limits import Period, period
 
 moments = st.floats(0, 4e9)
 
