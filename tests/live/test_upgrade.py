@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -18,7 +17,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from node import tap
 from node.base.errors import NodeError
 from protos.service_pb2 import Inbounds, Limits, Quota, User, UsersStat
 from scripts.staging import transfer
@@ -201,7 +199,7 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     ),
     "hangs": (
         "node/tap.py",
-        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
+        "import time\ndef _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
         "did not come up",
     ),
     "with everything opened": (
@@ -252,9 +250,11 @@ def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """It is notified often enough, also if a version hangs: else it would end the node and the core."""
     version, silence, heard = Version(tmp_path), 15, [time.monotonic()]
     version.add("node/handover/program.py", "PATIENCE = 8.0")
-    version.add(*BROKEN["hangs with everything opened"][:2])
-    (version.root / "node/tap.py").rename(tmp_path / "hangs.py")
-    shutil.copy2(tap.__file__, version.root / "node/tap.py")
+    module, code, _ = BROKEN["hangs with everything opened"]
+    whole = (version.root / module).read_text()
+    version.add(module, code)
+    hangs = (version.root / module).read_text()
+    (version.root / module).write_text(whole)
     there = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def listen() -> None:
@@ -271,7 +271,7 @@ def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
             with closing(RestController(node)) as controller:
                 run(controller, [home], [member(ANNA, home)])
             with connection(home, ANNA, echo) as link, talking(link):
-                (tmp_path / "hangs.py").rename(version.root / "node/tap.py")
+                (version.root / module).write_text(hangs)
                 upgrade(node, FAILED)
             until(lambda: time.monotonic() - heard[-1] < 1, silence, "the version before is heard of")
         there.shutdown(socket.SHUT_RDWR)
