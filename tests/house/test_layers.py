@@ -77,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `service` runs it, `settings` collects the settings, `registry` names drivers.
+# The wiring: `tap` puts the node together, `service` runs it, `settings` collects settings, `registry` names drivers.
 WIRING = {"node.tap", "node.service", "node.command_line", "node.settings", "drivers.registry"}
 # Packages whose own module has a constant: the version.
 HEADS = {"node"}
