@@ -182,7 +182,7 @@ class Ties(Keeper):
                         raise OSError(f"the keeper could not do it: {reply['error']}")
                     return reply, found
                 if "n" in reply:
-                    # The late answer to a request that was given up. Nobody knows a core that was started for it.
+                    # The late answer to a request that was given up. No run has the core that was started for it.
                     close(found)
                     found = []
                     if "pid" in reply:

@@ -167,7 +167,7 @@ def test_another_way_to_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command cannot be told, so the node runs without a keeper, and says so."""
+    """The command is not known, so the node runs without a keeper, and says so."""
     monkeypatch.setattr(sys, "orig_argv", words)
     become_keeper()
     assert not executed and "the node has no keeper" in capsys.readouterr().err
