@@ -33,6 +33,7 @@ from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
 from node.base.part import Parts
 from node.base.reactor import Reactor
+from node.clock.clock import Clock
 from node.contract.choices import Choices
 from node.contract.driver import Host
 from node.contract.keeper import NoKeeper
@@ -243,6 +244,7 @@ class NodeService(Service):
         )
         self._operations.updates = self._updates
         self._succession.jobs = self._updates.jobs
+        parts.add(Clock(reactor, self._journal, settings.clock))
         parts.add(self._monitoring.lag)
         parts.add(self._monitoring.readiness)
         parts.add(self._systemd)

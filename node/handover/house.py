@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from node.api.calls import Calls
 from node.base.logs import Logger, LogRing
 from node.base.part import Parts
 from node.door.connections import Connections
@@ -14,6 +13,19 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.machine.systemd import Systemd
 from node.state.store import Store
+
+
+class Calls(Protocol):
+    """The calls of controllers: `node.api.calls`, which is above this room."""
+
+    def end_readers(self) -> None: ...
+
+    def idle(self) -> bool: ...
+
+    @property
+    def settled(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

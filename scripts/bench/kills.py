@@ -3,7 +3,7 @@
 `python -m scripts.bench.kills [KILLS [CORE ...]]` (100; xray and sing-box, or the path of a sing-box) kills the node of
 each core KILLS times (SIGKILL). The moments are chosen at random: while the next node starts (a kill just before), in a
 Start (overlap, probation), an upgrade, a change of users that is being written, and at rest. It prints live connections
-dropped, new ones made and failed, the bytes that users moved and those that the node told of, the cores that are left
+dropped, new ones made and failed, the bytes that users moved and those that the node reported, the cores that are left
 after a Stop, and how often each moment was met. Seconds are those until the node serves again: median, and longest.
 """
 
@@ -122,12 +122,12 @@ def measure(name: str, on: Stage, version: Version, request: Request, kills: int
             worker.rest()
         until(lambda: on.controller.info().running, 30, "the backend runs")
         time.sleep(2)  # the last bytes are on their way to the counters
-        told = traffic(on.controller.stats(UsersStat)).get(crowd.live.email, {})
+        reported = traffic(on.controller.stats(UsersStat)).get(crowd.live.email, {})
     opened = sum(len(worker.opened) for worker in workers)
     failed = [fault for worker in workers for fault in worker.failed]
     print(f"\n{name}: dropped {sum(len(worker.dropped) for worker in workers)} of {LIVE} live connections;", end=" ")
     print(f"{opened:,} new, failed {len(failed)}; served after {statistics.median(took):.2f}, {max(took):.2f} s")
-    print(f"bytes moved {on.echo.received:,} up, {on.echo.sent:,} down; told {told}")
+    print(f"bytes moved {on.echo.received:,} up, {on.echo.sent:,} down; reported {reported}")
     on.controller.stop()
     until(lambda: not cores(on), 60, "no core is left")
     print(f"cores left {len(cores(on))}; moments {dict(met)}")

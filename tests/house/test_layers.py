@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
     "node.handover": {
-        *("node", "node.api.calls", "node.backend", "node.contract", "node.door.connections", "node.events"),
+        *("node", "node.backend", "node.contract", "node.door.connections", "node.events"),
         *("node.machine.systemd", "node.state.store", "node.traffic", "node.updates.jobs"),
     },
     "node.engine": {
@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
     },
+    "node.clock": {"node.events"},
     "node.doctor": {"node.certificate", "node.settings", "node.state"},
     "node.events": {"node", "node.contract"},
     "node.metrics": {
@@ -78,8 +79,10 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `registry` names the drivers.
-WIRING = {"node.tap", "drivers.registry"}
+# The wiring: `tap` puts the node together, `settings` collects the settings of rooms, `registry` names the drivers.
+WIRING = {"node.tap", "node.settings", "drivers.registry"}
+# Packages whose own module has a constant: the version.
+HEADS = {"node"}
 # What the test stage may import: what a controller has, and the search for cores.
 STAGING = {
     "scripts.staging",
@@ -206,6 +209,46 @@ def test_no_circles() -> None:
 
     done: set[str] = set()
     for name in modules():
+        visit(name, ())
+
+
+def folder(name: str) -> str:
+    """The folder that has a module."""
+    return name if (ROOT / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
+
+
+def arrows() -> dict[str, set[str]]:
+    """The folders that each folder imports, without what every room may import, and without the wiring."""
+    found: dict[str, set[str]] = {folder(name): set() for name in modules()}
+    for name in modules().keys() - WIRING:
+        found[folder(name)] |= {folder(target) for target in own_imports(name) if target not in HEADS}
+    return {name: targets - EVERYWHERE - {name} for name, targets in found.items() if name not in EVERYWHERE}
+
+
+def floors() -> dict[str, int]:
+    """The floor of each folder: a folder is above all that it imports."""
+    below = arrows()
+
+    @functools.cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(target) for target in below[name]), default=0)
+
+    return {name: floor(name) for name in below}
+
+
+def test_no_two_folders_import_each_other() -> None:
+    """No folder imports itself through others: each can be understood with those below it alone."""
+    below = arrows()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path, name])
+        if name not in done:
+            for target in below[name]:
+                visit(target, (*path, name))
+            done.add(name)
+
+    done: set[str] = set()
+    for name in below:
         visit(name, ())
 
 
@@ -418,3 +461,10 @@ def test_every_package_is_in_what_is_installed() -> None:
     tops = ("node", "drivers", "protos", "twisted/plugins")
     folders = {path.parent for top in tops for path in (ROOT / top).rglob("*.py")}
     assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+
+
+if __name__ == "__main__":
+    rows = floors()
+    print(f"{len(rows)} boxes on {max(rows.values())} floors, {sum(map(len, arrows().values()))} arrows")
+    for name in sorted(rows, key=lambda name: (-rows[name], name)):
+        print(f"{rows[name]:>2} {name}: {', '.join(sorted(arrows()[name]))}")
