@@ -40,7 +40,7 @@ class Operations:
         self._runner = engine.runner
         self._system = system
         self._parts = parts
-        self.updates = updates
+        self._updates = updates
 
     def touch(self) -> None:
         """A controller has called: restart the keep-alive."""
@@ -139,9 +139,9 @@ class Operations:
         return await self._jobs().get(request)
 
     def _jobs(self) -> Updates:
-        if self.updates is None:
+        if self._updates is None:
             raise Unsupported("updates are not available on this node")
-        return self.updates
+        return self._updates
 
     # Routing
 
@@ -193,6 +193,5 @@ class Operations:
             reason=self._runner.status.reason,
             warnings=warnings,
         )
-        for part in self._parts:
-            part.summary(info)
+        self._parts.summary(info)
         return info

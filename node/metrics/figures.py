@@ -55,8 +55,7 @@ class Sources:
     def limits(self) -> LimitsSummary:
         """The users with limits and, if there is one, the node's own quota."""
         info = BaseInfoResponse()
-        for part in self.parts:
-            part.summary(info)
+        self.parts.summary(info)
         return info.limits
 
 

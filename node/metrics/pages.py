@@ -95,7 +95,7 @@ class Shared(Generic[T]):
 
 
 class Pages:
-    """The three pages, for `node.transport`."""
+    """The three pages, for `node.door`."""
 
     def __init__(self, reactor: PooledReactor, figures: Figures, meters: Meters, readiness: Readiness) -> None:
         self._reactor = reactor

@@ -53,10 +53,13 @@ class Record:
     log = Logger()
 
     def load(self) -> None:
-        """Read the file, and use the choices that are on disk and were made under the present settings.
+        """Read the file, also again, and use the choices that are on disk and were made under the present settings.
 
         If the file cannot be read, nothing is chosen. Blocking, brief.
         """
+        self.by_name, self.looked, self.whole = {}, 0.0, True
+        self.choices.executables.clear()
+        self.choices.lists = None
         try:
             found: Any = json.loads(self.file.read_text())
             self.by_name = {name: Chosen(**chosen) for name, chosen in found["chosen"].items()}

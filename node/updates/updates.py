@@ -136,6 +136,8 @@ class Updates(Part):
 
         Blocking, brief.
         """
+        # Again: the node before may have changed it until its end.
+        self._kit.record.load()
         for name in ("jobs", "chosen"):
             clear(self._kit.directory / name)
         self._left = self.jobs.load()
@@ -156,6 +158,14 @@ class Updates(Part):
         if self._policy.lists_every and self._policy.lists:
             self._looking.start()
             self._look()
+
+    @property
+    def unsteady(self) -> str:
+        subject = self.jobs.under_way
+        return f"an update of {subject} is under way" if subject else ""
+
+    async def leave(self) -> None:
+        await self.jobs.leave()
 
     async def stop(self) -> None:
         """End the running job, and fail those that wait."""

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from drivers.install.releases import SING_BOX, XRAY, InstallError
-from node.tap import SETTINGS
+from node.command_line import SETTINGS
 from scripts import demo
 from scripts.staging.core import find_xray
 from scripts.staging.ports import free_port

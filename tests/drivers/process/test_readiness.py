@@ -14,9 +14,9 @@ from twisted.trial.unittest import TestCase
 
 from drivers.process.child import CoreProcess
 from drivers.process.readiness import last, ready
-from drivers.sing_box import verdict as sing_box
+from drivers.sing_box import driver as sing_box
 from drivers.sing_box.driver import SingBox
-from drivers.xray import verdict as xray
+from drivers.xray import driver as xray
 from drivers.xray.driver import Xray
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
 from node.base.logs import LogRing

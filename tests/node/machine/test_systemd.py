@@ -104,7 +104,7 @@ class SystemdTests(SynchronousTestCase):
         service = self.service()
         service.start()
         self.assertEqual(self.listener.heard(), [])
-        service.ready()
+        service.begin()
         self.assertEqual(self.listener.heard(), ["READY=1", "WATCHDOG=1"])
         self.clock.advance(14.9)
         self.assertEqual(self.listener.heard(), [])
