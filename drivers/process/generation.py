@@ -12,8 +12,7 @@ from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.kept import ANSWER, silent
 from drivers.process.paced import Paced, PacedRun
-from drivers.process.run import A
-from drivers.process.shared import Listening, SharedRun, watch
+from drivers.process.shared import A, Listening, SharedRun, watch
 from drivers.sockets.core_connections import CoreConnections
 from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed

@@ -14,7 +14,6 @@ from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.planned import Core, Planned
 from drivers.process.ports import free_ports, is_open
-from drivers.process.spawn import Done
 from drivers.sing_box import config, files
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
@@ -23,7 +22,7 @@ from drivers.sing_box.table import Detours
 from drivers.sockets.reuseport import is_of_knock
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
-from node.contract.driver import Host
+from node.contract.driver import Done, Host
 from protos.handover_pb2 import SingBoxRun
 
 # The first version with the api service.

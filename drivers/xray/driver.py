@@ -16,7 +16,6 @@ from drivers.process.executable import Executable, Files, Installation
 from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.planned import Core, Planned
-from drivers.process.spawn import Done
 from drivers.xray import config, files, rules
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
@@ -27,7 +26,7 @@ from drivers.xray.executable import installation
 from drivers.xray.generation import XrayGeneration
 from drivers.xray.overrides import are_reloaded
 from node.contract.accounts import Accounts
-from node.contract.driver import Host
+from node.contract.driver import Done, Host
 from node.contract.routing import Routing
 from protos.handover_pb2 import XrayRun
 

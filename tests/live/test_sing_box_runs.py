@@ -15,7 +15,6 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from drivers.http2.connection import Connection
 from drivers.sing_box.api import Api
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
@@ -24,6 +23,7 @@ from node.base.errors import CoreFailed
 from node.base.logs import LogRing
 from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
+from node.http2.client import ClientConnection
 from scripts.staging import certs
 from scripts.staging.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
 from scripts.staging.users import TestUser
@@ -68,7 +68,7 @@ class RunTests(TestCase):
 
     async def calls(self) -> int:
         """Open connections to the API of any core: without one nothing follows a run."""
-        return sum(isinstance(getattr(reader, "protocol", None), Connection) for reader in reactor.getReaders())
+        return sum(isinstance(getattr(reader, "protocol", None), ClientConnection) for reader in reactor.getReaders())
 
     async def cores(self) -> list[psutil.Process]:
         children = [one for one in psutil.Process().children(True) if one not in self.others]

@@ -123,7 +123,7 @@ class ReadyTests(Spawning):
         async def answers() -> bool:
             return False
 
-        core._reactor = Clock()
+        self.patch(core._kill, "_reactor", Clock())
         return ensureDeferred(ready(reactor, core, answers, seconds, lambda _: False, cause))
 
     async def test_killed_at_once(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
-from drivers.http2.stream import Status
 from drivers.xray.routing import Router
+from node.http2.stream import Status
 from protos import xray_pb2
 from protos.xray_pb2 import RouterConfig, RoutingRule
 
