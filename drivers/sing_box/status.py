@@ -10,7 +10,7 @@ from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from node.base.errors import Unsupported
 from protos.service_pb2 import BackendStatsResponse, Latency
-from protos.sing_box_pb2 import Group, GroupItem
+from protos.sing_box_pb2 import Group
 
 URL_TEST = "urltest"
 NOT_MEASURED = (
@@ -52,18 +52,16 @@ class StatusRun:
 def latencies(groups: Iterable[Group]) -> list[Latency]:
     """Return the latency of each outbound in a urltest group, once. After a failed test the core reports no time."""
     items = {item.tag: item for group in groups if group.type == URL_TEST for item in group.items}
-    return [_latency(item) for item in items.values()]
-
-
-def _latency(item: GroupItem) -> Latency:
-    seen = item.url_test_time
-    return Latency(
-        name=item.tag,
-        alive=bool(seen),
-        # 0 means no answer: less than a millisecond is reported as one.
-        delay=max(item.url_test_delay, int(bool(seen))),
-        link=item.tag,
-        last_seen_time=seen,
-        last_try_time=seen,
-        source="sing-box-urltest",
-    )
+    return [
+        Latency(
+            name=item.tag,
+            alive=bool(item.url_test_time),
+            # 0 means no answer: less than a millisecond is reported as one.
+            delay=max(item.url_test_delay, int(bool(item.url_test_time))),
+            link=item.tag,
+            last_seen_time=item.url_test_time,
+            last_try_time=item.url_test_time,
+            source="sing-box-urltest",
+        )
+        for item in items.values()
+    ]

@@ -6,7 +6,7 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -128,8 +128,14 @@ class Connections(CoreConnections):
         """Whether this user may be connected to any of the inbounds."""
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
 
-    async def look(self, keys: Iterable[str]) -> list[Live]:
-        whose = {where: (key, tag) for tag in self._ingress for key, where in self._held(tag, keys)}
+    async def look(self, keys: Collection[str]) -> list[Live]:
+        whose = {
+            where: (key, tag)
+            for tag, endpoints in self._endpoints.items()
+            for key in keys
+            for where in endpoints.of((key,))
+            if endpoints.holder(where) == key
+        }
         if not whose or self._pid is None:
             return []
         found = await in_pool(self._reactor, diag.flows, self._ports, whose.keys())
@@ -145,11 +151,6 @@ class Connections(CoreConnections):
         wanted = {inode_of(handle): handle for handle in handles}
         found = await in_pool(self._reactor, diag.flows, self._ports, set(map(rest_of, wanted.values())))
         return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}
-
-    def _held(self, tag: str, keys: Iterable[str]) -> Iterator[tuple[str, Endpoint]]:
-        endpoints = self._endpoints[tag]
-        for key in keys:
-            yield from ((key, where) for where in endpoints.of((key,)) if endpoints.holder(where) == key)
 
     async def reset(self, handles: Iterable[Handle]) -> int:
         by_inode = {inode_of(handle): handle for handle in handles}
