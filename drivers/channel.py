@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
-from twisted.python.failure import Failure
 
-from drivers.http2 import fields
-from drivers.http2.connection import Connection
-from drivers.http2.stream import End, Status, Stream
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.reactor import Reactor
 from node.base.sockets import dial
 from node.base.waiting import Signal
+from node.http2 import headers
+from node.http2.client import ClientConnection
+from node.http2.stream import End, Status, Stream
 
 # Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0
@@ -60,11 +60,6 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
         raise CoreFailed(f"{what}: {error}") from error
 
 
-class _Connections(Factory):
-    protocol = Connection
-    noisy = False
-
-
 class Channel:
     """Calls by path, over a connection that is made when there is none. `metadata` is sent with each call."""
 
@@ -73,10 +68,10 @@ class Channel:
         self._reactor = reactor
         self._target = target
         self._metadata = tuple(metadata)
-        self._connection = Connection()
+        self._connection = ClientConnection()
         # The current connection, once it is made, and earlier ones with calls under way.
-        self._connections: list[Connection] = []
-        # Set while a connection is being made; and why the last attempt failed.
+        self._connections: list[ClientConnection] = []
+        # Fires when the connection is made, or cannot be; and why the last attempt failed.
         self._coming: Signal | None = None
         self._fault = ""
         self._closed = False
@@ -119,46 +114,42 @@ class Channel:
         if self._closed:
             raise ApiFailed(OVER)
         body = request if isinstance(request, bytes) else request.SerializeToString()
-        return self._connection.open(fields.request(path, self._metadata), body)
+        return self._connection.open(headers.request(path, self._metadata), body)
 
     async def _connect(self) -> None:
         """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
         if self._closed:
             raise ApiFailed(OVER)
-        if self._coming is None:
+        if self._coming is None or self._coming.fired:
             self._coming = Signal()
-            coming = maybeDeferred(self._dialled)
-            coming.addCallbacks(self._connected, self._not_connected)
-        if self._coming is not None:
-            await self._coming.wait()
+            ensureDeferred(self._make(self._coming))
+        await self._coming.wait()
         if self._fault:
             raise ApiFailed(self._fault, Status.UNAVAILABLE)
 
-    def _dialled(self) -> Connection | Deferred[Connection]:
-        if isinstance(self._target, int):
-            endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
-            return cast("Deferred[Connection]", endpoint.connect(_Connections()))
-        connection = Connection()
-        dial(self._reactor, self._target, connection)
+    async def _make(self, coming: Signal) -> None:
+        try:
+            connection = self._connection = await self._dialled()
+        except Exception as error:  # noqa: BLE001 - whatever the error, it is the callers' answer
+            self._fault = f"the core's API cannot be reached: {error}"
+        else:
+            self._fault = ""
+            self._connections = [*(before for before in self._connections if before.busy), connection]
+            if self._closed:
+                connection.close(End(None, ENDED))
+        coming.fire()
+
+    async def _dialled(self) -> ClientConnection:
+        connection = ClientConnection()
+        if not isinstance(self._target, int):
+            dial(self._reactor, self._target, connection)
+            return connection
+        factory = Factory.forProtocol(lambda: connection)
+        factory.noisy = False
+        await TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT).connect(factory)
+        with suppress(OSError):  # already broken, which reading will report
+            connection.transport.setTcpNoDelay(True)
         return connection
-
-    def _connected(self, connection: Connection) -> None:
-        self._connection = connection
-        if isinstance(self._target, int):
-            with suppress(OSError):  # already broken, which reading will report
-                connection.transport.setTcpNoDelay(True)
-        self._connections = [*(before for before in self._connections if before.busy), connection]
-        if self._closed:
-            connection.close(End(None, ENDED))
-        self._came("")
-
-    def _not_connected(self, failure: Failure) -> None:
-        self._came(f"the core's API cannot be reached: {failure.getErrorMessage()}")
-
-    def _came(self, fault: str) -> None:
-        coming, self._coming, self._fault = self._coming, None, fault
-        if coming is not None:
-            coming.fire()
 
     @contextmanager
     def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
@@ -167,12 +158,13 @@ class Channel:
         def late() -> None:
             stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
 
-        timer = None if seconds is None else self._reactor.callLater(seconds, late)
+        alarm = Alarm(self._reactor, late)
+        if seconds is not None:
+            alarm.set(seconds)
         try:
             yield
         finally:
-            if timer is not None and timer.active():
-                timer.cancel()
+            alarm.cancel()
             stream.close()
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, cast
 
 from node import deployed
 from node.backend.options import BackendOptions
 from node.base import env_file
 from node.base.logs import LogOptions
 from node.base.settings import Options, Reading, Setting, word
+from node.clock.clock import ClockOptions
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.options import KEYS, KeyOptions
@@ -26,11 +28,6 @@ from node.state.directory import StateOptions
 from node.traffic.options import TrafficOptions
 from node.updates.policy import Policy
 
-# In the order of the documentation; the settings of drivers are in between.
-_BEFORE: tuple[type[Options], ...] = (KeyOptions, DoorOptions, StateOptions, LogOptions)
-_AFTER: tuple[type[Options], ...] = (
-    *(BackendOptions, Policy, HandoverOptions, TrafficOptions, LimitOptions, Allowance, MetricsOptions),
-)
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 Words = Mapping[str, str]
@@ -51,9 +48,9 @@ class Settings:
     `ignored`: names of settings of other nodes that are set and have no effect: see `node.deployed`.
     """
 
-    state: StateOptions
-    keys: KeyOptions
-    door: DoorOptions
+    keys: KeyOptions = field(default_factory=KeyOptions)
+    door: DoorOptions = field(default_factory=DoorOptions)
+    state: StateOptions = field(default_factory=StateOptions)
     log: LogOptions = field(default_factory=LogOptions)
     backend: BackendOptions = field(default_factory=BackendOptions)
     updates: Policy = field(default_factory=Policy)
@@ -62,15 +59,26 @@ class Settings:
     limits: LimitOptions = field(default_factory=LimitOptions)
     quota: Allowance = field(default_factory=Allowance)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    clock: ClockOptions = field(default_factory=ClockOptions)
     cores: Mapping[str, str] = field(default_factory=dict)
     systemd: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
 
+# The options of each room, by the field of `Settings`. In docs/settings.md those of drivers are in the middle.
+ROOMS: dict[str, type[Options]] = {
+    each.name: options
+    for each in fields(Settings)
+    if isinstance(options := cast(Any, each.default_factory), type) and issubclass(options, Options)
+}
+_FIRST = ("keys", "door", "state", "log")
+
+
 def all_settings(drivers: Sequence[Setting] = ()) -> tuple[Setting, ...]:
     """All settings, including those of drivers."""
-    before, after = ([each for kind in kinds for each in kind.declared()] for kinds in (_BEFORE, _AFTER))
-    return (*before, *drivers, *after)
+    first = [each for room in _FIRST for each in ROOMS[room].declared()]
+    rest = [each for room, options in ROOMS.items() if room not in _FIRST for each in options.declared()]
+    return (*first, *drivers, *rest)
 
 
 def given(
@@ -93,18 +101,11 @@ def load(options: Words, directory: Path, environ: Words | None = None, *, drive
     reading = Reading(values, frozenset(explicit), directory)
     state = reading.options(StateOptions)
     reading.state_dir = state.dir
+    rooms: dict[str, Any] = {
+        room: state if options is StateOptions else reading.options(options) for room, options in ROOMS.items()
+    }
     settings = Settings(
-        state=state,
-        keys=reading.options(KeyOptions),
-        door=reading.options(DoorOptions),
-        log=reading.options(LogOptions),
-        backend=reading.options(BackendOptions),
-        updates=reading.options(Policy),
-        handover=reading.options(HandoverOptions),
-        traffic=reading.options(TrafficOptions),
-        limits=reading.options(LimitOptions),
-        quota=reading.options(Allowance),
-        metrics=reading.options(MetricsOptions),
+        **rooms,
         cores={setting.name: _of_driver(reading, setting) for setting in drivers},
         systemd={name: value for name, value in environ.items() if name in _SYSTEMD},
         ignored=deployed.ignored(sources),

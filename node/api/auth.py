@@ -72,9 +72,9 @@ class Authenticator:
     `certified`: every client has shown a certificate in the TLS handshake, and needs no key.
     """
 
-    def __init__(self, key: str = "", certified: bool = False) -> None:
-        # Called with the reason for each request that is refused for its key; from two threads.
-        self.refused: Callable[[str], None] = lambda _: None
+    def __init__(self, key: str = "", certified: bool = False, refused: Callable[[str], None] = lambda _: None) -> None:
+        """`refused` is called with the reason for each request that is refused for its key; from two threads."""
+        self.refused = refused
         self.fixed = (Key(DEFAULT_KEY, Scope.ALL, digest_of(key)),) if key else ()
         self.certified = certified
         # Replaced as a whole: two threads read it.

@@ -15,7 +15,7 @@ from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.options import BackendOptions
 from node.backend.patience import answered
-from node.backend.preparing import prepare_again
+from node.backend.preparing import fingerprint_of, prepare, prepare_again
 from node.backend.routing import Router
 from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.starts import Starts
@@ -84,14 +84,28 @@ class Runner(Worker):
             raise
         await self.desired.recorded()
 
+    async def prepare(
+        self, driver: Driver, request: Backend, users: Sequence[bytes], routing: Routing = UNCHANGED
+    ) -> None:
+        """Prepare the resume of a saved backend while another node still runs it. Raises as `Driver.prepare`."""
+        fingerprint = await fingerprint_of(self._reactor, driver, request)
+        accepted = await prepare(driver, request, fingerprint, routing)
+        await self.desired.build_ahead(accepted.plan, users)
+
     async def resume(
-        self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing = UNCHANGED
+        self,
+        driver: Driver,
+        request: Backend,
+        users: Sequence[bytes],
+        resumed: Callable[[], None],
+        routing: Routing = UNCHANGED,
     ) -> None:
         """Run what ran when the node ended. If it does not start it is retried as after a crash.
 
-        `resumed` is called when it runs, now or later; not if a controller was faster. `routing`: its routing changes.
+        `users`: its saved users; `routing`: its routing changes. `resumed` is called when it runs, now or later; not if
+        a controller was faster.
         """
-        await self._control.run(lambda _: self._resume(driver, request, resumed, routing), core=True)
+        await self._control.run(lambda _: self._resume(driver, request, users, resumed, routing), core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend and abort all operations. Its core ends after `grace` seconds, unless a Start wants it.
@@ -185,7 +199,7 @@ class Runner(Worker):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs to hand over; None without a current one."""
+        """A snapshot of the runs to hand over; None if none serves."""
         return self._supervisor.snapshot
 
     async def leave(self, then: Callable[[], Awaitable[None]]) -> None:
@@ -241,7 +255,14 @@ class Runner(Worker):
 
     # Resuming
 
-    async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing) -> None:
+    async def _resume(
+        self,
+        driver: Driver,
+        request: Backend,
+        users: Sequence[bytes],
+        resumed: Callable[[], None],
+        routing: Routing,
+    ) -> None:
         """Start the saved backend; changes of users wait for the outcome, so `settled` is not called before the end.
 
         Applied earlier, a change would be lost with a failed try, and the next try would bring back removed users.
@@ -250,7 +271,7 @@ class Runner(Worker):
             return  # a controller was faster, or the node ends
         self.status.enter(State.STARTING, "resuming what ran when the node ended")
         try:
-            await self._starts.start(driver, request, _never_settled, routing)
+            await self._starts.start(driver, request, _never_settled, routing, users)
         except Exception as error:
             if self.status.stopped:
                 raise  # a Stop aborted it
@@ -258,7 +279,7 @@ class Runner(Worker):
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; the node tries again" if again else ""))
             if again:
-                later = partial(self.resume, driver, request, resumed, routing)
+                later = partial(self.resume, driver, request, users, resumed, routing)
                 self._resuming.later(lambda: in_background(later(), "the backend could not be resumed"))
         else:
             resumed()

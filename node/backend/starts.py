@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from node.backend.ahead import Ahead
 from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
 from node.backend.control import Settled
@@ -45,8 +46,18 @@ class Starts(Worker):
         self._stops = stops
         self._resuming = resuming
 
-    async def start(self, driver: Driver, request: Backend, settled: Settled, routing: Routing) -> None:
-        """Run this backend. `routing`: its routing changes, if another backend runs."""
+    async def start(
+        self,
+        driver: Driver,
+        request: Backend,
+        settled: Settled,
+        routing: Routing,
+        saved: Sequence[bytes] | None = None,
+    ) -> None:
+        """Run this backend. `routing`: its routing changes, if another backend runs.
+
+        `saved` are its users if they are not in the request.
+        """
         deadline = self._reactor.seconds() + START_TIMEOUT
         fingerprint = await fingerprint_of(self._reactor, driver, request)
         if self._means(fingerprint) and self._status.running and not self._generations.current:
@@ -61,7 +72,8 @@ class Starts(Worker):
         if self._means(fingerprint) and self._desired.accepted:
             routing = self._desired.accepted.routing
         preparing = _in_time(self._reactor, prepare(driver, request, fingerprint, routing), deadline)
-        wanted, users = await both(preparing, self._desired.read(request.users))
+        reading = self._desired.read(request.users) if saved is None else self._desired.read_saved(saved)
+        wanted, users = await both(preparing, reading)
         checking = _in_time(self._reactor, self._check(wanted.runs), deadline)
         built, _ = await both(self._build(wanted, users), checking)
         if await self._control.overtaken():
@@ -113,7 +125,7 @@ class Starts(Worker):
         if self._generations.serving or self._status.running:
             await plan.check({tag: {} for tag in plan.tags})
 
-    async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
+    async def _build(self, wanted: Accepted, users: Supplied | Ahead) -> tuple[Roster, list[Refusal]]:
         """Build the roster; if the accounts are as before, which is usual, only new ones are built."""
         accepted = self._desired.accepted
         alike = accepted is not None and wanted.plan.alike(accepted.plan)

@@ -110,11 +110,11 @@ class Supervisor(Worker, Follower):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs; None without a current one."""
+        """A snapshot of the runs; None if none serves."""
         wanted, current = self._desired.accepted, self._keepers.of(self._generations.current)
-        if current is None:
+        accepted = current.accepted if current else wanted
+        if accepted is None or not self._generations.serving:
             return None
-        accepted = current.accepted
         if wanted is not None and accepted.means(wanted):
             # Its routing may have changed since; while another backend is tried, the run may be of the one before.
             accepted = wanted
@@ -123,7 +123,7 @@ class Supervisor(Worker, Follower):
             DrainingRun(each.run, each.accepted, self._drain.since(each.run), self._probation.left(each.run))
             for each in filter(None, others)
         ]
-        return Snapshot(current.run, accepted, draining)
+        return Snapshot(self._generations.current, accepted, draining)
 
     def inherit(self, draining: Sequence[DrainingRun]) -> None:
         """Take over draining runs, oldest first, from the previous node process."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
+
+from node.base.alarm import Alarm
 
 # Seconds between two lines.
 PERIOD = 600.0
@@ -22,7 +24,7 @@ class LimitedWarning:
         self._count = 0
         self._addresses: set[str] = set()
         self._quiet_until = 0.0
-        self._call: IDelayedCall | None = None
+        self._alarm = Alarm(reactor, self.sum_up)
 
     def happened(self, address: str = "") -> None:
         """Log an event that this address caused, or count it if the last line is too recent."""
@@ -34,14 +36,11 @@ class LimitedWarning:
         self._count += 1
         if address and len(self._addresses) < _ADDRESSES:
             self._addresses.add(address)
-        if self._call is None:
-            self._call = self._reactor.callLater(self._quiet_until - now, self.sum_up)
+        self._alarm.within(self._quiet_until - now)
 
     def sum_up(self) -> None:
         """Log how many events were counted; the next line comes after another `PERIOD`."""
-        if self._call is not None and self._call.active():
-            self._call.cancel()
-        self._call = None
+        self._alarm.cancel()
         if self._count:
             self._warn(
                 "{what}: {count} more from {addresses} addresses, not logged one by one",

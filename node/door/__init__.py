@@ -1,1 +1,1 @@
-"""Accepts the connections of both protocols: TLS, limits, deadlines, HTTP/2 frames, delivery of replies."""
+"""The ports of both protocols: TLS, limits and deadlines, and how bytes become calls and replies."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from node.http2 import PREFIX
+from node.http2.messages import Messages
 
 # Bytes of all bodies together. A body smaller than `SMALL` costs no more than the call itself, and is not counted.
 BUDGET = 256 * 1024 * 1024
@@ -33,16 +31,13 @@ class Bodies:
         self.taken -= count
 
 
-@dataclass
-class _Stream:
-    """One stream: the bytes that are `left` of the current message, and the bytes reserved for it."""
+class _Stream(Messages):
+    """One stream, and the bytes reserved for its current message."""
 
-    prefix: bytes = b""
-    left: int = 0
-    held: int = 0
+    held = 0
 
 
-class Messages:
+class Requests:
     """Reserves memory for the requests of one connection: for each stream's last message, until the stream is answered.
 
     Nothing is reserved for clients that have not shown a key: their calls are refused at the headers. `refused` are the
@@ -58,18 +53,9 @@ class Messages:
     def data(self, stream: int, payload: memoryview) -> None:
         """Take the next bytes of an unanswered stream."""
         one = self._streams.setdefault(stream, _Stream())
-        while payload:
-            if one.left:
-                size = min(one.left, len(payload))
-                one.left -= size
-            else:
-                size = PREFIX.size - len(one.prefix)
-                one.prefix += payload[:size]
-                if len(one.prefix) == PREFIX.size:
-                    one.left = int.from_bytes(one.prefix[1:])
-                    one.prefix = b""
-                    self._hold(stream, one, one.left)
-            payload = payload[size:]
+        for found in one.split(payload):
+            if isinstance(found, int):
+                self._hold(stream, one, found)
 
     def over(self, stream: int) -> None:
         """The stream is answered, or ended."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
-from node.door.frames import Frame
-from node.http2 import HEADER, PREFIX, Kind, framed, window_update
+from node.http2.frames import HEADER, Frame, Kind, framed, window_update
+from node.http2.messages import Messages
 
 # The mark of a stream with bundles. No protobuf message is like it: it would be a field without a number.
 BUNDLED = b"\0"
@@ -33,7 +32,8 @@ def bundle(messages: Iterable[bytes]) -> bytes:
 class Bundles:
     """Takes bundles apart in what gRPC's server writes to one connection. `open` are the unanswered streams.
 
-    `passed`: bytes of the server's that are done with. `wanted`: the server may write bundles. It may not if the
+    `frames` are those that begin in the last piece, as the client gets them. `between`: the client has whole frames
+    only. `passed`: bytes of the server's that are done with. `wanted`: the server may write bundles. It may not if the
     client's windows are smaller than `LEAST`: held and removed bytes could fill one, and the client, which never sees
     them, would not widen it.
     """
@@ -41,33 +41,43 @@ class Bundles:
     def __init__(self, open: AbstractSet[int]) -> None:
         self.wanted = True
         self.passed = 0
+        self.frames: list[Frame] = []
         self._open = open
+        # Bytes of the last frame that are still to come.
         self._skip = 0
         self._held = b""
         # Streams of which the server has sent at most a beginning of BUNDLED, with that beginning; and those with
         # bundles. A nearly full window cuts messages anywhere, so a possible beginning of the mark waits for its rest.
         self._fresh: dict[int, bytes] = {}
-        self._streams: dict[int, _Bundled] = {}
+        self._streams: dict[int, Messages] = {}
         # Removed bytes by stream: the client never sees them, so it does not widen the server's window for them.
         self._taken: Counter[int] = Counter()
 
     def feed(self, data: bytes) -> bytes:
         """Return what the client gets now. A frame that may have to be changed is held until it is whole."""
-        data = self._held + data
+        data, self.frames = self._held + data, []
         parts, begin, at, end = list[bytes](), 0, self._skip, len(data)
         while at + HEADER.size <= end:
             frame = Frame.at(data, at)
             after = at + HEADER.size + frame.length
-            if self._concerns(frame):
-                if after > end:
-                    break
-                parts += data[begin:at], self._inside(frame, data[at + HEADER.size : after])
+            if not self._concerns(frame):
+                self.frames.append(frame)
+            elif after > end:
+                break
+            else:
+                changed = self._inside(frame, data[at + HEADER.size : after])
+                self.frames += [frame] if changed else []
+                parts += data[begin:at], changed
                 begin = after
             at = after
         whole = min(at, end)
         self._held, self._skip = data[whole:], max(at - end, 0)
         self.passed += whole
         return b"".join((*parts, data[begin:whole]))
+
+    @property
+    def between(self) -> bool:
+        return not self._skip
 
     def over(self, stream: int) -> None:
         """The stream is answered, or given up."""
@@ -108,7 +118,7 @@ class Bundles:
         bundled = self._streams.get(frame.stream)
         if bundled is None:
             return self._first(frame, payload)
-        inside = bundled.inside(payload)
+        inside = b"".join(part for part in bundled.split(payload) if isinstance(part, bytes))
         self._take(frame.stream, len(payload) - len(inside))
         return frame._replace(length=len(inside)).header() + inside if inside or frame.flags else b""
 
@@ -117,7 +127,7 @@ class Bundles:
         begun = self._fresh.pop(frame.stream)
         mark = begun + payload
         if mark == _FIRST:
-            self._streams[frame.stream] = _Bundled()
+            self._streams[frame.stream] = Messages()
             self._take(frame.stream, len(mark))
         elif _FIRST.startswith(mark) and not frame.flags:
             self._fresh[frame.stream] = mark
@@ -129,27 +139,3 @@ class Bundles:
     def _take(self, stream: int, size: int) -> None:
         for place in (_CONNECTION, stream) if size else ():
             self._taken[place] += size
-
-
-@dataclass
-class _Bundled:
-    """A stream with bundles: the received part of the current bundle's prefix, and the bytes left of the bundle."""
-
-    prefix: bytes = b""
-    left: int = 0
-
-    def inside(self, payload: bytes) -> bytes:
-        """Return these bytes without the prefixes of bundles."""
-        kept = []
-        while payload:
-            if self.left:
-                size = min(self.left, len(payload))
-                kept.append(payload[:size])
-                self.left -= size
-            else:
-                size = PREFIX.size - len(self.prefix)
-                self.prefix += payload[:size]
-                if len(self.prefix) == PREFIX.size:
-                    self.prefix, self.left = b"", PREFIX.unpack(self.prefix)[1]
-            payload = payload[size:]
-        return b"".join(kept)

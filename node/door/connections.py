@@ -1,23 +1,23 @@
-"""All open connections of both protocols: each has a place, a deadline and an address."""
+"""All open connections of both protocols: how many there may be, and which one is closed for a new one."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
-from typing import Any, Protocol
+from typing import Any
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
 
+from node.api.methods import MAX_BODY
 from node.base.limited_warning import LimitedWarning
 from node.base.logs import Logger
 from node.door.bodies import BUDGET, Bodies
+from node.door.connection import Connection
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.headings import Knows
-from node.door.places import Places
 
 # Seconds after which a client that acknowledges nothing, or reads nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
@@ -45,7 +45,7 @@ class Limits:
     body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for a
     connection on which everything is answered. `linger` is for a refused client: it may still send, so that a reset
     does not destroy the answer before it is read. `strangers` is the number of connections without a key from one
-    address. `bodies` is the number of bytes of all bodies together.
+    address. `bodies` is the number of bytes of all bodies together, `max_body` that of one REST body.
     """
 
     deadline: float = 10.0
@@ -56,91 +56,7 @@ class Limits:
     max_connections: int = 512
     strangers: int = 256
     bodies: int = BUDGET
-
-
-class Session(Protocol):
-    """The protocol of one connection: knows the calls under way, and can end the connection gracefully.
-
-    `relayed`: gRPC's server answers the calls, and sends GOAWAY when it stops.
-    """
-
-    @property
-    def relayed(self) -> bool: ...
-    def hold(self) -> None:
-        """Begin no further call, as far as the protocol allows."""
-
-    def finish(self, now: bool, streams: bool) -> bool:
-        """End the connection if nothing is under way. Returns whether no call waits for an answer here.
-
-        `now`: end it also if a request has not arrived completely. `streams`: end it also if streams are open.
-        """
-
-
-class Connection:
-    """One connection. Its one timer runs while the node waits for the client, and not while the node answers.
-
-    `secured`: the TLS handshake is done. `known`: the client has shown a key. `idle`: all its requests are answered.
-    `over`: the connection was cut or lost; further events are ignored. `since`: when it was accepted.
-    """
-
-    def __init__(self, connections: Connections, transport: Any) -> None:
-        self._connections = connections
-        self._timer: IDelayedCall | None = None
-        self._action: Callable[[], None] = self.cut
-        self.transport = transport
-        self.peer = transport.getPeer()
-        host = str(getattr(self.peer, "host", ""))
-        self.network = network(host)
-        # For logs; a dual-stack listener has IPv4 addresses in IPv6's form.
-        self.address = host.removeprefix("::ffff:")
-        self.known = False
-        self.secured = False
-        self.idle = False
-        self.idle_since = 0.0
-        self.since = connections.reactor.seconds()
-        self.session: Session | None = None
-        self.over = False
-
-    def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
-        """Start the timer: call `action` after this many seconds. Replaces the timer before it."""
-        self.disarm()
-        if not self.over:
-            self.idle, self._action = idle, action
-            self._timer = self._connections.reactor.callLater(seconds, self._due)
-
-    def arm_instead(self, action: Callable[[], None]) -> None:
-        """Call this instead when the running timer fires."""
-        self._action = action
-
-    def disarm(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
-        self.idle = False
-
-    def rest(self, action: Callable[[], None]) -> None:
-        """Everything is answered: call `action` if no request comes within the idle limit."""
-        self.idle_since = self._connections.reactor.seconds()
-        self.arm(self._connections.limits.idle, action, idle=True)
-
-    def rested(self, since: float) -> bool:
-        """Whether all requests were answered before that time; a connection without a key only has to be older."""
-        return (self.idle and self.idle_since < since) or (not self.known and self.since < since)
-
-    def cut(self) -> None:
-        """Abort the connection at once, without an answer."""
-        self.disarm()
-        self.over = True
-        self.transport.abortConnection()
-
-    def leave(self) -> None:
-        """The connection is lost: give its place up."""
-        self.disarm()
-        self.over = True
-        self._connections.left(self)
-
-    def _due(self) -> None:
-        self._action()
+    max_body: int = MAX_BODY
 
 
 class Connections:
@@ -155,18 +71,24 @@ class Connections:
         self.reactor = reactor
         self.knows = knows
         self.limits = limits
-        self.places: Places[Connection] = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
         self.bodies = Bodies(limits.bodies)
         self.handshakes = LimitedWarning(reactor, self.log.warn, "a TLS handshake failed")
-        self._by_link: dict[Any, Connection] = {}
+        limit = f"connection limit ({limits.max_connections}) reached"
+        self._full = LimitedWarning(
+            reactor, self.log.warn, f"{limit}; each new one closes one without a key, or an idle one"
+        )
+        limit = f"{limits.strangers} connections without a key from one address; each new one closes one"
+        self._crowded = LimitedWarning(reactor, self.log.warn, limit)
+        # By TCP transport, oldest first.
+        self._open: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:
-        return iter(tuple(self.places))
+        return iter(tuple(self._open.values()))
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._open)
 
     def enter(self, transport: Any) -> Connection:
         """Return the connection of this transport, or of the one below it; from here on it is ended by this transport.
@@ -174,16 +96,57 @@ class Connections:
         The first call takes a place; without a free one the connection is cut.
         """
         link = tcp(transport)
-        connection = self._by_link.get(link)
+        connection = self._open.get(link)
         if connection is None:
-            connection = Connection(self, transport)
+            connection = Connection(self.reactor, transport, self._left)
             self._admit(connection, link)
         connection.transport = transport
         return connection
 
-    def left(self, connection: Connection) -> None:
-        self.places.leave(connection)
-        self._by_link.pop(tcp(connection.transport), None)
+    def _admit(self, connection: Connection, link: Any) -> None:
+        """Admit a connection, if need be by cutting one that is worth less; cut it if there is no such one."""
+        spare = self._crowding(connection)
+        if spare is not None:
+            self._crowded.happened(connection.address)
+        elif len(self._open) >= self.limits.max_connections:
+            self._full.happened(connection.address)
+            spare = self._spare()
+            if spare is None:
+                connection.cut()
+                return
+        if spare is not None:
+            self._left(spare)
+            spare.cut()
+        self._open[link] = connection
+        _notice_death(link)
+        connection.arm(self.limits.deadline, connection.cut)
+
+    def _left(self, connection: Connection) -> None:
+        self._open.pop(tcp(connection.transport), None)
+
+    def _crowding(self, newcomer: Connection) -> Connection | None:
+        """A connection without a key from the newcomer's address, if that address has as many as allowed."""
+        crowd = [one for one in self._open.values() if one.network == newcomer.network and not one.known]
+        return _stranger(crowd) if len(crowd) >= self.limits.strangers else None
+
+    def _spare(self) -> Connection | None:
+        """A connection without a key, otherwise the one that has been idle for longest."""
+        idle = (connection for connection in self._open.values() if connection.idle)
+        return _stranger(self._open.values()) or min(idle, key=lambda one: one.idle_since, default=None)
+
+    def sum_up(self) -> None:
+        """Log the rate-limited warnings that were only counted."""
+        for part in (self.handshakes, self.guesses, self._full, self._crowded):
+            part.sum_up()
+
+    # The node's end
+
+    def disconnect(self) -> None:
+        """Abort every connection when the node ends: log streams never end by themselves."""
+        self.deliveries.close()
+        self.sum_up()
+        for connection in self:
+            connection.transport.abortConnection()
 
     async def dismiss(self) -> None:
         """Close HTTP/1.1 connections when the node ends: at once if idle for `LAST` seconds, else with the next reply.
@@ -199,13 +162,6 @@ class Connections:
             return all(ended)
 
         await self._until(over, 2 * LAST)
-
-    def disconnect(self) -> None:
-        """Abort every connection when the node ends: log streams never end by themselves."""
-        self.deliveries.close()
-        self.sum_up()
-        for connection in self:
-            connection.transport.abortConnection()
 
     async def finish(self, seconds: float, idle: Callable[[], bool]) -> None:
         """Let calls under way be answered, for at most this many seconds; then end each connection gracefully.
@@ -253,29 +209,11 @@ class Connections:
         while not condition() and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, LOOK)
 
-    def sum_up(self) -> None:
-        """Log the rate-limited warnings that were only counted."""
-        for part in (self.handshakes, self.guesses, self.places):
-            part.sum_up()
 
-    def _admit(self, connection: Connection, link: Any) -> None:
-        if self.places.admit(connection):
-            self._by_link[link] = connection
-            _notice_death(link)
-            connection.arm(self.limits.deadline, connection.cut)
-        else:
-            connection.cut()
-
-
-def network(host: str) -> str:
-    """Return what counts as one address: for IPv6 its first 64 bits, which a customer has at least."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:  # no IP address: a transport of a test, or none
-        return host
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or int(address) >> 64)
-    return str(address)
+def _stranger(connections: Iterable[Connection]) -> Connection | None:
+    """The oldest connection whose TLS handshake is not done, otherwise the oldest one without a key."""
+    strangers = [connection for connection in connections if not connection.known]
+    return next((one for one in strangers if not one.secured), next(iter(strangers), None))
 
 
 def _notice_death(link: Any) -> None:

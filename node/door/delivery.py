@@ -18,11 +18,12 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport
 from twisted.python.failure import Failure
 
+from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.base.waiting import fire
 
@@ -93,23 +94,28 @@ class Deliveries:
             failed.callback(fire, delivered, False)
             transport = request.channel.transport
             begin = written(transport)
-            # A duplicate: the transport closes its own before it reports that the connection is lost.
-            link = tcp(transport).getHandle().dup()
-            failed.callback(link.close)
             request.write(body)
             end = written(transport)
             # More than the body is written, the headers at least; an ending connection takes nothing.
             if end - begin > len(body):
                 failed.pop_all()
-                self._watch(transport, link, end, delivered)
+                self.watch(transport, end, delivered)
 
     def watch(self, transport: Any, end: int, delivered: Deferred[bool]) -> None:
         """Fire `delivered` when it is known whether the stream was delivered up to position `end`: see `written`."""
         with ExitStack() as failed:
             failed.callback(fire, delivered, False)
+            # A duplicate: the transport closes its own before it reports that the connection is lost.
             link = tcp(transport).getHandle().dup()
             failed.pop_all()
-            self._watch(transport, link, end, delivered)
+
+        def over(_: object) -> None:
+            del self._under_way[delivery]
+            link.close()
+
+        delivery = Delivery(self._reactor, lambda: progress(link), end, delivered)
+        self._under_way[delivery] = transport
+        delivered.addCallback(over)
 
     @property
     def under_way(self) -> bool:
@@ -118,33 +124,26 @@ class Deliveries:
 
     def when_known(self, transport: Any, act: Callable[[], object]) -> None:
         """Call `act` as soon as no delivery on this transport is being watched."""
-        waiting = [delivery for delivery, of in self._under_way.items() if of is transport]
-        if waiting:
+        if waiting := self._of(transport):
             waiting[-1].delivered.addCallback(lambda _: self.when_known(transport, act))
         else:
             act()
 
     def lost(self, transport: Any, reason: Failure) -> None:
         """The connection of this transport is lost. Unless it was aborted, the kernel may still be delivering."""
-        for delivery in [one for one, of in self._under_way.items() if of is transport]:
+        for delivery in self._of(transport):
             if reason.check(ConnectionAborted):
                 delivery.give_up()
             else:
                 delivery.lost(short=queued(tcp(transport)) > 0)
 
+    def _of(self, transport: Any) -> list[Delivery]:
+        return [delivery for delivery, of in self._under_way.items() if of is transport]
+
     def close(self) -> None:
         """The node ends: decide all deliveries by what is known now."""
         for delivery in tuple(self._under_way):
             delivery.give_up()
-
-    def _watch(self, transport: Any, link: socket.socket, end: int, delivered: Deferred[bool]) -> None:
-        def over(_: object) -> None:
-            del self._under_way[delivery]
-            link.close()
-
-        delivery = Delivery(self._reactor, lambda: progress(link), end, delivered)
-        self._under_way[delivery] = transport
-        delivered.addCallback(over)
 
 
 class Delivery:
@@ -155,15 +154,15 @@ class Delivery:
     def __init__(
         self, reactor: IReactorTime, look: Callable[[], Progress], end: int, delivered: Deferred[bool]
     ) -> None:
-        self._reactor = reactor
         self._look = look
         self._end = end
         self.delivered = delivered
         self._lost = False
         self._pause = FIRST_LOOK
-        self._timer: IDelayedCall = reactor.callLater(self._pause, self._again)
-        # Stops the timer, also when the node's end fires it.
-        delivered.addCallback(self._stop)
+        self._alarm = Alarm(reactor, self._again)
+        self._alarm.set(self._pause)
+        # Also when the node's end fires it.
+        delivered.addCallback(lambda _: self._alarm.cancel())
 
     def lost(self, short: bool) -> None:
         """The connection is lost: the kernel gets no more bytes. `short`: it did not get all that were written.
@@ -181,13 +180,9 @@ class Delivery:
 
     def _again(self) -> None:
         """Poll. It ends in any case: the kernel ends a connection that makes no progress (`connections.DEAD_AFTER`)."""
-        self._timer = self._reactor.callLater(self._pause, self._again)
+        self._alarm.set(self._pause)
         self._pause = min(2 * self._pause, LAST_LOOK)
         self._decide()
-
-    def _stop(self, _: object) -> None:
-        if self._timer.active():
-            self._timer.cancel()
 
     def _decide(self) -> None:
         """Fire `delivered` if the outcome is known, once."""

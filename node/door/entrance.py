@@ -1,9 +1,7 @@
-"""The listeners of both ports. The first bytes of a connection decide its protocol, whichever port it came to."""
+"""The first bytes of a connection decide its protocol, whichever port it came to."""
 
 from __future__ import annotations
 
-import os
-import socket
 from typing import Any
 
 from twisted.internet.interfaces import IAddress, IHandshakeListener, IOpenSSLServerConnectionCreator
@@ -14,12 +12,8 @@ from zope.interface import implementer
 
 from node.door.connections import Connections
 from node.door.relay import Relay
-from node.door.sockets import Port
 from node.door.upstream import Upstream
-from node.http2 import PREFACE
-
-# Connections that may wait to be accepted; the kernel drops the SYN of further ones, which retry after a second.
-BACKLOG = 1024
+from node.http2.frames import PREFACE
 
 
 class Entrance(Factory):
@@ -29,30 +23,15 @@ class Entrance(Factory):
 
     def __init__(self, connections: Connections, site: Any, upstream: Upstream) -> None:
         self.connections = connections
-        self._site = site
-        self._upstream = upstream
+        self.site = site
+        self.upstream = upstream
 
     def buildProtocol(self, addr: IAddress | None) -> ProtocolDetector:
         return ProtocolDetector(self, addr)
 
-    def listen(
-        self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator, held: int | None = None
-    ) -> Port:
-        """Listen on a port. `held`: descriptor of a socket that listens there already. Raises `CannotListenError`."""
-        factory = PlainFactory(self.connections, context, self)
-        if held is None:
-            listening = Port(port, factory, BACKLOG, interface, reactor)
-        else:
-            with socket.socket(fileno=os.dup(held)) as there:
-                listening = Port._fromListeningDescriptor(reactor, held, there.family, factory)
-        listening.startListening()
-        return listening
-
-    def http_1(self, address: IAddress | None) -> Any:
-        return self._site.buildProtocol(address)
-
-    def http_2(self) -> Relay:
-        return Relay(self.connections, self._upstream)
+    def secured(self, context: IOpenSSLServerConnectionCreator) -> PlainFactory:
+        """Return the factory for a port, with TLS."""
+        return PlainFactory(self.connections, TLSMemoryBIOFactory(context, False, self))
 
 
 class PlainFactory(Factory):
@@ -60,70 +39,32 @@ class PlainFactory(Factory):
 
     noisy = False
 
-    def __init__(self, connections: Connections, context: IOpenSSLServerConnectionCreator, entrance: Entrance) -> None:
+    def __init__(self, connections: Connections, tls: TLSMemoryBIOFactory) -> None:
         self.connections = connections
-        self.tls = TLSMemoryBIOFactory(context, False, entrance)
+        self.tls = tls
 
     def buildProtocol(self, addr: IAddress | None) -> AwaitFirstByte:
         return AwaitFirstByte(self, addr)
 
 
-class AwaitFirstByte(Protocol):
-    """Waits for the first byte of a connection, then starts TLS and passes everything on to it."""
+class _Passing(Protocol):
+    """Enters the connection, and passes all on to the `_inner` protocol as soon as the bytes have decided on it."""
 
     transport: Any
+    _inner: Any = None
 
-    def __init__(self, factory: PlainFactory, address: IAddress | None) -> None:
+    def __init__(self, factory: Any, address: IAddress | None) -> None:
         self._factory = factory
         self._address = address
-        self._tls: Any = None
 
     def connectionMade(self) -> None:
-        self._connection = self._factory.connections.enter(self.transport)
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._tls is None:
-            self._tls = self._factory.tls.buildProtocol(self._address)
-            self._tls.makeConnection(self.transport)
-        self._tls.dataReceived(data)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self._tls is not None:
-            if not self._connection.secured:
-                self._factory.connections.handshakes.happened(self._connection.address)
-            self._tls.connectionLost(reason)
-        else:
-            self._connection.leave()
-
-
-@implementer(IHandshakeListener)
-class ProtocolDetector(Protocol):
-    """Decides by the first decrypted bytes of a connection whether it speaks HTTP/2, then passes everything on.
-
-    It ignores ALPN: some deployed clients offer only h2, and then speak HTTP/1.1.
-    """
-
-    transport: Any
-
-    def __init__(self, entrance: Entrance, address: IAddress | None) -> None:
-        self._entrance = entrance
-        self._address = address
-        self._begun = b""
-        self._inner: Any = None
-
-    def connectionMade(self) -> None:
-        self.connection = self._entrance.connections.enter(self.transport)
-
-    def handshakeCompleted(self) -> None:
-        self.connection.secured = True
+        self.connection = self._factory.connections.enter(self.transport)
 
     def dataReceived(self, data: bytes) -> None:
         if self._inner is not None:
             self._inner.dataReceived(data)
-            return
-        self._begun += data
-        if len(self._begun) >= len(PREFACE) or not PREFACE.startswith(self._begun):
-            self._decide()
+        else:
+            self._decide(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._inner is not None:
@@ -131,9 +72,48 @@ class ProtocolDetector(Protocol):
         else:
             self.connection.leave()
 
-    def _decide(self) -> None:
-        begun, self._begun = self._begun, b""
-        http_2 = begun.startswith(PREFACE)
-        self._inner = self._entrance.http_2() if http_2 else self._entrance.http_1(self._address)
-        self._inner.makeConnection(self.transport)
-        self._inner.dataReceived(begun)
+    def _decide(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def _pass_to(self, inner: Any, data: bytes) -> None:
+        self._inner = inner
+        inner.makeConnection(self.transport)
+        inner.dataReceived(data)
+
+
+class AwaitFirstByte(_Passing):
+    """Waits for the first byte of a connection, then starts TLS."""
+
+    _factory: PlainFactory
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._inner is not None and not self.connection.secured:
+            self._factory.connections.handshakes.happened(self.connection.address)
+        super().connectionLost(reason)
+
+    def _decide(self, data: bytes) -> None:
+        self._pass_to(self._factory.tls.buildProtocol(self._address), data)
+
+
+@implementer(IHandshakeListener)
+class ProtocolDetector(_Passing):
+    """Decides by the first decrypted bytes of a connection whether it speaks HTTP/2.
+
+    It ignores ALPN: some deployed clients offer only h2, and then speak HTTP/1.1.
+    """
+
+    _factory: Entrance
+    _begun = b""
+
+    def handshakeCompleted(self) -> None:
+        self.connection.secured = True
+
+    def _decide(self, data: bytes) -> None:
+        begun = self._begun = self._begun + data
+        if len(begun) < len(PREFACE) and PREFACE.startswith(begun):
+            return
+        self._begun = b""
+        if begun.startswith(PREFACE):
+            self._pass_to(Relay(self._factory.connections, self._factory.upstream), begun)
+        else:
+            self._pass_to(self._factory.site.buildProtocol(self._address), begun)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.limited_warning import LimitedWarning
 from node.base.logs import Logger
+from node.door.bucket import Bucket, Rate
+from node.door.connection import Connection
 
 # Wrong keys of one address that are answered at once, and how many more each second; and the delay of further answers
 # in seconds. A delayed client's connection counts as one without a key, which a newcomer may replace.
-AT_ONCE = (60, 1.0)
+LIMIT = Rate(60, 1.0)
 LATE = 3.0
 # Addresses that are remembered: the last ones that sent wrong keys.
 REMEMBERED = 4096
-
-
-class Connection(Protocol):
-    """`network` is what counts as its address, `address` is for logs."""
-
-    @property
-    def network(self) -> str: ...
-    @property
-    def address(self) -> str: ...
 
 
 class Guesses:
@@ -34,8 +26,7 @@ class Guesses:
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        # By network: the tokens that were left, and when that was.
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._keys = LimitedWarning(reactor, self.log.warn, "a request with a wrong key or none")
         self._late = LimitedWarning(
             reactor, self.log.warn, "many wrong keys from one address; answers to it are delayed"
@@ -44,13 +35,12 @@ class Guesses:
     def wrong(self, connection: Connection) -> float:
         """Count a request with a wrong key or none. Returns the seconds by which to delay its answer."""
         self._keys.happened(connection.address)
-        now, (size, rate) = self._reactor.seconds(), AT_ONCE
-        left, at = self._left.pop(connection.network, (float(size), now))
-        left = min(size, left + (now - at) * rate)
-        self._left[connection.network] = (max(left - 1, 0.0), now)
-        if len(self._left) > REMEMBERED:
-            self._left.popitem(last=False)
-        if left >= 1:
+        now = self._reactor.seconds()
+        bucket = self._buckets.setdefault(connection.network, Bucket(LIMIT, now))
+        self._buckets.move_to_end(connection.network)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        if bucket.take(1, now):
             return 0.0
         self._late.happened(connection.address)
         return LATE

@@ -11,24 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder
 
-from node.door.frames import Frame
-from node.http2 import END_HEADERS, PRIORITY, Kind
+from node.http2.frames import END_HEADERS, Frame, Kind, Violation, plain
+from node.http2.headers import decode
 
 # Bytes of a block, unpacked; gRPC accepts fewer.
 UNPACKED = 64 * 1024
-# Bytes of the priority fields before the block: a stream dependency and a weight.
-_PRIORITY = 5
-# The fields that carry a key.
-_AUTHORIZATION, _X_API_KEY = b"authorization", b"x-api-key"
 # Keys of one request that are compared here; clients send one or two. With more, only gRPC's server checks them.
 _KEYS = 4
 Knows: TypeAlias = Callable[[Sequence[str], Sequence[str]], bool]
-
-
-class BadHeadings(Exception):
-    """The headers cannot be decoded, or a field that gRPC takes for text is not text."""
 
 
 class Headings:
@@ -45,35 +37,24 @@ class Headings:
         self._block = b""
 
     def read(self, frame: Frame, payload: memoryview) -> None:
-        """Take the next part of a HEADERS or CONTINUATION frame. Raises `BadHeadings`."""
+        """Take the next part of a HEADERS or CONTINUATION frame. Raises `Violation`."""
         self._payload += payload
         if len(self._payload) < frame.length:
             return
         whole, self._payload = self._payload, b""
-        self._block += _stripped(whole, frame.flags) if frame.kind == Kind.HEADERS else whole
+        self._block += plain(frame.kind, frame.flags, whole) if frame.kind == Kind.HEADERS else whole
         if frame.flags & END_HEADERS:
             block, self._block = self._block, b""
-            self._judge(block)
+            self._judge(decode(self._decoder, block))
 
-    def _judge(self, block: bytes) -> None:
-        try:
-            fields = self._decoder.decode(block, raw=True)
-        except HPACKError as error:
-            raise BadHeadings(f"the headers cannot be decoded: {error}") from error
+    def _judge(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
+        """Raises `Violation` if a field that gRPC takes for text is not text."""
         for name, value in fields:
             if name.startswith(b":") and not value.isascii():
-                raise BadHeadings("a pseudo-header of the request is not ASCII")
-        authorization, keys = _values(fields, _AUTHORIZATION), _values(fields, _X_API_KEY)
+                raise Violation("a pseudo-header of the request is not ASCII")
+        authorization, keys = _values(fields, b"authorization"), _values(fields, b"x-api-key")
         self.shown = len(authorization) + len(keys) <= _KEYS and self._knows(authorization, keys)
 
 
 def _values(fields: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
     return [value.decode("utf-8", "surrogateescape") for name, value in fields if name == wanted]
-
-
-def _stripped(payload: bytes, flags: int) -> bytes:
-    """Return the block of a HEADERS frame without its priority fields. `manners` refuses padding."""
-    begin = _PRIORITY if flags & PRIORITY else 0
-    if begin > len(payload):
-        raise BadHeadings("a HEADERS frame is shorter than its priority fields")
-    return payload[begin:]

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import array
-import fcntl
-import termios
 from collections import deque
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
+from node.base.alarm import Alarm
 from node.base.waiting import fire
-from node.door.bodies import AGAIN, Messages
-from node.door.connections import Connection, Connections
+from node.door.bodies import AGAIN
+from node.door.connection import Connection
+from node.door.connections import Connections
 from node.door.delivery import tcp, written
-from node.door.frames import goaway, trailers
-from node.door.manners import Manners, Unmannerly
-from node.door.upstream import Upstream
-from node.http2 import Code, Kind, frame, reset
+from node.door.manners import Manners
+from node.door.upstream import Client, Server, Upstream
+from node.http2.frames import Code, Kind, Violation, frame, goaway, reset
+from node.http2.headers import trailers
 
 # Seconds until the next attempt to connect, while a failed server is being replaced.
 RETRY = 0.02
 # Seconds in which a client that broke a limit may read the GOAWAY.
 FAREWELL = 1.0
-# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch.
-FEW = 8
-LARGE = 16 * 1024
-GATHER = 0.005
 # Trailers for a call that the budget for bodies has no room for: RESOURCE_EXHAUSTED, and milliseconds until a retry.
 _CROWDED = {
     "grpc-status": "8",
     "grpc-message": "too many large bodies are under way at once; send this again in a second",
     "grpc-retry-pushback-ms": f"{AGAIN * 1000:.0f}",
 }
-
-
 # Trailers for a call that is still open when another node process takes over: UNAVAILABLE.
 _SUCCEEDED = {
     "grpc-status": "14",
@@ -47,7 +38,7 @@ _SUCCEEDED = {
 }
 
 
-class Relay(Protocol):
+class Relay(Protocol, Client):
     """The client's side of the relay, from the preface on."""
 
     transport: Any
@@ -57,10 +48,10 @@ class Relay(Protocol):
         self._connections = connections
         self._upstream = upstream
         self._now = connections.reactor.seconds
-        self._manners = Manners(self._now(), connections.knows, Messages(connections.bodies))
+        self._manners = Manners(self._now(), connections.knows, connections.bodies)
         # Frames of the door's own for either side; they wait for the end of the frame that is being passed on.
         self._for_client = self._for_server = b""
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._held: list[bytes] = []
         # Replies that the server has written and the relay has not: their end in the server's stream, and the waiter.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
@@ -72,11 +63,12 @@ class Relay(Protocol):
         self._leaving = False
         # The client's bytes are no longer read.
         self._deaf = False
-        self._held_back: IDelayedCall | None = None
+        self._held_back = Alarm(connections.reactor, self._go_on)
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
         self.connection.session = self
+        self.address = self.connection.address
         self._write = _writer(self.transport)
         tcp(self.transport).at_once = True
         self._connect()
@@ -87,7 +79,7 @@ class Relay(Protocol):
         asked = self._manners.last
         try:
             self._manners.received(data, self._now(), self.connection.known)
-        except Unmannerly as error:
+        except Violation as error:
             self._refuse(error)
             return
         if self._manners.shown:
@@ -127,21 +119,17 @@ class Relay(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._held_back = None
+        self._held_back.cancel()
         if self._server is not None:
             self._server.leave()
         for _, delivered in self._marks:
             fire(delivered, False)
         self._marks.clear()
-        self._manners.messages.close()
+        self._manners.requests.close()
         self._connections.deliveries.lost(self.transport, reason)
 
     def reply(self, data: bytes) -> None:
-        """Pass the server's bytes on to the client."""
-        data = self._manners.bundles.feed(data)
-        replies = self._manners.sent(data)
+        data, replies = self._manners.sent(data)
         self._look_after()
         self._write(data)
         if replies:
@@ -153,12 +141,10 @@ class Relay(Protocol):
             self._server.transport.write(self._manners.bundles.give_back())
 
     def server_lost(self) -> None:
-        """The server has closed the connection, after its own GOAWAY."""
         if not self._leaving:
             self._close()
 
     def show_key(self) -> None:
-        """gRPC's server has begun a request with a key; its message is complete."""
         if not (self._served or self.connection.over or self._leaving):
             self._served = True
             self._know()
@@ -170,15 +156,11 @@ class Relay(Protocol):
         """The client has shown a key, to the door or to gRPC's server."""
         if not self.connection.known:
             self.connection.known = True
-            self._manners.messages.count()
+            self._manners.requests.count()
 
     @property
     def takes_bundles(self) -> bool:
         return self._manners.bundles.wanted
-
-    @property
-    def address(self) -> str:
-        return self.connection.address
 
     @property
     def _passed(self) -> int:
@@ -186,21 +168,19 @@ class Relay(Protocol):
         return self._manners.bundles.passed
 
     def refused(self) -> None:
-        """A request had a wrong key or none. After many, the relay passes nothing on for a while, either way."""
+        """After many wrong keys, the relay passes nothing on for a while, either way."""
         late = self._connections.guesses.wrong(self.connection)
-        if late and self._server is not None and self._held_back is None and not self.connection.known:
+        if late and self._server is not None and not (self._held_back.pending or self.connection.known):
             self.transport.pauseProducing()
             self._server.pauseProducing()
-            self._held_back = self._connections.reactor.callLater(late, self._go_on)
+            self._held_back.set(late)
 
     def _go_on(self) -> None:
-        self._held_back = None
         if self._server is not None and not (self._leaving or self.connection.over):
             self._server.resumeProducing()
             self.transport.resumeProducing()
 
     def watch(self, delivered: Deferred[bool]) -> None:
-        """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
         if self._server is None:
             fire(delivered, False)
             return
@@ -210,9 +190,8 @@ class Relay(Protocol):
     def _connect(self) -> None:
         if self.connection.over or self._leaving:
             return
-        server = _Server(self, self._upstream, self._connections.reactor)
         try:
-            server.connect()
+            server = self._upstream.connect(self)
         except OSError:
             # There will be a server again in some milliseconds; the deadline keeps running.
             self.transport.pauseProducing()
@@ -227,7 +206,7 @@ class Relay(Protocol):
 
     def _look_for_room(self) -> None:
         """Refuse calls whose messages the budget has no room for, and reset them at gRPC's server."""
-        refused = self._manners.messages.refused
+        refused = self._manners.requests.refused
         while refused:
             stream = refused.pop()
             if stream not in self._manners.open:
@@ -279,7 +258,7 @@ class Relay(Protocol):
         else:
             connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
 
-    def _refuse(self, error: Unmannerly) -> None:
+    def _refuse(self, error: Violation) -> None:
         self._leave(error.code)
         # Unread data fills the client's own buffers.
         self.transport.pauseProducing()
@@ -304,91 +283,6 @@ class Relay(Protocol):
         self.transport.resumeProducing()
         self.connection.arm(self._connections.limits.linger, self.connection.cut)
         self.transport.loseConnection()
-
-
-@implementer(IPushProducer)
-class _Server(Protocol):
-    """The server's side of the relay, for one client.
-
-    gRPC's server writes each message of a stream alone, and a reactor turn for each costs more than the rest of the
-    work. So when small pieces keep coming and the client has made no new call, they are batched for a moment.
-    """
-
-    transport: Any
-
-    def __init__(self, relay: Relay, upstream: Upstream, reactor: IReactorTime) -> None:
-        self._relay: Relay | None = relay
-        self._upstream = upstream
-        self._reactor = reactor
-        self._name = ""
-        self._pieces = 0
-        self._client_is_full = False
-        self._gathering: IDelayedCall | None = None
-
-    def connect(self) -> None:
-        """Connect to gRPC's server. Raises `OSError`."""
-        assert self._relay is not None
-        self._name = self._upstream.connect(self._relay, self)
-
-    def waiting(self) -> int:
-        """Return the number of the server's bytes that were not read yet."""
-        if not self.transport.connected:
-            return 0
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self.transport.getHandle(), termios.FIONREAD, waiting)
-        return waiting[0]
-
-    def dataReceived(self, data: bytes) -> None:
-        if self._relay is None:
-            return
-        self._relay.reply(data)
-        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
-        if self._pieces > FEW and self._gathering is None and not self._client_is_full:
-            self.transport.pauseProducing()
-            self._gathering = self._reactor.callLater(GATHER, self._gathered)
-
-    def hurry(self) -> None:
-        """The client has made a call: end the batch."""
-        self._pieces = 0
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathered()
-
-    def pauseProducing(self) -> None:
-        self._client_is_full = True
-        self.transport.pauseProducing()
-
-    def resumeProducing(self) -> None:
-        self._client_is_full = False
-        if self._gathering is None:
-            self.transport.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """The client is gone; the relay's `connectionLost` handles it."""
-
-    def _gathered(self) -> None:
-        self._gathering = None
-        if not self._client_is_full:
-            self.transport.resumeProducing()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        relay = self._relay
-        self._gone()
-        if relay is not None:
-            relay.server_lost()
-
-    def leave(self) -> None:
-        """The client is gone, or is being closed; what it has sent still reaches the server."""
-        self._gone()
-        self.transport.unregisterProducer()
-        self.transport.loseConnection()
-
-    def _gone(self) -> None:
-        self._upstream.left(self._name)
-        self._relay = None
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
 
 
 def _writer(transport: Any) -> Any:

@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from OpenSSL import SSL
 from OpenSSL.crypto import X509
-from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 from zope.interface import implementer
 
-from node.base.file_watch import Files, FileWatch
+from node.base.file_watch import Files
 
 # The order of ALPN protocols on a port: the first one that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
@@ -259,10 +259,3 @@ class ContextFactory:
 
     def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: N803 - the interface's name
         return SSL.Connection(self._certificates.current.contexts[self._protocols], None)
-
-
-class CertificateWatch(FileWatch):
-    """Checks the files every `interval` seconds, and reloads them when they changed, as after a renewal."""
-
-    def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
-        super().__init__("a new certificate", certificates, reactor, interval)

@@ -2,41 +2,139 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import secrets
 import stat
+import termios
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
+from node.base.alarm import Alarm
 from node.base.sockets import dial
 from node.base.waiting import fire
 
 # Prefix of the server's socket files. Each has a new name: gRPC removes the file of a closed socket some time later.
 _NAME = "grpc."
+# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch.
+FEW = 8
+LARGE = 16 * 1024
+GATHER = 0.005
 
 
-class Client(Protocol):
-    """The connection of one client, for the server's side."""
+class Client:
+    """The connection of one client, for the server's side. This one is gone."""
 
-    @property
-    def address(self) -> str:
-        """The client's IP address."""
+    # Their IP address.
+    address = ""
 
     @property
     def takes_bundles(self) -> bool:
-        """Whether the door takes bundles of messages apart for them: see `node.door.bundles`."""
+        """Whether the relay takes bundles of messages apart for them: see `node.door.bundles`."""
+        return True
+
+    def reply(self, data: bytes) -> None:
+        """Pass the server's bytes on to the client."""
+
+    def server_lost(self) -> None:
+        """The server has closed the connection, after its own GOAWAY."""
 
     def show_key(self) -> None:
-        """A request had a valid key."""
+        """gRPC's server has begun a request with a key; its message is complete."""
 
     def refused(self) -> None:
         """A request had a wrong key or none."""
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
+        fire(delivered, False)
+
+
+_GONE = Client()
+
+
+@implementer(IPushProducer)
+class Server(Protocol):
+    """The connection to gRPC's server for one client.
+
+    gRPC's server writes each message of a stream alone, and a reactor turn for each costs more than the rest of the
+    work. So when small pieces keep coming and the client has made no new call, they are batched for a moment.
+    """
+
+    transport: Any
+
+    def __init__(self, client: Client, reactor: IReactorTime, left: Callable[[], object]) -> None:
+        """`left` is called when the client is gone."""
+        self._client = client
+        self._left = left
+        self._pieces = 0
+        self._client_is_full = False
+        self._gathering = Alarm(reactor, self._gathered)
+
+    def waiting(self) -> int:
+        """Return the number of the server's bytes that were not read yet."""
+        if not self.transport.connected:
+            return 0
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.transport.getHandle(), termios.FIONREAD, waiting)
+        return waiting[0]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._client is _GONE:
+            return
+        self._client.reply(data)
+        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
+        if self._pieces > FEW and not (self._gathering.pending or self._client_is_full):
+            self.transport.pauseProducing()
+            self._gathering.set(GATHER)
+
+    def hurry(self) -> None:
+        """The client has made a call: end the batch."""
+        self._pieces = 0
+        if self._gathering.pending:
+            self._gathering.cancel()
+            self._gathered()
+
+    def pauseProducing(self) -> None:
+        self._client_is_full = True
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._client_is_full = False
+        if not self._gathering.pending:
+            self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The client is gone; its `connectionLost` handles it."""
+
+    def _gathered(self) -> None:
+        if not self._client_is_full:
+            self.transport.resumeProducing()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        client = self._client
+        self._gone()
+        client.server_lost()
+
+    def leave(self) -> None:
+        """The client is gone, or is being closed; what it has sent still reaches the server."""
+        self._gone()
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+
+    def _gone(self) -> None:
+        self._left()
+        self._client = _GONE
+        self._gathering.cancel()
 
 
 class Upstream:
@@ -67,41 +165,18 @@ class Upstream:
         """The server listens on this path from now on."""
         self._path = path
 
-    def connect(self, client: Client, protocol: Any) -> str:
-        """Connect a protocol to the server for this client. Returns the client's peer name there. Raises `OSError`."""
+    def connect(self, client: Client) -> Server:
+        """Connect to the server for this client. Raises `OSError`."""
         if self._path is None:
             raise ConnectionRefusedError("the gRPC server does not listen yet")
         name = f"{self._prefix}{next(self._numbers)}"
-        dial(self._reactor, str(self._path), protocol, name).at_once = True
+        # The client's peer name there.
         peer = f"unix-abstract:{name}"
+        server = Server(client, self._reactor, lambda: self._clients.pop(peer, None))
+        dial(self._reactor, str(self._path), server, name).at_once = True
         self._clients[peer] = client
-        return peer
+        return server
 
-    def left(self, peer: str) -> None:
-        """The client is gone."""
-        self._clients.pop(peer, None)
-
-    def show_key(self, peer: str) -> None:
-        """A request of this client had a valid key."""
-        if (client := self._clients.get(peer)) is not None:
-            client.show_key()
-
-    def address(self, peer: str) -> str:
-        """Return the IP address of this client; empty if it is gone."""
-        return "" if (client := self._clients.get(peer)) is None else client.address
-
-    def takes_bundles(self, peer: str) -> bool:
-        """Whether the server may send this client bundles of messages."""
-        return (client := self._clients.get(peer)) is None or client.takes_bundles
-
-    def refused(self, peer: str) -> None:
-        """A request of this client had a wrong key or none."""
-        if (client := self._clients.get(peer)) is not None:
-            client.refused()
-
-    def watch(self, peer: str, delivered: Deferred[bool]) -> None:
-        """The server has written a reply to this client: fire `delivered` when it is known whether it was delivered."""
-        if (client := self._clients.get(peer)) is not None:
-            client.watch(delivered)
-        else:
-            fire(delivered, False)
+    def client(self, peer: str) -> Client:
+        """Return the client that the server knows by this peer name."""
+        return self._clients.get(peer, _GONE)

@@ -122,6 +122,7 @@ class Kind(Enum):
     DISK_TROUBLE = "disk.trouble", Severity.ERROR, "The state cannot be written to disk; the node goes on in memory."
     DISK_DAMAGED = "disk.damaged", Severity.ERROR, "The state file could not be read, and was moved aside."
     DISK_WELL = "disk.well", Severity.INFO, "The state is on disk again."
+    CLOCK_JUMPED = "clock.jumped", Severity.WARNING, "The time of day jumped by so many `seconds`; below 0: back."
     MISSED = (
         "events.missed",
         Severity.WARNING,

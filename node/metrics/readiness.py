@@ -30,11 +30,11 @@ class Readiness(Part):
     title = "the readiness check"
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check]) -> None:
+    def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check], changed: Callable[[bool], None]) -> None:
         self.checks = checks
         # What is wrong, by name of the check.
         self.faults: Mapping[str, str] = dict.fromkeys(checks, _NOT_YET)
-        self.changed: Callable[[bool], None] = lambda _: None
+        self._changed = changed
         self._looking = Periodic("the readiness check", self.look, INTERVAL, reactor)
 
     @property
@@ -61,7 +61,7 @@ class Readiness(Part):
         found = {name: fault for name, check in self.checks.items() if (fault := await self._fault(name, check))}
         before, self.faults = self.ready, found
         if self.ready != before:
-            self.changed(self.ready)
+            self._changed(self.ready)
 
     async def _fault(self, name: str, check: Check) -> str:
         try:

@@ -14,7 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
 from drivers.channel import LATE, ApiFailed, Channel
-from drivers.http2.connection import OPEN
+from node.http2.client import OPEN
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
 from tests.harness.rpc_server import serving
@@ -181,7 +181,7 @@ def test_large_requests_and_replies(channel: Channel, size: int) -> None:
 
 def test_more_than_the_first_window(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The core gets WINDOW_UPDATEs in time."""
-    monkeypatch.setattr("drivers.http2.connection.WINDOW_UPDATE_AFTER", 200_000)
+    monkeypatch.setattr("node.http2.client.WINDOW_UPDATE_AFTER", 200_000)
     assert OPEN > 200_000
 
     async def scenario() -> None:

@@ -12,13 +12,13 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
 from drivers.channel import LATE, OVER, ApiFailed, Channel
-from node.http2 import END_HEADERS, END_STREAM, Kind, frame, framed
+from node.http2.frames import END_HEADERS, END_STREAM, Kind, frame, framed
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
 from scripts.staging.ports import free_port
-from tests.drivers.http2.test_connection import DONE, OK
 from tests.drivers.test_channel import SERVICE, Core, closed, echoed, until
 from tests.harness.rpc_server import serving
+from tests.node.http2.test_connection import DONE, OK
 
 reactor = background.reactor
 

@@ -212,7 +212,9 @@ class SharedGeneration(MemoryGeneration):
             raise self.proof or CoreFailed("it has gone")
 
     async def lead(self) -> None:
-        assert self.joined and self.alive
+        assert self.joined
+        if not self.alive:
+            raise NotShared("it has gone")
         self.led = True
         self.driver.led = self
         await self.driver.leading.passed()

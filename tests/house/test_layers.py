@@ -28,39 +28,41 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract"},
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
-    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.traffic"},
-    "node.engine": {
-        *("node.backend", "node.contract", "node.events", "node.handover.leaving", "node.limits", "node.state"),
-        "node.traffic",
+    "node.handover": {
+        *("node", "node.contract", "node.engine.leaving", "node.events", "node.machine.systemd", "node.state.store"),
     },
+    "node.engine": {"node.backend", "node.contract", "node.events", "node.limits", "node.state", "node.traffic"},
     "node.api": {
         *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
     },
+    "node.clock": {"node.events"},
     "node.doctor": {"node.certificate", "node.settings", "node.state"},
     "node.events": {"node", "node.contract"},
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
-        "node.traffic",
     },
-    "node.door": {"node.http2"},
-    "node.transport": {"node.api", "node.door", "node.keys.keyfile"},
-    "node.updates": {"node", "node.contract", "node.events"},
+    "node.door": {"node.api", "node.contract.keeper", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
+    "node.http2": set(),
+    "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
-        *("node.settings", "drivers.install"),
+        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
+        "drivers.install",
     },
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
-        *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
+        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
+        *("node.nodectl.users", "node.settings"),
     },
-    "drivers": {"drivers.http2", "node.contract"},
-    "drivers.http2": {"node.http2"},
-    "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers": {"node.contract", "node.http2"},
+    "drivers.install": {"drivers.leash"},
+    "drivers.process": {
+        *("drivers.channel", "drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets"),
+        "node.contract",
+    },
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
@@ -75,8 +77,10 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `registry` names the drivers.
-WIRING = {"node.tap", "drivers.registry"}
+# The wiring: `tap` puts the node together, `service` runs it, `settings` collects settings, `registry` names drivers.
+WIRING = {"node.tap", "node.service", "node.command_line", "node.settings", "drivers.registry"}
+# Packages whose own module has a constant: the version.
+HEADS = {"node"}
 # What the test stage may import: what a controller has, and the search for cores.
 STAGING = {
     "scripts.staging",
@@ -206,10 +210,50 @@ def test_no_circles() -> None:
         visit(name, ())
 
 
+def folder(name: str) -> str:
+    """The folder that has a module."""
+    return name if (ROOT / name.replace(".", "/")).is_dir() else name.rpartition(".")[0]
+
+
+def arrows() -> dict[str, set[str]]:
+    """The folders that each folder imports, without what every room may import, and without the wiring."""
+    found: dict[str, set[str]] = {folder(name): set() for name in modules()}
+    for name in modules().keys() - WIRING:
+        found[folder(name)] |= {folder(target) for target in own_imports(name) if target not in HEADS}
+    return {name: targets - EVERYWHERE - {name} for name, targets in found.items() if name not in EVERYWHERE}
+
+
+def floors() -> dict[str, int]:
+    """The floor of each folder: a folder is above all that it imports."""
+    below = arrows()
+
+    @functools.cache
+    def floor(name: str) -> int:
+        return 1 + max((floor(target) for target in below[name]), default=0)
+
+    return {name: floor(name) for name in below}
+
+
+def test_no_two_folders_import_each_other() -> None:
+    """No folder imports itself through others: each can be understood with those below it alone."""
+    below = arrows()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path, name])
+        if name not in done:
+            for target in below[name]:
+                visit(target, (*path, name))
+            done.add(name)
+
+    done: set[str] = set()
+    for name in below:
+        visit(name, ())
+
+
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
-    rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
-    rpc = {"node.transport.rpc", "node.transport.serving", "node.transport.health"}
+    rest = {"node.door.rest", "node.door.site", "node.door.streams"}
+    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.services"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -218,7 +262,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows the protocol of drivers, not the drivers; a new core is one line in the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
-    assert drivers == {("node.tap", "drivers.registry")}
+    assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
     # The command line installs cores.
     assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
 
@@ -306,16 +350,17 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             ["asyncio"],
             {
                 "node.base.aio",
-                "node.transport.rpc",
-                "node.transport.serving",
-                "node.transport.health",
+                "node.door.rpc",
+                "node.door.rpc_calls",
+                "node.door.serving",
+                "node.door.services",
                 "node.client.rpc",
             },
         ),
-        (["klein"], {"node.transport.rest"}),
+        (["klein"], {"node.door.rest"}),
         (
             ["twisted.web", "werkzeug"],
-            {"node.transport.rest", "node.transport.site", "drivers.sing_box.ssm_api"} | OVER_REST,
+            {"node.door.rest", "node.door.site", "drivers.sing_box.ssm_api"} | OVER_REST,
         ),
         (["twisted.web.client"], {"drivers.sing_box.ssm_api"} | OVER_REST),
         (["treq"], {"node.client.rest"}),
@@ -324,7 +369,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             {
                 "node.base.aio",
                 "node.client.rpc",
-                *(f"node.transport.{name}" for name in ("rpc", "health", "reflection")),
+                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "services")),
             },
         ),
         (
@@ -344,7 +389,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (
             ["urllib.request", "http.client"],
             {
-                *("drivers.install.archive", "drivers.install.fetch", "drivers.install.install", "node.ready"),
+                *("drivers.install.fetch", "node.ready"),
             },
         ),
         (
@@ -366,7 +411,7 @@ def test_modules_that_spawn() -> None:
     # A separate program, without threads.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    becoming = {"drivers.process.leash", "node.handover.keeper", "node.handover.launch"}
+    becoming = {"drivers.leash", "node.handover.keeper", "node.handover.launch"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 
@@ -394,7 +439,7 @@ def test_modules_that_log() -> None:
 def test_modules_that_cross_threads() -> None:
     """Only the bridge passes work to another thread's loop, besides the reactor's pool and a signal handler."""
     assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.base.aio"}
-    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.tap"}
+    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.service"}
 
 
 def test_the_plugin_directory_is_not_a_package() -> None:
@@ -415,3 +460,10 @@ def test_every_package_is_in_what_is_installed() -> None:
     tops = ("node", "drivers", "protos", "twisted/plugins")
     folders = {path.parent for top in tops for path in (ROOT / top).rglob("*.py")}
     assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)
+
+
+if __name__ == "__main__":
+    rows = floors()
+    print(f"{len(rows)} boxes on {max(rows.values())} floors, {sum(map(len, arrows().values()))} arrows")
+    for name in sorted(rows, key=lambda name: (-rows[name], name)):
+        print(f"{rows[name]:>2} {name}: {', '.join(sorted(arrows()[name]))}")

@@ -26,9 +26,9 @@ def fail(*_):
     raise ValueError("an odd end")
 
 from node.api.calls import Calls
-from node.transport.rpc import RpcServer
+from node.door.rpc import RpcServer
 from node.backend.runner import Runner
-from node.transport.site import Site
+from node.door.site import Site
 from node.machine.systemd import Systemd
 
 parts = {part.__name__: part for part in (Calls, RpcServer, Runner, Site, Systemd)}

@@ -16,7 +16,6 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.channel import ApiFailed
-from drivers.http2.stream import Status
 from drivers.xray.accounts import pack
 from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.driver import Xray
@@ -25,6 +24,7 @@ from node.backend.roster import Roster
 from node.base.logs import LogRing
 from node.contract.accounts import Change, diff
 from node.contract.driver import Host
+from node.http2.stream import Status
 from protos.service_pb2 import User
 from protos.xray_pb2 import InboundHandlerConfig
 from scripts.staging.core import find_xray, server_config

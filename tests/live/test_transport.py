@@ -25,7 +25,7 @@ from grpclib.exceptions import GRPCError
 
 from node.api.methods import SERVICE
 from node.certificate import ensure
-from node.transport.site import Limits
+from node.door.connections import Limits
 from protos.service_pb2 import Backend, BaseInfoResponse, Empty, Log, StatType, User, UsersChunk
 from scripts.staging import certs
 from scripts.staging.backend import backend, chunks, user

@@ -20,8 +20,9 @@ from node.api.methods import METHODS
 from node.backend.roster import Roster
 from node.base.errors import InvalidRequest, Unauthenticated
 from node.contract.accounts import key_of
-from node.door.manners import STRANGERS_REQUESTS, Manners, Unmannerly
-from node.http2 import PREFACE
+from node.door.bodies import Bodies
+from node.door.manners import STRANGERS_REQUESTS, Manners
+from node.http2.frames import PREFACE, Violation
 from node.keys.options import DEFAULT_KEY, MIN_KEY
 from node.settings import BadSettings, load
 from protos.service_pb2 import Users
@@ -48,11 +49,11 @@ def test_any_frames(seed: int) -> None:
 
 def judged(parts: list[bytes]) -> object:
     """The outcome of these bytes, as a client's and as a server's."""
-    manners = Manners(0.0, nobody)
+    manners = Manners(0.0, nobody, Bodies())
     try:
         for part in parts:
             manners.received(part, 0.0, False)
-    except Unmannerly as error:
+    except Violation as error:
         return error.code
     assert len(manners.open) <= STRANGERS_REQUESTS[0]
     opened = manners.open.copy()

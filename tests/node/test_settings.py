@@ -16,24 +16,25 @@ from drivers.registry import DRIVER_SETTINGS
 from node import deployed
 from node.backend.options import BackendOptions
 from node.base.logs import LogOptions
+from node.clock.clock import ClockOptions
+from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.options import KeyOptions, key_fault
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.limits.options import LimitOptions
 from node.metrics.options import MetricsOptions
 from node.settings import BadSettings, Settings, load
 from node.state.directory import StateOptions
-from node.tap import SETTINGS, Options
 from node.traffic.options import TrafficOptions
 from node.updates.policy import LISTS_URL, Policy
 
 KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
 NUMBERS = (
     *("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT", "LOG_BUFFER_SIZE", "STOP_GRACE", "DRAIN_TIMEOUT"),
-    *("DRAIN_GENERATIONS", "ADOPT_SECONDS", "TRAFFIC_INTERVAL", "LIMIT_GRACE", "LIMIT_IPV4_PREFIX"),
+    *("CLOCK_JUMP", "DRAIN_GENERATIONS", "ADOPT_SECONDS", "TRAFFIC_INTERVAL", "LIMIT_GRACE", "LIMIT_IPV4_PREFIX"),
     *("LIMIT_IPV6_PREFIX", "NODE_QUOTA_RESET_DAY"),
 )
 
@@ -100,6 +101,7 @@ def test_the_defaults_are_these() -> None:
     assert LimitOptions().defaults == Defaults()
     assert (LimitOptions().grace, LimitOptions().grouping) == (30, Grouping(32, 64))
     assert MetricsOptions() == MetricsOptions(port=None, users=False, prefix="")
+    assert ClockOptions().jump == 60
     assert Allowance() == Allowance(bytes=0, reset_day=1, flow=Flow.BOTH, interfaces=(), closes=False)
 
 

@@ -21,8 +21,8 @@ def accepts(key: str, bearer: str | None = None, x_api_key: str | None = None) -
     """Return whether a caller with these headers is accepted."""
     authorization = [] if bearer is None else [f"Bearer {bearer}"]
     keys = [] if x_api_key is None else [x_api_key]
-    authenticator, refused = Authenticator(key), list[str]()
-    authenticator.refused = refused.append
+    refused = list[str]()
+    authenticator = Authenticator(key, refused=refused.append)
     lets_in = authenticator.lets_in(authorization, keys)
     assert not refused, "whoever answers the request counts it"
     try:

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.bodies import LARGEST, SMALL, Bodies, Messages
+from node.door.bodies import LARGEST, SMALL, Bodies, Requests
 
 sizes = st.one_of(st.integers(0, 20), st.integers(SMALL - 2, SMALL + 2), st.integers(SMALL, 3 * SMALL))
 
@@ -17,7 +17,7 @@ def message(size: int, length: int | None = None) -> bytes:
     return bytes(1) + size.to_bytes(4) + bytes(size if length is None else length)
 
 
-def fed(messages: Messages, stream: int, data: bytes, at: list[int]) -> None:
+def fed(messages: Requests, stream: int, data: bytes, at: list[int]) -> None:
     places = sorted({0, len(data), *(place for place in at if place < len(data))})
     for begin, end in itertools.pairwise(places):
         messages.data(stream, memoryview(data)[begin:end])
@@ -31,7 +31,7 @@ def fed(messages: Messages, stream: int, data: bytes, at: list[int]) -> None:
 def test_the_last_message_of_each_stream_counts(sent: dict[int, list[int]], at: list[int], late: bool) -> None:
     """However the bytes are cut, and whether the key came before or after; in the end everything is released."""
     bodies = Bodies(2**40)
-    messages = Messages(bodies)
+    messages = Requests(bodies)
     if not late:
         messages.count()
     for stream, lengths in sent.items():
@@ -50,7 +50,7 @@ def test_the_last_message_of_each_stream_counts(sent: dict[int, list[int]], at: 
 def test_a_message_without_room() -> None:
     """A message is refused by its prefix, before its body has come, and reserves nothing."""
     bodies = Bodies(3 * SMALL)
-    first, second = Messages(bodies), Messages(bodies)
+    first, second = Requests(bodies), Requests(bodies)
     for one in (first, second):
         one.count()
     fed(first, 1, message(2 * SMALL, 10), [])
@@ -65,7 +65,7 @@ def test_a_message_without_room() -> None:
 def test_what_grpc_refuses_reserves_nothing() -> None:
     """A message beyond gRPC's own limit, which reserves nothing."""
     bodies = Bodies(2 * LARGEST)
-    messages = Messages(bodies)
+    messages = Requests(bodies)
     messages.count()
     fed(messages, 1, message(LARGEST + 1, 10), [])
     assert (messages.refused, bodies.taken) == ([], 0)

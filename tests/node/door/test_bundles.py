@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.door.bundles import BUNDLED, Bundles, bundle
-from node.door.frames import Frame
-from node.http2 import Kind
-from tests.node.door.test_frames import cuts, packed, pieces
+from node.http2.frames import Frame, Kind
+from tests.node.http2.test_frames import cuts, packed, pieces
 
 # Two streams with bundles, and one of a handler that writes none.
 STREAMS, OTHER = (1, 3), 5

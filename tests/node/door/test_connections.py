@@ -8,7 +8,8 @@ import pytest
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.task import Clock
 
-from node.door.connections import Connection, Connections, Limits, network
+from node.door.connection import Connection, network
+from node.door.connections import Connections, Limits
 from tests.harness.strangers import nobody
 
 
@@ -42,7 +43,7 @@ class Hall:
 
     def rest(self, connection: Connection) -> None:
         self.clock.advance(1)
-        connection.rest(connection.cut)
+        connection.rest(120.0, connection.cut)
 
 
 def aborted(*connections: Connection) -> list[bool]:

@@ -30,17 +30,18 @@ from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
+from node.door.rest import make_app
+from node.door.rpc import RpcServer
+from node.door.sockets import listen
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
 from node.door.upstream import Upstream
 from node.keys.keyfile import Key, Scope
-from node.transport.rest import make_app
-from node.transport.rpc import RpcServer
-from node.transport.site import Site
 from protos.service_pb2 import Stat, StatResponse
 from scripts.staging import certs
+from tests.harness.sites import site_of
 from tests.harness.strangers import nobody
 from tests.harness.wire import GrpcWire, Wire
-from tests.node.transport.test_rest import FakeBackend, until
+from tests.node.door.test_rest import FakeBackend, until
 
 reactor: Any = installed
 
@@ -194,7 +195,7 @@ class RestTests(DeliveryCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.site = Site(make_app(self.calls), Authenticator(KEY), reactor)
+        self.site = site_of(make_app(self.calls), Authenticator(KEY), reactor)
         factory = TLSMemoryBIOFactory(self.certificates.context_factory(REST_FIRST), False, self.site)
         self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         self.addCleanup(self.leave)
@@ -416,9 +417,8 @@ class GrpcTests(DeliveryCase):
         await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
         self.connections = Connections(reactor, Limits(), nobody)
-        listening = Entrance(self.connections, None, upstream).listen(
-            reactor, 0, "127.0.0.1", self.certificates.context_factory(GRPC_FIRST)
-        )
+        factory = Entrance(self.connections, None, upstream).secured(self.certificates.context_factory(GRPC_FIRST))
+        listening = listen(reactor, factory, 0, "127.0.0.1")
         self.port = listening.getHost().port
         self.addCleanup(self.leave)
         self.addCleanup(listening.stopListening)

@@ -34,20 +34,21 @@ from node.base.sockets import Prompt
 from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.bundles import LEAST
-from node.door.connections import Connection, Connections, Limits
+from node.door.connection import Connection
+from node.door.connections import Connections, Limits
+from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
+from node.door.rest import make_app
+from node.door.rpc import RpcServer
 from node.door.sockets import Port
-from node.door.upstream import Upstream
+from node.door.upstream import GATHER, Upstream
 from node.events.journal import Journal
-from node.http2 import END_HEADERS, END_STREAM, PREFACE, Kind, frame
-from node.transport.rest import make_app
-from node.transport.rpc import RpcServer
-from node.transport.site import Limits as SiteLimits
-from node.transport.site import Site
+from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from protos.service_pb2 import BaseInfoResponse, Log
+from tests.harness.sites import site_of
 from tests.harness.strangers import nobody
-from tests.node.transport.test_rest import FakeBackend, sample
-from tests.node.transport.test_site import BEARER, Client, head, until
+from tests.node.door.test_rest import FakeBackend, sample
+from tests.node.door.test_site import BEARER, Client, head, until
 
 reactor: Any = installed
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
@@ -132,7 +133,7 @@ class DoorCase(TestCase):
         self.server = RpcServer(self.aio, self.calls, Authenticator(KEY), self.upstream)
         await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
-        self.site = Site(make_app(self.calls), Authenticator(KEY), self.clock, SiteLimits())
+        self.site = site_of(make_app(self.calls), Authenticator(KEY), self.clock, SiteLimits())
         self.entrance = Entrance(self.site.connections, self.site, self.upstream)
         self.port = Port(0, self.entrance, 5, "127.0.0.1", reactor)
         self.port.startListening()
@@ -159,7 +160,7 @@ class DoorCase(TestCase):
         """Wait for the condition, with time for batches of small pieces to end."""
 
         def passed() -> object:
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return condition()
 
         await until(passed, 20)
@@ -440,7 +441,7 @@ class RelayTests(DoorCase):
 
         def are_here(whole: int) -> Any:
             # Small pieces in a row are batched.
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return client.lines == sent[:whole]
 
         for begin in range(0, len(sent), 3):
@@ -452,7 +453,7 @@ class RelayTests(DoorCase):
         client = await self.reading_lines()
 
         def are_here(whole: int) -> Any:
-            self.clock.advance(relay.GATHER)
+            self.clock.advance(GATHER)
             return len(client.lines) == whole
 
         for number in range(60):

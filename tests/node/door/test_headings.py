@@ -10,9 +10,8 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.frames import Frame
-from node.door.headings import BadHeadings, Headings
-from node.http2 import END_HEADERS, PRIORITY, Kind
+from node.door.headings import Headings
+from node.http2.frames import END_HEADERS, PRIORITY, Frame, Kind, Violation
 from tests.harness.strangers import nobody
 
 Field = tuple[bytes, bytes]
@@ -43,7 +42,7 @@ def test_usual_calls(huffman: bool, at: int) -> None:
 def test_fields_that_are_not_text(huffman: bool, place: int) -> None:
     """A path, or an authority, that is not text."""
     fields = [(name, b"/\xff" if number == place else value) for number, (name, value) in enumerate(CALL)]
-    with pytest.raises(BadHeadings, match="not ASCII"):
+    with pytest.raises(Violation, match="not ASCII"):
         read(Headings(nobody), Encoder().encode(fields, huffman=huffman))
 
 
@@ -83,7 +82,7 @@ def test_priority() -> None:
     """Priority fields are not a part of the block, and must be complete."""
     read(Headings(nobody), bytes(5) + Encoder().encode(CALL), PRIORITY)
     for payload in (b"", bytes(4)):
-        with pytest.raises(BadHeadings, match="shorter"):
+        with pytest.raises(Violation, match="shorter"):
             read(Headings(nobody), payload, PRIORITY)
 
 
@@ -94,7 +93,7 @@ def test_any_bytes(blocks: list[bytes], flags: int) -> None:
     try:
         for block in blocks:
             read(headings, block, flags)
-    except BadHeadings:
+    except Violation:
         return
 
 
@@ -104,5 +103,5 @@ def test_a_bomb() -> None:
     first = encoder.encode([(b"a", bytes(4000))])
     again = encoder.encode([(b"a", bytes(4000))])
     headings = Headings(nobody)
-    with pytest.raises(BadHeadings, match="cannot be decoded"):
+    with pytest.raises(Violation, match="cannot be decoded"):
         read(headings, b"".join(itertools.chain([first], itertools.repeat(again, 1000))), piece=10_000)

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.door import manners
-from node.door.frames import Frame
+from node.door.bodies import Bodies
 from node.door.headings import Knows
-from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
-from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
+from node.door.manners import BLOCK, CONTINUATIONS, Manners
+from node.http2.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Kind, Violation
 from tests.harness.strangers import nobody
-from tests.node.door.test_frames import cuts, packed, pieces
+from tests.node.http2.test_frames import cuts, packed, pieces
 
 # HPACK's index of `:method: GET`, one byte.
 FIELD = b"\x82"
@@ -26,7 +26,7 @@ class Client:
     """Sends frames at a time of the test's choice."""
 
     def __init__(self, known: bool = False, knows: Knows = nobody) -> None:
-        self.manners = Manners(0.0, knows)
+        self.manners = Manners(0.0, knows, Bodies())
         self.manners.received(PREFACE, 0.0, known)
         self.known = known
         self.now = 0.0
@@ -55,7 +55,7 @@ class Refused:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        assert isinstance(error, Unmannerly), "it was allowed"
+        assert isinstance(error, Violation), "it was allowed"
         assert error.code is self._code, error
         return True
 
@@ -248,20 +248,20 @@ def told(parts: list[bytes]) -> object:
     try:
         for part in parts:
             client.manners.received(part, 0.0, False)
-    except Unmannerly as error:
+    except Violation as error:
         return error.code
     return client.manners.open, client.manners.last, client.manners.asked
 
 
 @given(st.lists(st.binary(max_size=200)), st.lists(st.binary(max_size=200)))
 def test_any_bytes(received: list[bytes], sent: list[bytes]) -> None:
-    """Nothing but `Unmannerly` is raised, and the memory for streams is bounded by the number of calls."""
+    """Nothing but `Violation` is raised, and the memory for streams is bounded by the number of calls."""
     client = Client()
     try:
         for theirs, ours in zip(received, sent, strict=False):
             client.manners.received(theirs, 0.0, False)
             client.manners.sent(ours)
-    except Unmannerly:
+    except Violation:
         return
     assert len(client.manners.open) <= manners.STRANGERS_REQUESTS[0]
 

@@ -31,9 +31,10 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from node.base.file_watch import FileWatch
 from node.certificate import ensure
 from node.door import tls
-from node.door.tls import REST_FIRST, BadPair, Certificates, CertificateWatch, read_pair
+from node.door.tls import REST_FIRST, BadPair, Certificates, read_pair
 from scripts.staging.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
@@ -366,7 +367,7 @@ class WatchTests(TestCase):
         self.files = Files(Path(directory.name))
         self.certificates = self.files.certificates()
         self.clock = Clock()
-        self.watch = CertificateWatch(self.certificates, self.clock)
+        self.watch = FileWatch("a new certificate", self.certificates, self.clock)
         self.watch.start()
         self.addCleanup(self.watch.stop)
 

@@ -22,11 +22,11 @@ from node.backend.state import State, Status
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
 from node.contract.generations import Generations
+from node.door.keyless import is_loopback, is_open_to_others
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
 from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
-from node.metrics.keyless import is_loopback, is_open_to_others
 from node.metrics.pages import FRESH, Shared, _verdict
 from node.metrics.readiness import Readiness, checks
 from tests.harness.figures import series
@@ -115,8 +115,7 @@ class ReadinessTests(SynchronousTestCase):
                 raise CoreFailed("it fails")
             return self.fault
 
-        self.readiness = Readiness(self.clock, {"state": state})
-        self.readiness.changed = self.told.append
+        self.readiness = Readiness(self.clock, {"state": state}, self.told.append)
         self.readiness.begin()
         self.addCleanup(self.readiness.stop)
 

@@ -1,0 +1,1 @@
+"""The time of day: quotas, expiry dates and certificates depend on it."""

@@ -1,0 +1,188 @@
+"""The REST interface: a Klein route for every row of METHODS.
+
+`node.door.site` has checked authentication, deadlines and the size limit before a request comes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+from urllib.parse import unquote
+
+from klein import Klein
+from klein.resource import KleinResource
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.web.resource import IResource
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+
+from node.api.auth import Dialect
+from node.api.calls import Calls, Reply, parse
+from node.api.methods import METHODS, Kind, Method
+from node.api.pages import Page
+from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
+from node.base.logs import Logger
+from node.base.slices import a_turn
+from node.base.waiting import fire, lasting
+from node.door.site import Request
+from node.door.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
+from protos.service_pb2 import EventsRequest
+
+MEDIA_TYPE = "application/x-protobuf"
+# Messages of one body that are processed in one reactor turn.
+TURN = 256
+
+Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
+
+_logger = Logger()
+
+
+def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
+    """Make the resource for these pages and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
+    app = Klein()
+    for page in pages:
+        app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+    if calls is not None:
+        for method in METHODS:
+            route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
+            route(_handler(calls, method))
+    app.handle_errors(Exception)(_failed)
+    return _Root(app)
+
+
+def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
+    async def show(request: Request) -> bytes:
+        answer = await page.answer(_header(request, "Accept"), request.caller.known)
+        request.setResponseCode(answer.status)
+        request.setHeader(b"Content-Type", answer.media_type)
+        request.setHeader(b"Content-Length", b"%d" % len(answer.body))
+        return answer.body
+
+    return show
+
+
+class _Root(KleinResource):
+    def render(self, request: Any) -> Any:
+        try:
+            b"/".join(request.postpath).decode()
+        except UnicodeDecodeError:
+            return request.fail(UnknownPath("there is no such path: it is not UTF-8"))
+        return super().render(request)
+
+
+def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[bytes]]:
+    work = {Kind.UNARY: _unary, Kind.FEED: _feed, Kind.LOGS: _logs, Kind.EVENTS: _events}[method.kind]
+
+    async def handle(request: Request) -> bytes:
+        _admit(request, method)
+        return await work(calls, method, request)
+
+    return handle
+
+
+def _admit(request: Request, method: Method) -> None:
+    # `site` checked the scope at the headers, by the path alone.
+    request.caller.require(method.scope)
+    if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
+        raise WrongVerb("HEAD is not an operation of this node")
+    media_type = _header(request, "Content-Type").partition(";")[0].strip().lower()
+    if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
+        found = f"the body's media type is {media_type}" if media_type else "the body has no media type"
+        raise WrongMediaType(f"{found}: send {MEDIA_TYPE}")
+
+
+def _header(request: Request, name: str) -> str:
+    try:
+        return request.getHeader(name) or ""
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"the header {name} is not UTF-8")
+
+
+async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
+    body = request.content.getvalue()
+    return await _answer(request, await _accepted(calls.unary(method, body, request.caller)))
+
+
+async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
+    return await _answer(request, await _accepted(_fed(calls, method, request)))
+
+
+async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
+    feed, reactor = calls.open(method, request.caller), request.site.reactor
+    for number, message in enumerate(method.cut(request.content.getvalue()), 1):
+        await feed.feed(message)
+        if number % TURN == 0:
+            await a_turn(reactor)
+    return Reply(await feed.finish())
+
+
+async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
+    await log_stream(request, calls, method).run()
+    return b""
+
+
+async def _events(calls: Calls, method: Method, request: Request) -> bytes:
+    asked = parse(method, request.content.getvalue())
+    assert isinstance(asked, EventsRequest)
+    if accepts_events(request):
+        reader = calls.events(method, resumed(asked, request), request.caller)
+        await ServerSentEvents(request, reader).run()
+    else:
+        await EventStream(request, calls.events(method, asked, request.caller)).run()
+    return b""
+
+
+def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Reply]:
+    """Return the outcome of work that goes on when the caller hangs up, which cancels only the returned Deferred."""
+    outcome: Deferred[Reply] = Deferred()
+
+    def answer(reply: Reply) -> None:
+        if outcome.called and reply.delivered is not None:  # the caller has hung up
+            fire(reply.delivered, False)
+        outcome.callback(reply)
+
+    done = Deferred.fromCoroutine(work).addErrback(lambda failure: Failure(_translated(failure)))
+    done.addCallbacks(answer, outcome.errback)
+    return outcome
+
+
+async def _answer(request: Request, reply: Reply) -> bytes:
+    """Return the body for Klein to write; if its delivery is watched, write it here and return nothing."""
+    request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
+    request.setHeader(b"Content-Length", b"%d" % len(reply.body))
+    if reply.delivered is None:
+        return reply.body
+    request.site.deliveries.write(request, reply.body, reply.delivered)
+    if not request.channel.persistent:
+        # TLS's close_notify must not follow at once: it would lie unread when the client closes, and then its kernel
+        # would reset the connection instead of acknowledging the reply.
+        await lasting(reply.delivered)
+    return b""
+
+
+def _failed(request: Any, failure: Failure) -> bytes:
+    error = _translated(failure)
+    if request.startedWriting:  # a log stream: a graceful end would mean to the client that the log is over
+        request.transport.abortConnection()
+        return b""
+    if isinstance(error, WrongVerb):
+        request.setHeader(b"Allow", ", ".join(_verbs(unquote(request.path.decode()))).encode())
+    body: bytes = request.fail(error)
+    return body
+
+
+def _translated(failure: Failure) -> NodeError:
+    fault = failure.value
+    if isinstance(fault, NodeError):
+        return fault
+    if isinstance(fault, MethodNotAllowed):
+        return WrongVerb("this path takes other HTTP methods: see Allow")
+    if isinstance(fault, HTTPException):
+        return UnknownPath("there is no such path; the interface has its list")
+    _logger.failure("a REST request failed outside any operation; it is answered with 500", failure=failure)
+    return Internal(f"internal error: {type(fault).__name__}; the node's log has more")
+
+
+def _verbs(path: str) -> list[str]:
+    """Return the verbs of an existing path; one that is not in METHODS is a page's."""
+    return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs] or ["GET", "HEAD"]

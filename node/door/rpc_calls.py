@@ -1,0 +1,206 @@
+"""The handlers of METHODS for gRPC's server: each runs in the asyncio thread, and its work on the reactor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, TypeAlias, TypeVar
+
+from node.base.aio import Aio  # first: it sets gRPC's environment
+
+# isort: split
+import grpc
+from twisted.internet.defer import Deferred
+
+from node.api.auth import Caller
+from node.api.calls import Calls, OpenFeed, Reply, parse, watched
+from node.api.methods import Kind, Method
+from node.api.readers import EventReader, LogReader, PlacedReader
+from node.base.errors import Internal, NodeError
+from node.base.logs import Logger
+from node.base.waiting import fire
+from node.door.bundles import BUNDLED, bundle
+from node.door.upstream import Upstream
+from protos.service_pb2 import EventsRequest, Log
+
+# The metadata with which a client asks for log lines with ids.
+LAST = "last-event-id"
+# Messages of a stream that may wait for the reactor's thread; then no more are read.
+BATCH = 256
+BATCH_BYTES = 1024 * 1024
+
+# grpc.aio.ServicerContext; grpcio has no types.
+Context: TypeAlias = Any
+T = TypeVar("T")
+
+_logger = Logger()
+
+
+class Handlers:
+    """Makes the handler for a call of METHODS, with its caller."""
+
+    def __init__(self, aio: Aio, calls: Calls, upstream: Upstream) -> None:
+        self._aio = aio
+        self._calls = calls
+        self._upstream = upstream
+
+    def of(self, method: Method, caller: Caller) -> grpc.RpcMethodHandler:
+        if method.kind is Kind.LOGS:
+            return grpc.unary_stream_rpc_method_handler(partial(self._logs, method, caller))
+        if method.kind is Kind.EVENTS:
+            return grpc.unary_stream_rpc_method_handler(partial(self._events, method, caller))
+        if method.kind is Kind.FEED:
+            return grpc.stream_unary_rpc_method_handler(partial(self._feed, method, caller))
+        if watched(method):
+            # A stream of one reply is the same on the wire, and costs a second write. But only for a stream a failed
+            # write can be noticed: after a unary reply gRPC reports OK in any case.
+            return grpc.unary_stream_rpc_method_handler(partial(self._watched, method, caller))
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, caller))
+
+    async def _unary(self, method: Method, caller: Caller, body: bytes, context: Context) -> bytes:
+        reply: Reply = await _answered(self._aio.outlast(self._unary_of, context.peer(), method, caller, body), context)
+        return reply.body
+
+    async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
+        work = asyncio.ensure_future(self._aio.call(self._unary_of, context.peer(), method, caller, body))
+        try:
+            reply = await _answered(asyncio.shield(work), context)
+            await context.write(reply.body)
+        except BaseException:
+            work.add_done_callback(self._undelivered)
+            raise
+        if reply.delivered is not None:
+            # Before the end of the call is sent: after it, the client may close before the watch begins.
+            self._aio.tell(self._watch, context.peer(), reply.delivered)
+
+    def _watch(self, peer: str, delivered: Deferred[bool]) -> None:
+        self._upstream.client(peer).watch(delivered)
+
+    async def _unary_of(self, peer: str, method: Method, caller: Caller, body: bytes) -> Reply:
+        return await self._calls.unary(method, body, self._known(peer, caller))
+
+    def _known(self, peer: str, caller: Caller) -> Caller:
+        """Tell the door that the client has a key; return the caller with the client's address."""
+        client = self._upstream.client(peer)
+        client.show_key()
+        return replace(caller, address=client.address)
+
+    def _undelivered(self, work: asyncio.Future[Reply]) -> None:
+        """Report that the reply was not delivered, if there is one and somebody waits for it."""
+        waiter = None if work.cancelled() or work.exception() else work.result().delivered
+        if waiter is not None:
+            self._aio.tell(fire, waiter, False)
+
+    async def _feed(self, method: Method, caller: Caller, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        async def whole() -> bytes:
+            feed: OpenFeed = await self._aio.call(self._opened_by, context.peer(), method, caller)
+            await _carry(messages, lambda batch: self._aio.call(_fed, feed, batch))
+            return await self._aio.outlast(feed.finish)
+
+        return await _answered(whole(), context)
+
+    async def _opened_by(self, peer: str, method: Method, caller: Caller) -> OpenFeed:
+        return self._calls.open(method, self._known(peer, caller))
+
+    async def _logs(self, method: Method, caller: Caller, _: bytes, context: Context) -> AsyncIterator[bytes]:
+        last = _last(context.invocation_metadata())
+        reader, bundles = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
+        await context.send_initial_metadata(())
+        if bundles:
+            yield BUNDLED
+        placed = PlacedReader(reader)
+        messages: Iterable[bytes]
+        while True:
+            if last is None:
+                lines = tuple(await _answered(self._aio.call(reader.next), context))
+                messages = (_bundled(lines),) if bundles else _messages(lines)
+            else:
+                found = await _answered(self._aio.call(placed.next), context)
+                messages = [Log(detail=line, id=place).SerializeToString() for line, place in found]
+                messages = (bundle(messages),) if bundles else messages
+            for message in messages:
+                yield message
+
+    async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> tuple[LogReader, bool]:
+        return self._calls.logs(method, self._known(peer, caller), last), self._upstream.client(peer).takes_bundles
+
+    async def _events(self, method: Method, caller: Caller, body: bytes, context: Context) -> AsyncIterator[bytes]:
+        opening = self._aio.call(self._followed_by, context.peer(), method, caller, body)
+        reader: EventReader = await _answered(opening, context)
+        await context.send_initial_metadata(())
+        while events := await _answered(self._aio.call(reader.next), context):
+            for event in events:
+                yield event.SerializeToString()
+
+    async def _followed_by(self, peer: str, method: Method, caller: Caller, body: bytes) -> EventReader:
+        asked = parse(method, body)
+        assert isinstance(asked, EventsRequest)
+        return self._calls.events(method, asked, self._known(peer, caller))
+
+
+async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:
+    """Hand messages over to the reactor as they come, batched while a batch is under way: crossing threads costs most.
+
+    A batch that was handed over is not cancelled when the client hangs up.
+    """
+    waiting: list[bytes] = []
+    under_way: asyncio.Future[None] | None = None
+
+    async def run() -> None:
+        while waiting:
+            batch = waiting[:]
+            waiting.clear()
+            await deliver(batch)
+
+    async for message in messages:
+        waiting.append(message)
+        if under_way is None or under_way.done():
+            if under_way is not None:
+                under_way.result()
+            under_way = asyncio.ensure_future(run())
+            under_way.add_done_callback(_seen)
+        elif len(waiting) >= BATCH or sum(map(len, waiting)) >= BATCH_BYTES:
+            await asyncio.shield(under_way)
+    if under_way is not None:
+        await asyncio.shield(under_way)
+
+
+async def _fed(feed: OpenFeed, batch: list[bytes]) -> None:
+    for message in batch:
+        await feed.feed(message)
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Mark the error as retrieved: no task may be waiting for it any more."""
+    if not done.cancelled():
+        done.exception()
+
+
+async def _answered(work: Awaitable[T], context: Context) -> T:
+    """Await the reply; abort the call with the status of an error."""
+    try:
+        return await work
+    except NodeError as fault:
+        error = fault
+    except Exception as fault:  # noqa: BLE001 - gRPC would not log it
+        _logger.failure("a gRPC call failed outside any operation; it is answered with INTERNAL")
+        error = Internal(f"internal error: {type(fault).__name__}; the node's log has more")
+    await context.abort(grpc.StatusCode[error.grpc], error.text)
+    raise error
+
+
+def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Return the id of the last log line that a client read, empty for none; None if it does not ask for ids."""
+    return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
+
+
+@lru_cache(maxsize=1)
+def _bundled(lines: tuple[str, ...]) -> bytes:
+    """Make a bundle of lines, once for all readers at the same place, as readers that keep up are."""
+    return bundle(_messages(lines))
+
+
+def _messages(lines: Iterable[str]) -> list[bytes]:
+    return [Log(detail=line).SerializeToString() for line in lines]

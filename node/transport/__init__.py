@@ -1,1 +1,0 @@
-"""The REST and gRPC servers: how bytes become calls and replies."""
