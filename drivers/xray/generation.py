@@ -39,6 +39,7 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
     _api: Api
     _connections: Connections
     counts_in_node = False
+    lingering = False
 
     def __init__(
         self,

@@ -149,7 +149,7 @@ class Drain(Worker):
 
     def lacks(self, run: Generation) -> bool:
         """Whether there is too little memory for another run like this one."""
-        size = resident(run.pid) if isinstance(run, Shares) and run.pid is not None else 0
+        size = resident(run.pid) if run.pid is not None else 0
         return available() < PEAK * size + SPARE
 
     async def _look(self) -> None:

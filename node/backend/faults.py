@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 from node.base.errors import Aborted, CoreFailed, NodeError
 from node.base.logs import Logger, LogRing
 from node.contract.accounts import Refusal
-from node.contract.driver import Generation, Shares
+from node.contract.driver import Generation
 from node.events.users import UserEvents
 
 log = Logger()
@@ -34,7 +34,7 @@ def leave_out(ring: LogRing, events: UserEvents, refused: Sequence[Refusal]) -> 
 
 def pid_of(run: Generation) -> dict[str, object]:
     """The `pid` field of an event about a run; empty if the process is gone."""
-    return {"pid": run.pid} if isinstance(run, Shares) and run.pid is not None else {}
+    return {"pid": run.pid} if run.pid is not None else {}
 
 
 def in_background(work: Coroutine[Any, Any, object] | Deferred[Any], text: str) -> None:

@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.drain import Drain
 from node.base.alarm import Alarm
-from node.contract.driver import Generation, Lingers, Shares
+from node.contract.driver import Generation, Shares
 
 # Seconds between a removal and the new run.
 REFRESH = 1.5
@@ -43,7 +43,7 @@ class Refresh:
     def wanted(self) -> bool:
         """Whether the current run knows credentials of removed users."""
         run = self._run()
-        return isinstance(run, Lingers) and run.lingering
+        return run is not None and run.lingering
 
     def soon(self, seconds: float = REFRESH) -> None:
         """Schedule a new run, if wanted, after these seconds: more users may be removed meanwhile."""

@@ -51,6 +51,11 @@ class Replacement(Worker):
         # Why the last replacement restarted the core although a run served.
         self.obstacles: list[str] = []
 
+    def disinherit(self) -> bool:
+        """Recover no handed-over run any more. Returns whether one was still to be recovered."""
+        left, self.recover = self.recover, None
+        return left is not None
+
     async def bring(
         self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY, check: Check | None = None
     ) -> Generation:

@@ -17,16 +17,15 @@ from node.backend.options import BackendOptions
 from node.backend.patience import answered
 from node.backend.preparing import fingerprint_of, prepare, prepare_again
 from node.backend.routing import Router
-from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.starts import Starts
 from node.backend.state import State
 from node.backend.stops import Stops
-from node.backend.supervisor import Happened, Supervisor
+from node.backend.supervisor import Supervisor
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NotStarted, ShuttingDown
 from node.base.logs import Logger, LogRing
 from node.base.reactor import PooledReactor
-from node.contract.driver import Driver, Generation, Plan
+from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
 from node.contract.routing import Routing
 from node.events.journal import Journal
@@ -37,7 +36,10 @@ UNCHANGED = Routing()
 
 
 class Runner(Worker):
-    """Runs at most one backend. `users` changes its users, `listing` lists them, `router` changes its routing."""
+    """Runs at most one backend; `supervisor` follows its cores.
+
+    `users` changes its users, `listing` lists them, `router` changes its routing.
+    """
 
     log = Logger()
 
@@ -58,14 +60,14 @@ class Runner(Worker):
         self.journal = journal
         self.status = context.status
         self.desired = desired
-        self._supervisor = Supervisor(context, WindDown(reactor, generations, read, journal))
-        self._settling = self._supervisor.settling
+        self.supervisor = Supervisor(context, WindDown(reactor, generations, read, journal))
+        self._settling = self.supervisor.settling
         self.users = Members(context, self._settling)
         self.listing = Listing(context, self._settling)
         self.router = Router(context, self._settling)
         self._resuming = Backoff(reactor)
-        self._stops = Stops(context, self._supervisor)
-        self._starts = Starts(context, self._supervisor, self._stops, self._resuming)
+        self._stops = Stops(context, self.supervisor)
+        self._starts = Starts(context, self.supervisor, self._stops, self._resuming)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -119,7 +121,7 @@ class Runner(Worker):
             self.log.warn("{reason}", reason=error.text)
 
     async def _stop_now(self, reason: str, grace: float = 0.0) -> None:
-        self._supervisor.rest()
+        self.supervisor.rest()
         self._resuming.cancel()
         # Before the others are aborted: their callers must find the backend stopped.
         if not self.status.stopped:
@@ -155,26 +157,6 @@ class Runner(Worker):
         await self.desired.recorded()
         return took[0]
 
-    @property
-    def on_probation(self) -> bool:
-        """Whether the current run is on probation: the node may go back to the previous one."""
-        return self._supervisor.on_probation
-
-    @property
-    def returned(self) -> str:
-        """Why the newest run failed on probation, if it did."""
-        return self._supervisor.returned
-
-    def inherit(self, recover: Callable[[Plan], Awaitable[Generation | None]]) -> None:
-        """Have the resume recover the run that the previous node process handed over."""
-        self._supervisor.replacement.recover = recover
-
-    def disinherit(self) -> bool:
-        """Recover no handed-over run any more. Returns whether one was still to be recovered."""
-        replacement = self._supervisor.replacement
-        left, replacement.recover = replacement.recover, None
-        return left is not None
-
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
         """Prepare the backend of a handed-over run again; without a `request` it is the one accepted now.
 
@@ -183,13 +165,9 @@ class Runner(Worker):
         assert self.desired.accepted is not None
         return await prepare_again(self._reactor, self.desired.accepted, request, routing)
 
-    def inherit_draining(self, draining: Sequence[DrainingRun]) -> None:
-        """Take over draining runs, oldest first, from the previous node process."""
-        self._supervisor.inherit(draining)
-
     def unsteady(self) -> str:
         """Why the runs cannot be handed over to the next node process now; empty if they can."""
-        if self._supervisor.ending:
+        if self.supervisor.ending:
             return "a core is ending"
         if self.generations.draining and self.status.stopped:
             return "a stopped core waits for its Start (STOP_GRACE)"
@@ -197,21 +175,16 @@ class Runner(Worker):
             return f"the backend is {self.status.state}"
         return ""
 
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs to hand over; None if none serves."""
-        return self._supervisor.snapshot
-
     async def leave(self, then: Callable[[], Awaitable[None]]) -> None:
         """Do `then` while no run starts or ends: other operations wait until it is done."""
 
         async def work(_: Settled) -> None:
-            self._supervisor.pause()
+            self.supervisor.pause()
             try:
                 await self._settling.idle()
                 await then()
             finally:
-                self._supervisor.pause(False)
+                self.supervisor.pause(False)
 
         await self._control.run(work, core=True)
 
@@ -242,16 +215,11 @@ class Runner(Worker):
         return None if self.status.stopped else self.desired.accepted
 
     @property
-    def happened(self) -> Happened:
-        """Counts of lost cores and cut connections since the node began."""
-        return self._supervisor.happened
-
-    @property
     def warnings(self) -> list[str]:
         """Warnings of the configuration, of the supervisor, and of the current run."""
         plan = self.accepted.plan.warnings if self.accepted else ()
         run = self.generations.current.warnings if self.accepted and self.generations.current else ()
-        return [*plan, *self._supervisor.warnings, *run]
+        return [*plan, *self.supervisor.warnings, *run]
 
     # Resuming
 

@@ -24,7 +24,7 @@ from node.backend.state import State
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
 from node.base.logs import Logger
-from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
+from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
 from node.contract.generations import Follower
 from node.events.kinds import Kind
 
@@ -90,7 +90,7 @@ class Supervisor(Worker, Follower):
 
     @property
     def happened(self) -> Happened:
-        cut = self._cut + sum(map(_cut_by, self._generations.counting))
+        cut = self._cut + sum(run.cut for run in self._generations.counting)
         return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
 
     @property
@@ -110,7 +110,7 @@ class Supervisor(Worker, Follower):
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs; None if none serves."""
+        """A snapshot of the runs to hand over; None if none serves."""
         wanted, current = self._desired.accepted, self._keepers.of(self._generations.current)
         accepted = current.accepted if current else wanted
         if accepted is None or not self._generations.serving:
@@ -230,7 +230,7 @@ class Supervisor(Worker, Follower):
     def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
         """Handle the exit of a process: if it was unasked, restart the core or go back to the previous run."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
-        self._cut += _cut_by(run) if run in self._generations.counting else 0
+        self._cut += run.cut if run in self._generations.counting else 0
         if run in self._generations.serving:
             in_background(
                 # As far as the node knows them without asking it.
@@ -351,7 +351,3 @@ class Supervisor(Worker, Follower):
         self._hanging.add(run)
         self._journal.tell(Kind.CORE_HUNG, f"the core is killed: {reason}", reason=reason, **pid_of(run))
         run.kill()
-
-
-def _cut_by(run: Generation) -> int:
-    return run.cut if isinstance(run, Cuts) else 0

@@ -104,6 +104,18 @@ class Generation(Protocol):
         """Whether the process runs, after it has answered once."""
 
     @property
+    def pid(self) -> int | None:
+        """The PID while it runs; None if it is not one process."""
+
+    @property
+    def cut(self) -> int:
+        """How many connections of removed users it has cut so far."""
+
+    @property
+    def lingering(self) -> bool:
+        """Whether it keeps removed users out but still knows their credentials, which a new run would not."""
+
+    @property
     def accounts(self) -> Mapping[str, Accounts]:
         """The accounts that the core has confirmed, by managed inbound."""
 
@@ -176,15 +188,6 @@ class CountsOnline(Protocol):
 
 
 @runtime_checkable
-class Cuts(Protocol):
-    """A generation that counts the connections of removed users that it has cut."""
-
-    @property
-    def cut(self) -> int:
-        """The number so far."""
-
-
-@runtime_checkable
 class Accepts(Protocol):
     """A generation that can check whether its inbounds still accept TCP connections, without making one."""
 
@@ -211,15 +214,6 @@ class Closes(Generation, Protocol):
 
 
 @runtime_checkable
-class HasProcess(Protocol):
-    """A generation that is one process."""
-
-    @property
-    def pid(self) -> int | None:
-        """The PID while it runs."""
-
-
-@runtime_checkable
 class CountsSome(Protocol):
     """A generation that can read the counters of a few names at a fraction of the cost of all."""
 
@@ -236,15 +230,6 @@ class MeasuresLatency(Protocol):
 
         Raises `errors.Unsupported`, with what to add, if the configuration measures none, and `errors.CoreFailed`.
         """
-
-
-@runtime_checkable
-class Lingers(Protocol):
-    """A generation that may keep removed users out without forgetting their credentials."""
-
-    @property
-    def lingering(self) -> bool:
-        """Whether it still knows credentials of removed users, which a new run would not."""
 
 
 @runtime_checkable
@@ -280,10 +265,6 @@ class Shares(Generation, Protocol):
     run on which `lead` was called last, at first to the one that joined first; each run keeps its existing connections.
     When a run ends, the newest of the others gets its new connections.
     """
-
-    @property
-    def pid(self) -> int | None:
-        """The PID while it runs."""
 
     @property
     def ends_sessions(self) -> bool:

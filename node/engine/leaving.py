@@ -17,7 +17,6 @@ from node.contract.driver import (
     Driver,
     Generation,
     Gone,
-    HasProcess,
     Heirs,
     Leaves,
     LeavesAll,
@@ -87,7 +86,7 @@ class Leaving:
 
         Raises `InvalidConfig` and `CoreFailed` for a configuration that it could not go on with.
         """
-        snapshot = self._runner.snapshot
+        snapshot = self._runner.supervisor.snapshot
         if snapshot is None or snapshot.current is None or not isinstance(snapshot.accepted.driver, LeavesAll):
             return
         self._forget()
@@ -108,7 +107,7 @@ class Leaving:
 
     def marks(self) -> Mapping[Generation, str]:
         """The marks of the runs that the next node can take over, by which the disk has their booked counters."""
-        snapshot = self._runner.snapshot
+        snapshot = self._runner.supervisor.snapshot
         return {run: mark_of(run) for run in _leaving(snapshot)} if snapshot else {}
 
     def describe(self, saved: Collection[Generation] = (), exact: bool = False) -> Handover:
@@ -116,7 +115,7 @@ class Leaving:
 
         A run that cannot be taken over is left out; if this is to be exact, that raises `CoreFailed`.
         """
-        handover, snapshot = Handover(), self._runner.snapshot
+        handover, snapshot = Handover(), self._runner.supervisor.snapshot
         if snapshot is None:
             return handover
         if (run := self._described(snapshot.current, snapshot.accepted, exact, saved)) is not None:
@@ -141,7 +140,7 @@ class Leaving:
             return None
         return Run(
             type=Backend.FromString(accepted.request).type,
-            pid=run.pid if isinstance(run, HasProcess) else 0,
+            pid=run.pid or 0,
             core=core,
             counters=self._traffic.known(run) if exact else {},
             mark=mark_of(run),
@@ -159,7 +158,7 @@ class Leaving:
 
         async def then() -> None:
             self._require_steady()
-            snapshot = self._runner.snapshot
+            snapshot = self._runner.supervisor.snapshot
             if snapshot is not None and isinstance(snapshot.current, Leaves):
                 # Traffic from here on is counted by the next node process.
                 await self._traffic.read()
@@ -233,12 +232,12 @@ class Leaving:
             heirs.taken(pids)
             for each in there:
                 self._traffic.go_on(each.run, each.left.counters)
-            self._runner.inherit_draining([_draining_run(each, current is not None) for each in draining])
+            self._runner.supervisor.inherit([_draining_run(each, current is not None) for each in draining])
             for each in there:
                 each.run.stay()
             return current.run if current else None
 
-        self._runner.inherit(recover)
+        self._runner.supervisor.replacement.recover = recover
 
     def _known(self, left: Handover) -> tuple[Run | None, list[Run]]:
         """The current run and those that drain, oldest first, with their counters: those of a killed node are on disk.
@@ -270,7 +269,7 @@ class Leaving:
 
     async def require_heir(self) -> None:
         """Called when nothing more can be adopted: fail the hand-over if it was not adopted by now."""
-        if self._runner.disinherit():
+        if self._runner.supervisor.replacement.disinherit():
             await self._failed(self._runner.status.reason or "the state file does not have the backend that runs")
 
     async def _failed(self, reason: str) -> None:
@@ -313,7 +312,7 @@ class Leaving:
 
 def mark_of(run: Generation | None) -> str:
     """A unique mark of a run's process (boot, PID, start time); empty without a process."""
-    return proc.mark(run.pid) if isinstance(run, HasProcess) else ""
+    return proc.mark(run.pid) if run else ""
 
 
 def config_of(accepted: Accepted) -> str:

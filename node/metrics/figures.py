@@ -18,7 +18,7 @@ from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.part import Parts
 from node.contract.counters import DIRECTIONS, Row, Scope
-from node.contract.driver import Generation, HasProcess
+from node.contract.driver import Generation
 from node.engine.engine import Engine
 from node.machine.usage import Usage, most_files, open_files, usage
 from node.metrics.families import OF_THE_CORE, Sample, Samples
@@ -159,7 +159,7 @@ def _core(sources: Sources) -> Iterator[Figure]:
     yield "txnode_core_resident_memory_bytes", ("current",), current.resident
     draining = sum(_usage(run).resident for run in runs.draining)
     yield "txnode_core_resident_memory_bytes", ("draining",), draining
-    happened = runner.happened
+    happened = runner.supervisor.happened
     for reason, times in happened.losses.items():
         yield "txnode_core_restarts_total", (reason,), times
     yield "txnode_draining_connections", (), happened.draining
@@ -169,7 +169,7 @@ def _core(sources: Sources) -> Iterator[Figure]:
 
 def _usage(run: Generation | None) -> Usage:
     """Memory and processor time of a core's process; zero if there is none."""
-    pid = run.pid if isinstance(run, HasProcess) else None
+    pid = run.pid if run is not None else None
     return (usage(pid) if pid is not None else None) or Usage(0, 0.0, 0.0)
 
 

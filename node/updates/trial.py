@@ -43,11 +43,11 @@ class Trial:
 
     @property
     def _losses(self) -> int:
-        return sum(self._runner.happened.losses.values())
+        return sum(self._runner.supervisor.happened.losses.values())
 
     async def _holds(self, losses: int) -> bool:
         until = self._reactor.seconds() + HOLD
-        while self._reactor.seconds() < until or self._runner.on_probation:
+        while self._reactor.seconds() < until or self._runner.supervisor.on_probation:
             if self._losses != losses:
                 return False
             await deferLater(self._reactor, LOOK)
@@ -58,7 +58,7 @@ class Trial:
         until = self._reactor.seconds() + BACK
         while self._runner.status.awaited and self._reactor.seconds() < until:
             await deferLater(self._reactor, LOOK)
-        if reason := self._runner.returned:
+        if reason := self._runner.supervisor.returned:
             return reason
         try:
             await self._runner.exchange(core, lambda: None, lambda: None, lambda _: True)

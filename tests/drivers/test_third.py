@@ -91,11 +91,16 @@ class ScriptPlan:
 class ScriptRun:
     warnings = ()
     uncounted = frozenset({Scope.USER})
-    outdated = False
+    outdated = lingering = False
+    cut = 0
 
     def __init__(self, process: CoreProcess, accounts: Mapping[str, Accounts]) -> None:
         self._process = process
         self.accounts = {tag: dict(users) for tag, users in accounts.items()}
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:

@@ -87,7 +87,8 @@ class MemoryGeneration:
         self.accounts = {tag: dict(users) for tag, users in accounts.items()}
         self.uncounted: frozenset[Scope] = frozenset()
         self.warnings: list[str] = []
-        self.outdated = False
+        self.outdated = self.lingering = False
+        self.cut = 0
         self.alive = True
         self.silent = False
         self.led = True
@@ -103,6 +104,11 @@ class MemoryGeneration:
         self._stopping = stopping
         self._exit: Exit | None = None
         self._waiting: list[Deferred[Exit]] = []
+
+    @property
+    def pid(self) -> int | None:
+        """It has no process."""
+        return None
 
     def when_exited(self) -> Deferred[Exit]:
         waiter: Deferred[Exit] = Deferred()
@@ -178,8 +184,6 @@ class MemoryGeneration:
 
 class SharedGeneration(MemoryGeneration):
     """A core that can share its listeners: `driver.led` is the one that gets new connections."""
-
-    pid = None
 
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)

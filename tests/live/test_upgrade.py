@@ -220,7 +220,7 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     "at the hand-over": (
         "node/engine/leaving.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
-        "    self._heirs = heirs\n    self._runner.inherit(no)\nLeaving.inherit = _broken",
+        "    self._heirs = heirs\n    self._runner.supervisor.replacement.recover = no\nLeaving.inherit = _broken",
         "no hand-over",
     ),
 }

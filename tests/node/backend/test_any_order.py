@@ -127,7 +127,7 @@ async def overlap(runner: Runner, driver: MemoryDriver) -> None:
         await runner._settling.idle()
         driver.cores.append(MemoryGeneration(driver.clock, plan, runner.desired.target, driver.stopping))
         runner.status.enter(Status.RUNNING)
-        runner._supervisor._adopt(driver.cores[-1])
+        runner.supervisor._adopt(driver.cores[-1])
         await runner._settling.settle_all()
 
     await runner._control.run(work, core=True)

@@ -108,7 +108,7 @@ class TwoCores(SynchronousTestCase):
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, request)))
         [self.old] = self.driver.running
         self.new = MemoryGeneration(self.clock, self.old.plan, self.old.accounts, self.driver.stopping)
-        self.runner._supervisor._adopt(self.new)
+        self.runner.supervisor._adopt(self.new)
 
     def tearDown(self) -> None:
         self.moving.clear()

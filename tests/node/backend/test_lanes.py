@@ -448,9 +448,9 @@ class Room(OverlapTests):
             runs[-1].connections = 0 if number else 200
             self.pass_time(1.5)
         self.assertTrue(runs[0].alive)
-        self.assertEqual(self.runner.happened.dropped, 0)
+        self.assertEqual(self.runner.supervisor.happened.dropped, 0)
         self.assertGreater(len(self.generations.draining), self.limits.drain_generations)
-        self.assertFalse(self.runner._supervisor._drain.full, "a change of users would wait")
+        self.assertFalse(self.runner.supervisor._drain.full, "a change of users would wait")
 
     def test_a_start_waits_for_memory(self) -> None:
         """Connections that end in a moment are not ended for it."""
@@ -464,7 +464,7 @@ class Room(OverlapTests):
         left[0] = 1 << 40
         self.pass_time(drain.ROOM)
         self.successResultOf(start)
-        self.assertEqual((old.alive, second.alive, self.runner.happened.dropped), (True, True, 0))
+        self.assertEqual((old.alive, second.alive, self.runner.supervisor.happened.dropped), (True, True, 0))
 
 
 class Broken(OverlapTests):
@@ -550,7 +550,7 @@ class Broken(OverlapTests):
         self.pass_time(PATIENCE + 1)
         self.failureResultOf(replaced, CoreFailed)
         self.assertEqual(self.names(one), {"bob"})
-        self.successResultOf(ensureDeferred(self.runner._supervisor.settling.settle_all()))
+        self.successResultOf(ensureDeferred(self.runner.supervisor.settling.settle_all()))
         self.assertEqual(self.names(one), {"bob"})
         before.open()
         self.successResultOf(operation)
@@ -582,7 +582,7 @@ class Broken(OverlapTests):
         self.driver.reading.shut = True
         start = self.start("b", person("ann", "one", "b"))
         self.driver.leading.shut = True
-        self.runner._supervisor._pending.refresh.soon()
+        self.runner.supervisor._pending.refresh.soon()
         self.pass_time(2)
         self.assertEqual(len(self.generations.taking_over), 1)
         added = ensureDeferred(self.runner.users.update([person("bob", "two", "b")]))

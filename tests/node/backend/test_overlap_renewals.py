@@ -120,7 +120,7 @@ class Renewals(OverlapTests):
 
     def test_where_nothing_may_drain(self) -> None:
         """Users come in by a restart, and nothing is batched for longer."""
-        self.runner._supervisor._drain._options = BackendOptions(drain_generations=0)
+        self.runner.supervisor._drain._options = BackendOptions(drain_generations=0)
         self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.assertIn("DRAIN_GENERATIONS is 0", "".join(self.runner.warnings))
@@ -226,7 +226,7 @@ class Refreshes(OverlapTests):
 
     def test_where_none_ends(self) -> None:
         """The refresh is not put off without end."""
-        self.runner._supervisor._drain._options = BackendOptions(drain_timeout=600.0, drain_generations=2)
+        self.runner.supervisor._drain._options = BackendOptions(drain_timeout=600.0, drain_generations=2)
         for config in ("a", "a x", "a y"):
             self.started(config, ANN, BOB)
         oldest, serving = self.generations.draining[0], self.removed(BOB)
@@ -271,7 +271,7 @@ class Refreshes(OverlapTests):
 
     def test_too_little_memory(self) -> None:
         """No draining run is ended for it."""
-        self.runner._supervisor._drain._options = BackendOptions(drain_timeout=600.0, drain_generations=4)
+        self.runner.supervisor._drain._options = BackendOptions(drain_timeout=600.0, drain_generations=4)
         for config in ("a", "a x"):
             self.started(config, ANN, BOB)
         self.patch(drain, "available", lambda: 0)

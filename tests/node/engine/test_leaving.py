@@ -42,7 +42,7 @@ class LeavingGeneration(SharedGeneration):
         return 1 + self.driver.cores.index(self)
 
     @property
-    def pid(self) -> int | None:  # type: ignore[override]
+    def pid(self) -> int | None:
         return self.number
 
     async def leave(self) -> None:
