@@ -110,9 +110,7 @@ class Succession:
         said: Deferred[str] = Deferred()
         self._late = ""
         ties.next_said = lambda reason: None if said.called else said.callback(reason)
-        interpreter, *words = program.next
-        command = [interpreter, attempt.__file__, *words]
-        ties.start_next(({}, command), ({}, program.next), program.back(self._environment), PATIENCE)
+        ties.start_next(({}, program.beside(attempt.__file__)), ({}, program.next), program.back(self._environment), PATIENCE)
         if reason := await said:
             raise Refused(f"the next version did not start: {reason}")
         ties.next_said = self._next_failed
