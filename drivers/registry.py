@@ -12,11 +12,11 @@ from drivers.install import releases
 from drivers.install.releases import Core
 from drivers.process.orphans import mark, sweep
 from drivers.process.settings import SETTINGS as COMMON
-from drivers.process.spawn import Done, Spawner
+from drivers.process.spawn import Spawner
 from drivers.sing_box import settings as sing_box
 from drivers.xray import settings as xray
 from node.base.settings import Setting
-from node.contract.driver import Driver, Host
+from node.contract.driver import Done, Driver, Host
 from protos.service_pb2 import SING_BOX, XRAY
 
 

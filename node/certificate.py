@@ -144,14 +144,25 @@ def _general_name(text: str) -> x509.DNSName | x509.IPAddress:
 
 
 def _names_in(certificate: Path) -> tuple[str, ...]:
+    """Return the names in a file. Raises `ValueError` if there are none."""
     try:
-        parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
-        sans = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound) as error:
-        raise ValueError(
-            f"{certificate} is not a certificate with subject alternative names ({error}): remove it to have one made"
-        ) from error
-    return tuple(str(name.value) for name in sans)
+        if names := names_of(x509.load_pem_x509_certificate(certificate.read_bytes())):
+            return names
+        fault = "it has none"
+    except (ValueError, x509.InvalidVersion) as error:
+        fault = str(error)
+    raise ValueError(
+        f"{certificate} is not a certificate with subject alternative names ({fault}): remove it to have one made"
+    )
+
+
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the host names and addresses for which a certificate is valid."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(str(name.value) for name in found)
 
 
 def _builder(public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -1,28 +1,19 @@
-"""`twistd node`: its options, and the only place where the node's parts are put together. Read it first."""
+"""`twistd node`: the only place where the node's parts are put together. Read it first."""
 
 from __future__ import annotations
 
 from node import import_gc  # first: see there
 
 # isort: split
-import os
-import resource
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.application.service import IService, IServiceCollection, Service
-from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
-from twisted.internet.error import CannotListenError
-from twisted.python.usage import Options as UsageOptions
-from twisted.python.usage import UsageError
+from twisted.application.service import IService
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
-from node import __version__, deployed, log_lines
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
@@ -33,77 +24,40 @@ from node.base.logs import Logger, LogRing
 from node.base.part import Parts
 from node.base.reactor import Reactor
 from node.clock.clock import Clock
+from node.command_line import Options
 from node.contract.driver import Host
-from node.contract.keeper import NoKeeper
-from node.door.ports import Ports
-from node.door.tls import BadPair, Certificates, Demands
+from node.contract.keeper import Keeper
+from node.door.ports import Place, Ports
+from node.door.tls import Certificates, Demands
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
 from node.events.kinds import Kind
-from node.handover.program import CHECKING, KEPT, Program, Tried
+from node.handover.arrival import Arrival
+from node.handover.house import House
+from node.handover.program import Program, run_check
 from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
-from node.keys.keyfile import BadKeys
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
+from node.metrics.figures import Sources as Measured
 from node.metrics.monitoring import Monitoring
 from node.metrics.pages import Meters
-from node.settings import BadSettings, Settings, all_settings, environment, load
+from node.service import NodeService, use_monotonic_clock
+from node.settings import BadSettings, Settings, environment, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
-from node.updates.chosen import LISTS, Record
+from node.updates.jobs import Jobs
 from node.updates.policy import Sources
+from node.updates.program import Program as Releases
+from node.updates.record import LISTS, Record
+from node.updates.replaceable import Kit
+from node.updates.tool import Tool
+from node.updates.trial import Trial
 from node.updates.updates import Updates
 
 import_gc.resume()
-
-SETTINGS = all_settings(DRIVER_SETTINGS)
-# Seconds after which a computing thread lets other threads run. With Python's default of 5 ms, building a large set of
-# users stalls every call by a multiple of that.
-SWITCH_INTERVAL = 0.0005
-# Open files that the node allows itself, if the system permits: for the connections on both ports, with a reserve.
-DESCRIPTORS = 65_536
-
-
-class Options(UsageOptions):
-    """The command line: an option for every setting that is not secret. The environment and `.env` have them, too."""
-
-    synopsis = "[options]"
-    longdesc = (
-        "Runs a proxy core for a controller that calls over REST or gRPC. The node reads settings from .env in the "
-        "working directory, the environment and these options; a later source overrides an earlier one. Brackets have "
-        "a setting's name and default; docs/settings.md says when to change it. API_KEY and UPDATE_PROXY may hold "
-        "secrets, and other users can read options: set these two in .env or in the environment."
-    )
-    optParameters = [  # noqa: N815, RUF012 - Twisted's form
-        [setting.option, None, None, f"{setting.text} [{setting.name}={setting.default}]"]
-        for setting in SETTINGS
-        if not setting.secret
-    ]
-
-    optFlags = [["check", None, "print whether this version could take over from a running node, and exit"]]  # noqa: N815, RUF012
-
-    def parseOptions(self, options: Sequence[str] | None = None) -> None:
-        """Parse the options; refuse abbreviations, which Twisted allows.
-
-        `--api-key=…` would be one, and show the key to every user of the machine.
-        """
-        words = list(sys.argv[1:] if options is None else options)
-        for name in (word.partition("=")[0] for word in words if word.startswith("--")):
-            if name[2:] not in self._names():
-                raise UsageError(f"there is no option {name}")
-        super().parseOptions(words)
-
-    def _names(self) -> set[str]:
-        """The names of all options, spelled in full."""
-        return {option.rstrip("=") for option in self.longOpt}
-
-    def settings(self) -> dict[str, str]:
-        """The values given on the command line, by setting name."""
-        given = {setting.name: self.get(setting.option) for setting in SETTINGS}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 def makeService(options: Options) -> IService:
@@ -117,242 +71,84 @@ def makeService(options: Options) -> IService:
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
     Logger.names_users = settings.log.users
-    node = NodeService(node_reactor, settings, options.parent or {})
+    node = make_node(node_reactor, settings, options.parent or {})
     if options.get("check"):
         raise SystemExit(node.check())
     return node
 
 
-def use_monotonic_clock(reactor: Reactor) -> None:
-    """Make all timers run on the monotonic clock. To be called before there is any timer.
+def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -> NodeService:
+    """Make the parts and put them in order. `twistd`: twistd's own options."""
+    parts, around = Parts(), environment()
+    ties = Ties.of(around)
+    keeper = ties or Keeper()
 
-    Twisted's timers run on the time of day. When that is set back, no timer fires for as long, and systemd's watchdog
-    gets no message; when it is set ahead, all timeouts expire at once.
-    """
-    # Delayed calls, `LoopingCall` and the reactor's own waiting all call this.
-    reactor.seconds = time.monotonic  # type: ignore[method-assign]
+    # What the node keeps, and reports.
+    state = StateDirectory(settings.state.dir, keeper)
+    ring = LogRing(reactor, settings.log.buffer)
+    store = Store(reactor, state.database, parts)
+    journal = Journal(reactor, store.event)
+    system = SystemStats(reactor)
+    notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
+    systemd = Systemd(notifier, reactor)
 
+    # The cores, and who runs them.
+    changes = settings.state.dir / "updates"
+    record = Record(changes / "chosen", _configured(settings))
+    record.load()
+    host = Host(reactor, ring, state.run_dir, settings.cores, _withheld(settings), record.choices, keeper)
+    drivers = Drivers(host)
+    chosen = EngineOptions(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
+    engine = Engine(reactor, ring, drivers, store, journal, chosen)
 
-class NodeService(Service):
-    """The node: makes its parts, starts them in order, and stops them one by one, each awaited."""
+    # The next version, and other releases.
+    house = House(ring, journal, store, parts, systemd, drivers.sweep)
+    arrival = Arrival(reactor, around, ties, settings.handover.adopt_seconds, engine.leaving, house)
+    succession = Succession(reactor, around, ties, arrival, engine.leaving, house)
+    kept = settings.state.dir / "program"
+    program = Program.of(sys.orig_argv, twistd, kept)
+    upgrades = Upgrades(reactor, succession, program, partial(run_check, drivers.run, around))
+    tool = Tool(drivers.run, around, settings.updates.proxy)
+    kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
+    jobs = Jobs(reactor, changes / "jobs", ring, journal)
+    releases = Releases(kit, kept, settings.updates.program_url, upgrades)
+    sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS)
+    updates = Updates(kit, jobs, releases, drivers, settings.updates, sources)
 
-    log = Logger()
+    # Who may call, what they may ask, and where.
+    meters = Meters()
+    authenticator = Authenticator(settings.keys.key, settings.keys.certified, meters.refused)
+    calls = Calls(Operations(engine, system, parts, updates), ring, authenticator.knows, journal, meters.called)
+    keyring = Keyring(
+        settings.keys, authenticator, partial(journal.reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED), calls.dismiss
+    )
+    certificates = Certificates(
+        settings.door.cert_file,
+        settings.door.key_file,
+        Demands(settings.door.client_ca, settings.door.newest_tls),
+        partial(journal.reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
+    )
+    aio = Aio(reactor)
+    place = Place(state.door_dir, settings.metrics.port, keeper)
+    ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
+    measured = Measured(
+        engine,
+        parts,
+        store,
+        settings.metrics,
+        settings.state.dir,
+        places=ports.connections.limits.max_connections,
+        connections=ports.clients,
+        expires=lambda: certificates.current.expires,
+    )
+    monitoring = Monitoring(reactor, measured, meters, ports.rpc.set_ready)
+    ports.serve(monitoring.pages)
 
-    def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
-        """`twistd`: twistd's own options, which say where the log goes."""
-        self._twistd = twistd or {}
-        self._reactor = reactor
-        self._settings = settings
-        self._state = StateDirectory(settings.state.dir)
-        self._aio = Aio(reactor)
-        self._ring = LogRing(reactor, settings.log.buffer)
-        self._system = SystemStats(reactor)
-        sources, record = _sources(settings), Record(settings.state.dir / "updates" / "chosen")
-        record.load()
-        choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
-        ties = Ties.of(environment())
-        host = Host(
-            *(reactor, self._ring, self._state.run_dir, settings.cores, _withheld(settings), choices),
-            ties or NoKeeper(),
-        )
-        self._drivers = Drivers(host)
-        parts = self._parts = Parts()
-        self._store = Store(reactor, self._state.database, parts)
-        self._journal = Journal(reactor, self._store.event)
-        door, reloaded = settings.door, self._journal.reloaded
-        self._certificates = Certificates(
-            *(door.cert_file, door.key_file, Demands(door.client_ca, door.newest_tls)),
-            partial(reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
-        )
-        self._watch = FileWatch("a new certificate", self._certificates, reactor)
-        notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
-        self._systemd = Systemd(notifier, reactor)
-        meters = Meters()
-        authenticator = Authenticator(settings.keys.key, settings.keys.certified, meters.refused)
-        secrets = [settings.keys.key_file] if settings.keys.key_file else []
-        self._keyring = Keyring(
-            *(settings.keys.file, settings.keys.required, authenticator, secrets),
-            partial(reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED),
-        )
-        self._keys_watch = FileWatch("new keys", self._keyring, reactor)
-        for part in (self._system, self._watch, self._keys_watch, self._store, self._journal):
-            parts.add(part)
-        options = EngineOptions(
-            *(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
-        )
-        self._engine = engine = Engine(reactor, self._ring, self._drivers, self._store, self._journal, options, parts)
-        self._operations = Operations(engine, self._system, parts)
-        self._calls = calls = Calls(self._operations, self._ring, authenticator.knows, self._journal, meters.called)
-        self._keyring.gone = calls.dismiss
-        self._ports = Ports(reactor, self._aio, calls, authenticator, self._certificates, self._state.door_dir, door)
-        self._monitoring = self._monitored(meters)
-        self._succession = Succession(
-            *(reactor, environment(), ties, settings.handover.adopt_seconds),
-            ring=self._ring,
-            journal=self._journal,
-            state=self._state,
-            store=self._store,
-            backend=engine.leaving,
-            parts=parts,
-            calls=calls,
-            connections=self._ports.connections,
-            systemd=self._systemd,
-            sweep=self._drivers.sweep,
-        )
-        kept = settings.state.dir / "program"
-        program = Program.of(sys.orig_argv, self._twistd, kept)
-        self._upgrades = Upgrades(reactor, self._succession, program, self._run)
-        self._updates = Updates(
-            *(reactor, settings.state.dir / "updates"),
-            kept=kept,
-            ring=self._ring,
-            journal=self._journal,
-            policy=settings.updates,
-            sources=sources,
-            drivers=self._drivers,
-            runner=engine.runner,
-            record=record,
-            choices=choices,
-            run=self._drivers.run,
-            environment=environment(),
-            test=self._upgrades.test,
-            become=self._upgrades.wanted,
-        )
-        self._operations.updates = self._updates
-        self._succession.jobs = self._updates.jobs
-        parts.add(Clock(reactor, self._journal, settings.clock))
-        parts.add(self._monitoring.lag)
-        parts.add(self._monitoring.readiness)
-        parts.add(self._systemd)
-
-    async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
-        """Run a command of the node's own to its end, such as another version's check."""
-        own = {CHECKING: "yes"} | ({"PYTHONPATH": str(modules)} if modules else {})
-        return await self._drivers.run(command, {**environment(), **own}, seconds)
-
-    def check(self) -> int:
-        """Print whether this version could take over from a running node, and return the exit code."""
-        try:
-            self._certificates.load()
-            self._keyring.load()
-            self._store.look()
-        except (OSError, BadPair, BadKeys) as error:
-            print(f"txnode {__version__} cannot start: {error}")  # noqa: T201
-            return 1
-        if CHECKING not in environment():
-            print("restart the node to change to this version, if the one that runs has no keeper")  # noqa: T201
-            return 1
-        print(KEPT)  # noqa: T201 - read by the node that runs the check
-        print(f"txnode {__version__}")  # noqa: T201 - read by the node that runs the check
-        return 0
-
-    def setServiceParent(self, parent: IServiceCollection) -> None:
-        """Also install the JSON log: the application begins its log after this call."""
-        super().setServiceParent(parent)
-        if self._settings.log.json:
-            try:
-                log_lines.install(parent, self._twistd, self._reactor.callFromThread)
-            except ValueError as error:
-                raise SystemExit(f"txnode cannot start: {error}") from error
-
-    def _monitored(self, meters: Meters) -> Monitoring:
-        """Make the metrics, the readiness check and their pages."""
-        return Monitoring(
-            *(self._reactor, self._engine, self._parts, self._store, meters),
-            state_dir=self._settings.state.dir,
-            places=self._ports.connections.limits.max_connections,
-            users=self._settings.metrics.users,
-            prefix=self._settings.metrics.prefix,
-            connections=self._ports.clients,
-            changed=self._ports.rpc.set_ready,
-            expires=lambda: self._certificates.current.expires,
-        )
-
-    def startService(self) -> None:
-        super().startService()
-        # Otherwise a Ctrl-C before the reactor runs raises somewhere in here, and gRPC's threads keep the process.
-        signal.signal(signal.SIGINT, self._reactor.sigInt)  # type: ignore[attr-defined]
-        # Only the node's user may read what the node and its cores write.
-        os.umask(0o077)
-        self._log_ignored()
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        _raise_descriptor_limit()
-        try:
-            self._succession.take()
-            self._state.claim(self._succession.lock)
-            self._upgrades.prepare()
-            self._certificates.load()
-            self._keyring.load()
-            self._sweep()
-            self._updates.load()
-            self._aio.start()
-            self._parts.start()
-            self._ports.listen(self._monitoring.pages, self._settings.metrics.port, self._succession.held)
-            self._succession.ports = self._ports.listening
-            self._succession.hold()
-        except (OSError, BadPair, BadKeys, CannotListenError) as error:
-            raise SystemExit(f"txnode cannot start: {error}") from error
-        self._succession.inherit()
-        self._reactor.callWhenRunning(self._ready)
-        self._reactor.callWhenRunning(self._parts.begin)
-
-    def stopService(self) -> Deferred[None]:
-        super().stopService()
-        return ensureDeferred(self._stop())
-
-    async def _stop(self) -> None:
-        """Stop each part, also if those before it failed to stop."""
-        self._succession.end()
-        self._journal.tell(Kind.NODE_STOPPING, "the node is stopping")
-        ends: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("the systemd notifier", self._systemd.stop),
-            ("the listeners", self._ports.stop_accepting),
-            ("the calls of clients", self._ports.dismiss),
-            ("the remaining connections", self._ports.disconnect),
-            ("the updates", self._updates.close),
-            ("the calls", self._calls.close),
-            ("the parts", self._parts.stop),
-            ("the asyncio thread", self._aio.stop),
-            ("the lock of the state directory", self._state.stop),
-        )
-        for part, end in ends:
-            try:
-                await maybeDeferred(end)
-            except Exception:  # noqa: BLE001 - logged; the other parts are stopped all the same
-                self.log.failure("could not stop {part} cleanly; the other parts are stopped all the same", part=part)
-
-    def _sweep(self) -> None:
-        for pid in self._drivers.sweep(self._succession.cores):
-            self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
-
-    def _ready(self) -> None:
-        signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
-        signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
-        # After both handlers: a signal that came while the node did not run is delivered now.
-        self._succession.ready(self._begin)
-        self._ring.event(f"txnode {__version__} is ready")
-        self.log.info(
-            "txnode {version} is ready: REST {rest}, gRPC {grpc}",
-            version=__version__,
-            rest=self._settings.door.rest_port or "no port of its own",
-            grpc=self._settings.door.grpc_port or "no port of its own",
-        )
-        self._systemd.ready()
-
-    def _begin(self) -> None:
-        """Called when it is certain that this node process goes on, and not the one before it."""
-        self._upgrades.begin()
-        self._updates.begin(self._succession.outcome)
-
-    def _log_ignored(self) -> None:
-        if ignored := self._settings.ignored:
-            names = deployed.described(ignored)
-            self.log.info("settings of other nodes are ignored: {names}; see docs/migrate.md", names=names)
-
-    def _reload(self) -> None:
-        """Reload the certificate and the keys."""
-        self._certificates.reload()
-        self._keyring.reload()
+    watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
+    # Each part may use those before it; they stop in the reverse order.
+    parts.add(arrival, state, upgrades, *watches, store, journal, system, aio)
+    parts.add(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd)
+    return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:
@@ -361,16 +157,6 @@ def _withheld(settings: Settings) -> tuple[Path, ...]:
     return settings.state.dir, *filter(None, keys)
 
 
-def _sources(settings: Settings) -> Sources:
-    """Where cores are downloaded from, and which settings of theirs the operator has set."""
-    values = settings.cores
-    configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
-    return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
-
-
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+def _configured(settings: Settings) -> dict[str, str]:
+    """The executables of cores, and the directory of geo files, that the operator has set."""
+    return {**set_for("EXECUTABLE_PATH", settings.cores), LISTS: settings.cores.get(LISTS_SETTING, "")}

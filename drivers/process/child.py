@@ -7,14 +7,16 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessExitedAlready
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.contract.driver import Exit
 from protos.handover_pb2 import Output, Process
@@ -87,17 +89,16 @@ class CoreProcess(ProcessProtocol):
         on_lines: Callable[[list[str]], None],
         sift: Callable[[list[str]], list[str]] = list,
     ) -> None:
-        self._reactor = reactor
         self._on_lines = on_lines
         self._sift = sift
         self._splitters = {1: LineSplitter(), 2: LineSplitter()}
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._panic: tuple[str, ...] = ()
         self._waiting: list[Deferred[Exit]] = []
-        self._kill: IDelayedCall | None = None
-        # Whether to pause after short reads, and the outputs that are paused now.
+        self._kill = Alarm(reactor, partial(self.signal, signal.SIGKILL))
+        # Whether to pause after short reads, and for each output when that ends.
         self._gathers = True
-        self._gathering: dict[int, IDelayedCall] = {}
+        self._gathering = {number: Alarm(reactor, partial(self._read_on, number)) for number in self._splitters}
         self.exit: Exit | None = None
         # Whether a line said that it ran out of memory; a long trace follows that line.
         self.starved = False
@@ -125,7 +126,7 @@ class CoreProcess(ProcessProtocol):
             # No more output is ready. A core writes each line separately, and one turn of the reactor per line costs
             # more than processing it.
             cast("Any", self.transport).pipes[childFD].pauseProducing()
-            self._gathering[childFD] = self._reactor.callLater(GATHER, self._read_on, childFD)
+            self._gathering[childFD].set(GATHER)
 
     def childConnectionLost(self, childFD: int) -> None:  # noqa: N803
         self._read_on(childFD)
@@ -133,8 +134,9 @@ class CoreProcess(ProcessProtocol):
     def processExited(self, reason: Failure) -> None:
         """Read the last output at once."""
         self._gathers = False
-        for pipe in tuple(self._gathering):
-            self._read_on(pipe)
+        for number, alarm in self._gathering.items():
+            if alarm.pending:
+                self._read_on(number)
 
     def processEnded(self, reason: Failure) -> None:
         """The process has ended and its pipes are read to the end."""
@@ -144,8 +146,7 @@ class CoreProcess(ProcessProtocol):
             self._take([f"fatal error: out of memory: {self.allowance}"])
         killed: int | None = getattr(reason.value, "signal", None)
         code: int | None = getattr(reason.value, "exitCode", None)
-        if self._kill is not None and self._kill.active():
-            self._kill.cancel()
+        self._kill.cancel()
         self.exit = Exit(-killed if killed else code or 0, self.last_lines)
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -163,9 +164,9 @@ class CoreProcess(ProcessProtocol):
     async def stop(self) -> Exit:
         """Send TERM, and KILL after `TERM_SECONDS`. Returns when the process has ended."""
         self.signal(signal.SIGTERM)
-        if self._kill is None and self.exit is None:
+        if self.exit is None:
             # Not cancelled with this call.
-            self._kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
+            self._kill.within(TERM_SECONDS)
         return await self.when_exited()
 
     async def end(self) -> Exit:
@@ -182,8 +183,8 @@ class CoreProcess(ProcessProtocol):
     def leave(self) -> None:
         """Stop reading the outputs: what the core writes from here on is for the next node."""
         self._gathers = False
-        for pipe in tuple(self._gathering):
-            self._gathering.pop(pipe).cancel()
+        for alarm in self._gathering.values():
+            alarm.cancel()
         for pipe in cast("Any", self.transport).pipes.values():
             pipe.pauseProducing()
 
@@ -222,9 +223,7 @@ class CoreProcess(ProcessProtocol):
                 self.log.debug("core process {pid} exited before {signal} was sent", pid=self.pid, signal=number.name)
 
     def _read_on(self, pipe: int) -> None:
-        call = self._gathering.pop(pipe, None)
-        if call is not None and call.active():
-            call.cancel()
+        self._gathering[pipe].cancel()
         if (reader := cast("Any", self.transport).pipes.get(pipe)) is not None:
             reader.resumeProducing()
 

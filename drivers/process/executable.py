@@ -9,9 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
-
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
@@ -20,9 +17,10 @@ from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, executable_setting
-from drivers.process.spawn import Done, Spawner, by_setpriv, opened
+from drivers.process.spawn import Spawner, opened
 from node.base.errors import CoreFailed
-from node.contract.driver import Host
+from node.base.pool import in_pool
+from node.contract.driver import Done, Host
 from protos.handover_pb2 import Answer, Common, File, Installed
 
 # The whole environment of a core: nothing of the node's own environment is in it, least of all its key.
@@ -87,7 +85,7 @@ class Files:
 
     def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
         self._marks = {path: _mark(path) for path in sorted(paths)}
-        self._pinned = {path: _node(path) for path in sorted(pinned)}
+        self._pinned = {path: _mark(path, pinned=True) for path in sorted(pinned)}
 
     @property
     def packed(self) -> list[File]:
@@ -100,7 +98,7 @@ class Files:
         """Restore the state of a previous node process."""
         found = cls(())
         for file in files:
-            (found._pinned if file.pinned else found._marks)[Path(file.path)] = cast(Any, tuple(file.mark) or None)
+            (found._pinned if file.pinned else found._marks)[Path(file.path)] = tuple(file.mark) or None
         return found
 
     def changed(self) -> list[Path]:
@@ -109,7 +107,7 @@ class Files:
 
     def replaced(self) -> list[Path]:
         """Return the pinned files that were replaced."""
-        return [path for path, node in self._pinned.items() if _node(path) not in (node, None)]
+        return [path for path, node in self._pinned.items() if _mark(path, pinned=True) not in (node, None)]
 
     @property
     def warnings(self) -> list[str]:
@@ -117,20 +115,13 @@ class Files:
         return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced())]
 
 
-def _node(path: Path) -> tuple[int, int] | None:
+def _mark(path: Path, pinned: bool = False) -> tuple[int, ...] | None:
+    """Return a value that changes with a file or, if it is pinned, when it is replaced; None if there is none."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return (found.st_dev, found.st_ino) if pinned else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @dataclass
@@ -227,7 +218,6 @@ class Installation:
             path=str(known.path),
             chosen=str(chosen or ""),
             configured=self._configured,
-            setpriv=known.spawner.setpriv or "",
             changed=known.changed or 0,
             version=known.version,
             number=known.number,
@@ -240,8 +230,8 @@ class Installation:
         for each in left.installed:
             number = tuple(each.number)
             if each.configured == self._configured and number >= self.oldest:
-                spawner = Spawner(self.host.reactor, self.host.directory, ENVIRONMENT, each.setpriv or None)
-                found = Executable(Path(each.path), spawner, each.changed, each.version, number, tuple(each.lines))
+                found = replace(self._bare(Path(each.path)), changed=each.changed, version=each.version)
+                found = replace(found, number=number, lines=tuple(each.lines))
                 self._known[Path(each.chosen) if each.chosen else None] = found
 
     def look_again(self) -> None:
@@ -260,13 +250,16 @@ class Installation:
             if chosen is not None and chosen.is_file():
                 path: Path | None = chosen
             else:
-                path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
+                path = await in_pool(reactor, find, self.core, configured)
         except InstallError as error:
             raise CoreFailed(str(error)) from error
         if path is None:
             how = f"install it with `nodectl core install {self.core.name}`"
             raise CoreFailed(f"there is no {self.core.title} on this machine: {how}")
-        return Executable(path, await by_setpriv(Spawner(reactor, self.host.directory, ENVIRONMENT)))
+        return self._bare(path)
+
+    def _bare(self, path: Path) -> Executable:
+        return Executable(path, Spawner(self.host.reactor, self.host.directory, ENVIRONMENT))
 
     async def _asked(self, bare: Executable) -> Executable:
         """Return the executable with its version. Raises `CoreFailed` if it is none or too old."""

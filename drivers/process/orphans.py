@@ -28,8 +28,7 @@ def sweep(owner: Path, spared: Collection[int] = ()) -> list[int]:
     Returns the process numbers. The sockets of cores in the directory are removed, unless processes are `spared`, which
     may use them.
     """
-    ours = mark(owner)
-    orphans = [process for process in _marked() if _mark(process) == ours and process.pid not in spared]
+    orphans = [process for process in _left_behind(mark(owner)) if process.pid not in spared]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
@@ -50,17 +49,11 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _marked() -> Iterator[psutil.Process]:
-    """Yield the processes with any mark. Only the environment is read of others: there may be thousands."""
+def _left_behind(ours: str) -> Iterator[psutil.Process]:
+    """Yield the other processes with this mark. Only the environment is read of most: there may be thousands."""
     for pid in psutil.pids():
         with suppress(OSError, psutil.Error):  # gone, or another user's: not ours
-            if MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                yield psutil.Process(pid)
-
-
-def _mark(process: psutil.Process) -> str | None:
-    try:
-        found = process.environ().get(MARK)
-    except (psutil.Error, OSError):
-        return None  # gone, or another user's: not ours
-    return found if process.pid != os.getpid() else None
+            if pid != os.getpid() and MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                process = psutil.Process(pid)
+                if process.environ().get(MARK) == ours:
+                    yield process

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
 from twisted.internet.defer import DeferredLock
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.sockets.connections import Ports, at
 from drivers.sockets.descriptors import Descriptors
@@ -14,6 +13,7 @@ from drivers.sockets.pacing import Setting, narrow, pace, set_all
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import listeners
 from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.connections import Handle
 
@@ -117,7 +117,7 @@ class Paced:
         """Do `work` in the thread pool, one at a time; None if the core's sockets cannot be reached."""
         async with self._lock:
             try:
-                done = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
+                done = await in_pool(self._reactor, work)
             except (Unreachable, OSError) as error:
                 self._complain(str(error))
                 return None

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.process.child import PANIC, CoreProcess
-from drivers.process.spawn import Done
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
-from node.contract.driver import fatal_lines
+from node.contract.driver import Done, fatal_lines
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ async def read(reactor: PooledReactor, text: str, reading: Callable[..., T], *ar
 async def _aside(reactor: PooledReactor, dear: bool, work: Callable[..., T], *arguments: Any) -> T:
     if not dear:
         return work(*arguments)
-    return await deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
+    return await in_pool(reactor, work, *arguments)
 
 
 async def ready(

@@ -1,23 +1,25 @@
-"""Share listeners between cores: the part of `node.contract.driver.Shares` that is the same for all cores."""
+"""A run of a core, which shares its listeners with other runs: what is the same for all cores."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from twisted.internet.threads import deferToThreadPool
+from twisted.internet.defer import Deferred
 
 from drivers.process.accepting import ListenerWatch
 from drivers.process.child import CoreProcess
-from drivers.process.run import A, Run
 from drivers.sockets.connections import Ports, hang_up
 from drivers.sockets.listeners import Survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sharing import Reach, Sharing
 from drivers.sockets.sock_diag import listeners, listening
 from node.base.errors import CoreFailed
-from node.contract.driver import Host, NotShared, Plan
+from node.base.logs import Logger
+from node.base.pool import in_pool
+from node.contract.driver import Exit, Host, NotShared, Plan
 
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000
@@ -47,8 +49,24 @@ class Listening(Protocol):
         """What only one process at a time can have, or a next core would not get, each in a line."""
 
 
-class SharedRun(Run[A]):
-    """A run that can share its listeners. `own_paths` are unix sockets that are not inbounds."""
+class Api(Protocol):
+    """The part of a core's API that all cores have."""
+
+    async def ready(self, seconds: float) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=Api)
+
+
+class SharedRun(Generic[A]):
+    """The part of `node.contract.driver.Generation` and `Shares` that is the same for all cores.
+
+    `own_paths` are unix sockets that are not inbounds.
+    """
+
+    log = Logger()
 
     def __init__(
         self,
@@ -60,7 +78,9 @@ class SharedRun(Run[A]):
         listening: Listening,
         own_paths: Collection[str] = (),
     ) -> None:
-        super().__init__(host, process, api)
+        self._host = host
+        self._process = process
+        self._api = api
         self._sharing = sharing
         self._listening = listening
         self._own_paths = frozenset(own_paths)
@@ -69,6 +89,31 @@ class SharedRun(Run[A]):
         # Whether it is closed to new connections, and the listeners that are.
         self._closed = False
         self._shut: frozenset[int] = frozenset()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.exit is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def when_exited(self) -> Deferred[Exit]:
+        return self._process.when_exited()
+
+    async def answers(self, seconds: float) -> bool:
+        return await self._api.ready(seconds)
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        await self._process.stop()
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close the connections to the core. May be called again meanwhile."""
+        await self._api.close()
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """See `Shares.obstacles`. `plan.made` is the attribute of our own drivers' plans."""
@@ -142,9 +187,8 @@ class SharedRun(Run[A]):
                 )
 
     async def _hang_up(self) -> None:
-        reactor = self._host.reactor
         try:
-            await deferToThreadPool(reactor, reactor.getThreadPool(), hang_up, self._number, self._listening.ports)
+            await in_pool(self._host.reactor, hang_up, self._number, self._listening.ports)
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -16,15 +15,15 @@ from pathlib import Path
 
 from twisted.internet import defer
 
+from drivers.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.child import CoreProcess
 from drivers.process.kept import start
-from drivers.process.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
 from drivers.process.settings import CORE_MEMORY
 from node.base.errors import CoreFailed
 from node.base.reactor import Reactor
-from node.contract.driver import Exit
+from node.contract.driver import Done
 from node.contract.keeper import Keeper
 
 # Seconds that a command may take, and the most bytes of its output file; of its other output the last lines are kept.
@@ -36,15 +35,8 @@ LOOK_MEMORY_FACTOR = 48
 
 
 @dataclass(frozen=True)
-class Done(Exit):
-    """The result of a command: its exit, last lines and output."""
-
-    output: bytes
-
-
-@dataclass(frozen=True)
 class Spawner:
-    """Starts child processes that end with the node: through setpriv(1) if it supports that, else our script.
+    """Starts child processes that end with the node.
 
     `owner`: a directory that one node has at a time. `rules`: Landlock rules. `data`: bytes of its own memory that a
     core may have. With a `keeper` cores end with that instead.
@@ -53,7 +45,6 @@ class Spawner:
     reactor: Reactor
     owner: Path
     environment: Mapping[str, str]
-    setpriv: str | None = None
     rules: tuple[str, ...] = ()
     data: int | None = None
     keeper: Keeper | None = None
@@ -79,7 +70,7 @@ class Spawner:
             if keeper is not None:
                 start(self.reactor, keeper, process, kept(command, self.rules), environment, files)
                 return
-            argv = leashed([*command], self.setpriv, self.rules)
+            argv = leashed([*command], self.rules)
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
         except OSError as error:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
@@ -118,22 +109,6 @@ class Spawner:
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
-
-
-async def by_setpriv(spawner: Spawner) -> Spawner:
-    """Use setpriv(1), if it runs and supports parent-death signals: it takes 1 ms, our script 11 ms.
-
-    It does not check whether the parent died before the call; such a core is swept at the next start.
-    """
-    found = shutil.which("setpriv", path=os.defpath)
-    if found is None:
-        return spawner
-    better = replace(spawner, setpriv=found)
-    try:
-        tried = await better.run([found, "--version"])
-    except CoreFailed:
-        return spawner
-    return better if tried.code == 0 else spawner
 
 
 def _limit(pid: int | None, what: int, most: int) -> None:

@@ -170,7 +170,6 @@ def random_entry(inbound: Inbound) -> bytes:
 
 
 def name_of(packed: bytes) -> str:
-    """Return the user's name in an entry."""
     name: str = json.loads(quoted_name(packed))
     return name
 
@@ -211,7 +210,6 @@ def unlabelled(text: str) -> str:
 
 
 def login_of(packed: bytes) -> tuple[str, str]:
-    """Return the label and the password of a live user."""
     entry = json.loads(packed)
     return label(entry["name"]), entry["password"]
 

@@ -1,14 +1,16 @@
-"""The types of inbounds, outbounds, services and so on that a sing-box configuration may contain. Pure.
+"""What a sing-box configuration may contain: types of inbounds, outbounds and so on, and of values. Pure.
 
-Found by trying each type with `sing-box format` of 1.14.1 and 1.14.4; what the types do: sing-box's source code.
+Found by trying each type with `sing-box format` of 1.14.1 and 1.14.4, whose output always has the types of values; what
+the types of inbounds and so on do: sing-box's source code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from drivers.process.allowlist import Allowed, shown
+from node.base.errors import InvalidConfig
 
 Json = dict[str, Any]
 
@@ -56,6 +58,36 @@ _KINDS: Mapping[str, Collection[str]] = {
     "endpoints": ENDPOINTS,
     "services": SERVICES,
     "certificate_providers": CERTIFICATE_PROVIDERS,
+}
+
+# A type, a list whose items all have one shape, or an object with the shapes of its optional members.
+Shape = type | tuple[type, ...] | list[Any] | Mapping[str, Any]
+
+# The deepest allowed nesting of lists and objects; sing-box nests rules in rules.
+DEEPEST = 100
+_TYPED = {"type": str, "tag": str}
+_HANDLER = {**_TYPED, "transport": {"type": str}}
+_INBOUND = {
+    **_HANDLER,
+    "tls": {"enabled": bool},
+    "detour": str,
+    "listen": str,
+    "listen_port": int,
+    "method": str,
+    "version": int,
+    "network": (str, list),
+    "users": [{"name": str, "username": str}],
+}
+SHAPE: Shape = {
+    "log": {"level": str, "disabled": bool, "output": str},
+    "dns": {"servers": [_TYPED]},
+    "certificate_providers": [_TYPED],
+    "endpoints": [_HANDLER],
+    "inbounds": [_INBOUND],
+    "outbounds": [_HANDLER],
+    "route": {"rules": list, "rule_set": [_TYPED]},
+    "services": [_TYPED],
+    "experimental": {},
 }
 
 
@@ -110,3 +142,40 @@ def _providers(value: Any, where: str) -> Iterator[tuple[str, str, Collection[st
 def _place(kind: str, number: int, thing: Json) -> str:
     tag = thing.get("tag")
     return f"{kind}[{number}]" + (f" ({shown(tag)})" if tag else "")
+
+
+def check_shape(tree: Any) -> None:
+    """Raises `InvalidConfig` for a value of the wrong type that the node relies on, or nesting deeper than DEEPEST."""
+    _check_value(tree, SHAPE, "")
+    level: list[Any] = [tree]
+    for _ in range(DEEPEST):
+        level = [item for value in level for item in _within(value)]
+    if level:
+        raise InvalidConfig("the configuration is nested too deeply")
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _check_value(value: Any, shape: Shape, where: str) -> None:
+    if isinstance(shape, list):
+        _require(value, list, where)
+        for number, item in enumerate(value):
+            _check_value(item, shape[0], f"{where}[{number}]")
+    elif isinstance(shape, Mapping):
+        _require(value, dict, where)
+        for key in shape.keys() & value.keys():
+            _check_value(value[key], shape[key], f"{where}.{key}")
+    else:
+        _require(value, shape, where)
+
+
+def _require(value: Any, kinds: type | tuple[type, ...], where: str) -> None:
+    if not isinstance(value, kinds) or (kinds is int and isinstance(value, bool)):
+        place = where.removeprefix(".") or "the configuration"
+        raise InvalidConfig(
+            f"the node cannot parse this configuration: {place} has the wrong type: {shown(str(value))}"
+        )

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
+from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 from twisted.internet.task import deferLater
 
 from drivers.channel import LATE, ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.detours import Detours, Pair, pair_of
-from drivers.sing_box.table import Line, Table
+from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
-from drivers.sing_box.v2ray_api import BULK_DEADLINE, DEADLINE, Stats
+from drivers.stats import BULK_DEADLINE, DEADLINE, StatsApi
 from node.base.logs import Logger
 from node.base.reactor import Reactor
 from node.base.waiting import Signal, together
-from protos import sing_box_pb2
+from protos import sing_box_pb2, xray_pb2
 from protos.handover_pb2 import Label, SingBoxRun
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
+M = TypeVar("M", bound=Message)
+
 DAEMON = "/daemon.StartedService/"
+# v2ray_api, the exact counters that some builds have.
+STATS = "/v2ray.core.app.stats.command.StatsService/"
 # Seconds between two messages of a stream of connections; what came since the last one is lost if the core is killed.
 INTERVAL = 0.2
 # Seconds for which a list of connections serves requests for online users.
@@ -57,7 +61,8 @@ class Api:
         self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])
-        self._stats = None if endpoint.stats_port is None else Stats(reactor, endpoint.stats_port)
+        port = endpoint.stats_port
+        self._stats = None if port is None else StatsApi(reactor, Channel(reactor, port), STATS)
         self._tally = None if self._stats else Tally(live)
         self._under_way: list[Deferred[None]] = []
         self._detours = detours
@@ -100,9 +105,9 @@ class Api:
         for work in under_way:
             work.cancel()
         await DeferredList(under_way)
-        for channel in (self._daemon, self._stats):
-            if channel is not None:
-                channel.close()
+        self._daemon.close()
+        if self._stats is not None:
+            await self._stats.close()
 
     async def ready(self, seconds: float) -> bool:
         """Whether the core answers within `seconds`. Once it does, all inbounds are bound."""
@@ -112,7 +117,7 @@ class Api:
             return False
         return True
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """Follow the stream of connections if the build has no other counters."""
         if self._tally is not None:
             self._watch()
@@ -171,20 +176,13 @@ class Api:
 
     async def status(self) -> Status:
         """Return memory, goroutines, and the bytes of all connections. Raises `ApiFailed`."""
-        request = Subscription(interval=10**9)
-        async with aclosing(self._daemon.stream(DAEMON + "SubscribeStatus", request, Status, DEADLINE)) as stream:
-            async for status in stream:
-                return status  # type: ignore[no-any-return]
-        return Status()
+        return await self._first("SubscribeStatus", Subscription(interval=10**9), Status)
 
     async def groups(self) -> list[Group]:
         """Return the current groups of outbounds. Raises `ApiFailed`."""
-        async with aclosing(self._daemon.stream(DAEMON + "SubscribeGroups", Nothing(), Groups, DEADLINE)) as stream:
-            async for groups in stream:
-                return list(groups.group)
-        return []
+        return list((await self._first("SubscribeGroups", Nothing(), Groups)).group)
 
-    async def sys_stats(self) -> sing_box_pb2.SysStatsResponse | None:
+    async def sys_stats(self) -> xray_pb2.SysStatsResponse | None:
         """Return the statistics of Go's run-time; None where the build has none. Raises `ApiFailed`."""
         return None if self._stats is None else await self._stats.sys_stats()
 
@@ -195,15 +193,20 @@ class Api:
 
     async def connections(self) -> list[Connection]:
         """List the open connections. Raises `ApiFailed`."""
-        path, request = DAEMON + "SubscribeConnections", Subscription(interval=10**12)
-        number = self._number
-        async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
+        request, number = Subscription(interval=10**12), self._number
+        message = await self._first("SubscribeConnections", request, ConnectionEvents, BULK_DEADLINE)
+        if self._tally is not None:
+            Stream(self._tally).take(message)
+        self._note(message, number)
+        return [event.connection for event in message.events if not event.connection.closed_at]
+
+    async def _first(self, name: str, request: Message, reply: type[M], seconds: float = DEADLINE) -> M:
+        """The first message of a stream; an empty one if the stream has none. Raises `ApiFailed`."""
+        async with aclosing(self._daemon.stream(DAEMON + name, request, reply, seconds)) as stream:
             async for message in stream:
-                if self._tally is not None:
-                    Stream(self._tally).take(message)
-                self._note(message, number)
-                return [event.connection for event in message.events if not event.connection.closed_at]
-        return []
+                found: M = message
+                return found
+        return reply()
 
     def bar(self, pairs: Iterable[Pair]) -> None:
         """Close every new connection of these users in these inbounds; `sweep` closes the existing ones.
@@ -236,7 +239,7 @@ class Api:
         finally:
             guarding.cancel()
 
-    async def admit(self, pairs: Iterable[Pair]) -> None:
+    def admit(self, pairs: Iterable[Pair]) -> None:
         """Let these users connect again."""
         self._barred -= set(pairs)
 
@@ -249,10 +252,6 @@ class Api:
         deadline = self._reactor.seconds() + seconds
         while await self.connections() and self._reactor.seconds() < deadline:
             await deferLater(self._reactor, IDLE_POLL)
-
-    async def end(self, ids: Iterable[str]) -> set[str]:
-        """Close these connections, whose users stay. Returns the ids that the core confirmed."""
-        return await self._close(ids)
 
     async def end_all(self) -> None:
         """Close all connections, and every new one from now on. Raises `ApiFailed`."""
@@ -305,7 +304,8 @@ class Api:
                     self._following = True
                     if counted is not None:
                         counted.take(message)
-                        self._note_ends(counted.tally)
+                        if counted.tally.ended >= self._listed_ends + UNLISTED:
+                            self._crowded.fire()
                     self._close_barred(message)
                     self._note(message, number)
         finally:
@@ -335,10 +335,6 @@ class Api:
         await self._lacking.wait()
         await self.connections()
         self._lacking = Signal()
-
-    def _note_ends(self, tally: Tally) -> None:
-        if tally.ended >= self._listed_ends + UNLISTED:
-            self._crowded.fire()
 
     async def _keep_up(self) -> None:
         """List the connections before the core forgets ended ones: when many end, the stream omits some ends."""
@@ -374,11 +370,14 @@ class Api:
 
     async def _close_removed(self, ids: Iterable[str]) -> None:
         """Close these connections, and count them in `cut` unless all connections are being closed."""
-        closed = await self._close(ids)
+        closed = await self.end(ids)
         self.cut += 0 if self._closing else len(closed)
 
-    async def _close(self, ids: Iterable[str]) -> set[str]:
-        """Close these connections; one that has already ended is fine. Gives up if the core does not answer."""
+    async def end(self, ids: Iterable[str]) -> set[str]:
+        """Close these connections; one that has already ended is fine. Gives up if the core does not answer.
+
+        Returns the ids that the core confirmed.
+        """
         left, closed = iter(ids), set[str]()
 
         async def work() -> None:

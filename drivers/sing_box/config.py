@@ -18,7 +18,7 @@ from typing import Any
 from drivers.credentials import require_usable
 from drivers.json_text import parse
 from drivers.process.allowlist import NOTHING_MORE, Allowed
-from drivers.sing_box import allowlist, listening, shape
+from drivers.sing_box import allowlist
 from drivers.sing_box.accounts import (
     BUILDERS,
     Inbound,
@@ -30,7 +30,8 @@ from drivers.sing_box.accounts import (
     quoted_name,
     random_entry,
 )
-from drivers.sing_box.overrides import DIRECTORIES, TAGGED, take_over
+from drivers.sing_box.listening import Listens
+from drivers.sing_box.overrides import TAGGED, take_over
 from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
@@ -84,10 +85,9 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Satisfies `node.contract.driver.Plan`."""
+class Plan(Listens):
+    """A configuration, and the properties of its managed inbounds."""
 
-    tree: Json
     inbounds: Mapping[str, Inbound]
     warnings: Sequence[str]
 
@@ -99,33 +99,6 @@ class Plan:
     def live(self) -> Sequence[str]:
         """The managed inbounds whose users can be changed while the core runs."""
         return [tag for tag, inbound in self.inbounds.items() if inbound.type == LIVE]
-
-    @property
-    def ports(self) -> list[range]:
-        """The ports on which inbounds listen."""
-        ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
-        return [range(port, port + 1) for port in ports if port]
-
-    @property
-    def listens(self) -> Mapping[int, frozenset[str]]:
-        return listening.listens(self.tree)
-
-    @property
-    def datagrams(self) -> frozenset[int]:
-        return listening.datagrams(self.tree)
-
-    @property
-    def sessions(self) -> frozenset[int]:
-        return listening.sessions(self.tree)
-
-    @property
-    def multiplexed(self) -> frozenset[str]:
-        """The managed inbounds where clients keep TCP sessions that carry several streams, or none for a while."""
-        return listening.multiplexed(self.tree) & self.inbounds.keys()
-
-    @property
-    def exclusive(self) -> Sequence[str]:
-        return list(listening.exclusive(self.tree, DIRECTORIES))
 
     @property
     def detours(self) -> Mapping[str, Mapping[str, int]]:
@@ -147,7 +120,7 @@ class Plan:
     @property
     def tcp_ports(self) -> Mapping[str, Sequence[range]]:
         """By managed inbound: the TCP ports of its users, with those of inbounds that detour to it."""
-        ports = {port["tag"]: port.get("listen_port", 0) for port in listening.tcp(self.tree)}
+        ports = {inbound["tag"]: inbound["listen_port"] for inbound in self.tcp}
         ways = {tag: [tag, *self.detours.get(tag, ())] for tag in self.inbounds}
         return {tag: [range(ports[one], ports[one] + 1) for one in some if one in ports] for tag, some in ways.items()}
 
@@ -193,7 +166,8 @@ def plan(
     warnings = list(take_over(tree, directory))
     if not counts:
         warnings.append(UNCERTAIN)
-    _check_ports(tree)
+    for one, other in Listens(tree).taken_twice():
+        raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")
     inbounds = {}
     for inbound in tree.get("inbounds", []):
         managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
@@ -219,7 +193,7 @@ def _read(formatted: bytes) -> Json:
             json.dumps(tree, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"the node cannot parse this configuration: {error}") from error
-    shape.check(tree)
+    allowlist.check_shape(tree)
     read: Json = tree
     return read
 
@@ -324,9 +298,3 @@ def _name(tree: Json) -> None:
     times = Counter(inbound["tag"] for inbound in tree.get("inbounds", []))
     if double := [tag for tag, count in times.items() if count > 1]:
         raise InvalidConfig(f"several inbounds have the tag {min(double)!r}")
-
-
-def _check_ports(tree: Json) -> None:
-    """Raises `InvalidConfig` if two inbounds have the same address and port."""
-    for one, other in listening.taken_twice(tree):
-        raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import asking
 from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
-from drivers.sing_box.detours import Pair
-from drivers.sing_box.table import Line, Table
-from drivers.sockets import reset
+from drivers.sing_box.table import Line, Pair, Table
 from drivers.sockets.connections import Endpoint, at
+from drivers.sockets.core_connections import CoreConnections, handle_of, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow, flows
-from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Handle, Live
@@ -28,49 +25,34 @@ CONNECTIONS = "the core did not list its connections"
 INLINE = 50
 # Seconds within which the core closes a connection of a removed user; sockets that are still open then are sessions.
 CLOSING = 0.01
-# A handle is the inode of the socket in this many bytes, then the handle of the line.
-_INODE = 8
+_NOT_CUT = "sessions of users cannot be cut, only the connections in them; clients may keep the sessions open: {}"
 _UNSEEN = "it leads to an inbound whose users the node does not manage: there the core reports no users of connections"
 
 
-def ignore(key: str, address: bytes) -> None:
-    """The default of `Connections.arrived`: ignore new connections."""
-
-
-class Connections:
+class Connections(CoreConnections):
     """The open connections of one core, whose users are `accounts`. Nothing is followed before the first request."""
-
-    log = Logger()
 
     def __init__(
         self, reactor: PooledReactor, api: Api, plan: Plan, process: CoreProcess, accounts: Mapping[str, Accounts]
     ) -> None:
-        self._reactor = reactor
+        self._ports_by_tag = plan.tcp_ports
+        super().__init__(reactor, [some for ports in self._ports_by_tag.values() for some in ports])
+        self.descriptors: Descriptors = Descriptors(process.pid or 0)
         self._api = api
-        self._process = process
-        self.descriptors = Descriptors(process.pid or 0)
         self._accounts = accounts
-        self._table = Table(plan.tags, plan.multiplexed)
-        self._ports = plan.tcp_ports
-        self._all_ports = [some for ports in self._ports.values() for some in ports]
+        multiplexed = plan.multiplexed & plan.inbounds.keys()
+        self._table = Table(plan.tags, multiplexed)
         self.unseen: Mapping[str, str] = dict.fromkeys(sorted(plan.unseen), _UNSEEN)
-        self._arrived: Arrived = ignore
         self._table_kept = False
-        self._complaints = set[str]()
         # Addresses and inbounds of sessions of removed users who connected all the same: these are cut in one batch.
         self._unwanted: dict[Endpoint, str] = {}
-        if plan.multiplexed:
+        if multiplexed:
             # The core lists streams, not sessions: of one that is idle only earlier events show whose it is.
             self._keep_table()
 
-    @property
-    def arrived(self) -> Arrived:
-        return self._arrived
-
-    @arrived.setter
-    def arrived(self, arrived: Arrived) -> None:
-        self._arrived = arrived
-        if arrived is not ignore:
+    def announce_to(self, arrived: Arrived) -> None:
+        super().announce_to(arrived)
+        if arrived is not ignore_arrivals:
             self._keep_table()
 
     def may_carry(self, key: str) -> bool:
@@ -97,21 +79,17 @@ class Connections:
         found = {}
         for flow in await self._ask(sockets.keys()):
             line = sockets[flow.peer]
-            if at(flow.port, self._ports[line.tag]):
+            if at(flow.port, self._ports_by_tag[line.tag]):
                 found[line.handle] = flow
         return found
 
     async def _ask(self, peers: Collection[Endpoint]) -> Sequence[Flow]:
-        asked = self._all_ports, frozenset(peers)
+        asked = self._ports, frozenset(peers)
         try:
-            if len(peers) <= INLINE:
-                return flows(*asked)
-            return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), flows, *asked)
+            return flows(*asked) if len(peers) <= INLINE else await in_pool(self._reactor, flows, *asked)
         except OSError as error:
-            self._complain(
-                "the kernel does not list connections: only the core reports their bytes and idle times: {}",
-                error,
-            )
+            text = "the kernel does not list connections: only the core reports their bytes and idle times: {}"
+            self._complain(text, error)
             return []
 
     async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
@@ -119,24 +97,25 @@ class Connections:
 
         The socket may be idle at the moment.
         """
-        wanted = {inode: handle for handle in handles if (inode := _inode_of(handle))}
-        places = {self._table.place_of(_line_of(handle))[1] for handle in wanted.values() if self._is_own(handle)}
+        wanted = {inode: handle for handle in handles if (inode := inode_of(handle))}
+        places = {self._table.place_of(rest_of(handle))[1] for handle in wanted.values() if self._is_own(handle)}
         return {flow.inode: wanted[flow.inode] for flow in await self._ask(places) if flow.inode in wanted}
 
     def _is_own(self, handle: Handle) -> bool:
-        line = self._table.get(_line_of(handle))
+        line = self._table.get(rest_of(handle))
         if line is not None:
             return self._is_socket(line)
-        return self._table.is_free(self._table.place_of(_line_of(handle))[1])
+        return self._table.is_free(self._table.place_of(rest_of(handle))[1])
 
-    async def end(self, connections: Iterable[Live]) -> int:
-        found = {each.handle: line for each in connections if (line := self._table.get(_line_of(each.handle)))}
-        found = {handle: line for handle, line in found.items() if line.ids}
+    async def reset(self, handles: Iterable[Handle]) -> int:
+        found = {handle: line for handle in handles if (line := self._table.get(rest_of(handle))) and line.ids}
         # Copied first: the table forgets connections while they end.
-        wanted = {_inode_of(handle): line.source for handle, line in found.items() if self._is_socket(line)}
+        wanted = {inode_of(handle): line.source for handle, line in found.items() if self._is_socket(line)}
         ids = [frozenset(line.ids) for line in found.values()]
         ended = await self._api.end(id for some in ids for id in some)
-        await self._cut({inode: source for inode, source in wanted.items() if inode})
+        # By inode: another socket may have the same address by now.
+        wanted.pop(0, None)
+        await self._cut({flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys())
         return sum(not ended.isdisjoint(some) for some in ids)
 
     def _is_socket(self, line: Line) -> bool:
@@ -144,7 +123,7 @@ class Connections:
 
         Closing only the connections in it would leave the socket open for the next one.
         """
-        return bool(self._ports[line.tag]) and self._table.is_alone(line)
+        return bool(self._ports_by_tag[line.tag]) and self._table.is_alone(line)
 
     async def sessions(self, pairs: Collection[Pair]) -> dict[Endpoint, str]:
         """Map the source addresses of these users' sockets to the inbound. Raises `ApiFailed`."""
@@ -155,32 +134,12 @@ class Connections:
 
     async def end_sessions(self, places: Mapping[Endpoint, str]) -> None:
         """Cut the sockets from these addresses: closing connections in a session leaves the session open for more."""
-        await self._reset({flow.inode for flow in await self._ask(places.keys()) if self._leads(flow, places)})
+        found = await self._ask(places.keys())
+        await self._cut({flow.inode for flow in found if at(flow.port, self._ports_by_tag[places[flow.peer]])})
 
-    def _leads(self, flow: Flow, places: Mapping[Endpoint, str]) -> bool:
-        return at(flow.port, self._ports[places[flow.peer]])
-
-    async def _cut(self, wanted: Mapping[int, Endpoint]) -> None:
-        """Cut these sockets by inode, if they still exist: another socket may have the same address by now."""
-        await self._reset({flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys())
-
-    async def _reset(self, inodes: Collection[int]) -> None:
-        if not inodes:
-            return
-        reactor = self._reactor
-        try:
-            await deferToThreadPool(reactor, reactor.getThreadPool(), reset.reset, self.descriptors, inodes)
-        except Unreachable as error:
-            self._complain(
-                "sessions of users cannot be cut, only the connections in them; clients may keep the sessions open: {}",
-                error,
-            )
-
-    def _complain(self, text: str, error: Exception) -> None:
-        """Log each warning once: it would be the same each time."""
-        if text not in self._complaints:
-            self._complaints.add(text)
-            self.log.warn("{text}", text=text.format(error))
+    async def _cut(self, inodes: Collection[int]) -> None:
+        if inodes:
+            await self._on_sockets(_NOT_CUT, self.descriptors.reset, inodes)
 
     def _keep_table(self) -> None:
         if not self._table_kept:
@@ -192,11 +151,8 @@ class Connections:
             # A user who is just being added may connect before the core confirms it: so only barred users are cut.
             if self._api.bars(line.pair):
                 self._end_soon(line)
-                continue
-            try:
-                self._arrived(line.key, line.address)
-            except Exception:  # noqa: BLE001 - logged; the stream is needed for more
-                self.log.failure("handling a new connection failed: the limits of its user may not apply to it")
+            else:
+                self._announce(line.key, line.address)
 
     def _end_soon(self, line: Line) -> None:
         """Cut the socket of a removed user, if it is theirs alone, once the core has closed the connection in it."""
@@ -214,21 +170,8 @@ class Connections:
 
 
 def _live(line: Line, flow: Flow | None, now: float) -> Live:
-    """Build the connection from the kernel's data of the client's socket, or else from the core's byte counts.
-
-    The handle contains the inode: a later socket from the same port, which clients can choose, is another connection.
-    """
-    if flow is None:
-        silent, handle = max(0.0, now - line.moved), bytes(_INODE) + line.handle
-        return Live(line.key, line.address, handle, silent=silent, sent=line.down, received=line.up)
-    moved = flow.silent, flow.sent, flow.received, flow.waiting, flow.round_trip
-    return Live(line.key, line.address, flow.inode.to_bytes(_INODE) + line.handle, *moved)
-
-
-def _inode_of(handle: Handle) -> int:
-    """Return the inode in a handle; 0 if the connection has no socket of its own, or none that is known."""
-    return int.from_bytes(handle[:_INODE])
-
-
-def _line_of(handle: Handle) -> Handle:
-    return handle[_INODE:]
+    """Build the connection from the kernel's data of the client's socket, or else from the core's byte counts."""
+    if flow is not None:
+        return live_of(line.key, line.address, flow, line.handle)
+    silent, handle = max(0.0, now - line.moved), handle_of(0, line.handle)
+    return Live(line.key, line.address, handle, silent=silent, sent=line.down, received=line.up)

@@ -1,15 +1,42 @@
-"""The sing-box driver: has the core parse a configuration, and makes a plan of the result."""
+"""The sing-box driver: has the core parse and check a configuration, launches it with users, recovers a run of it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from drivers.install.releases import SING_BOX
 from drivers.process import readiness as starting
 from drivers.process.allowlist import Allowed
-from drivers.process.planned import Core
+from drivers.process.child import CoreProcess
+from drivers.process.executable import Executable, Files, Installation
+from drivers.process.generation import Started
+from drivers.process.kept import recover
+from drivers.process.planned import Core, Planned
+from drivers.process.ports import free_ports, is_open
 from drivers.sing_box import config, files
-from drivers.sing_box.executable import counts, installation
-from drivers.sing_box.plan import SingBoxPlan
-from drivers.sing_box.verdict import look
-from node.contract.driver import Host
+from drivers.sing_box.accounts import unlabelled
+from drivers.sing_box.api import Api
+from drivers.sing_box.generation import SingBoxGeneration
+from drivers.sing_box.table import Detours
+from drivers.sockets.reuseport import is_of_knock
+from node.base.errors import CoreFailed
+from node.contract.accounts import Accounts
+from node.contract.driver import Done, Host
+from protos.handover_pb2 import SingBoxRun
+
+# The first version with the api service.
+OLDEST = (1, 14)
+# The descriptor from which the core reads the file of live users, so that their keys are not in any directory.
+_ROLL = 3
+STDIN = ("-c", "stdin", "--disable-color")
+_FATAL = re.compile(r"FATAL\[\d+\] (.*)")
+# How the errors begin that blame the configuration, during a check or a start (`cmd/sing-box/cmd_run.go`), …
+# (Groups of outbounds do not depend on the machine.)
+_GROUP = r"start service: start outbound(?:: start endpoint)?/(?:selector|urltest)\["
+_AT_FAULT = re.compile(rf"decode config|create service:|{_GROUP}|.* not found")
+# … and words in such errors that blame the machine all the same.
+_PASSING = ("address already in use", "cannot assign requested address", "permission denied")
 
 
 class SingBox(Core):
@@ -18,7 +45,7 @@ class SingBox(Core):
     name = "sing-box"
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host, installation(host))
+        super().__init__(host, Installation(host, SING_BOX, oldest=OLDEST))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
         chosen, directory = self._installation.chosen, self._host.directory
@@ -31,3 +58,107 @@ class SingBox(Core):
         naming = files.asked, made.tree, self._installation.paths, core.unconfined
         touched = await starting.read(self._host.reactor, config_text, *naming)
         return SingBoxPlan(self._host, self._installation, self._sharing, made, touched, chosen)
+
+
+class SingBoxPlan(Planned[config.Plan]):
+    """Satisfies `node.contract.driver.Plan`."""
+
+    async def check(self, target: Mapping[str, Accounts]) -> None:
+        core = await self._executable()
+        await look(core, "check", stdin=await self._rendered(_endpoint(core, self.made), target))
+
+    async def launch(self, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
+        # A copy: users change while the core starts.
+        users = {tag: dict(accounts) for tag, accounts in target.items()}
+        executable = await self._executable()
+        endpoint = _endpoint(executable, self.made)
+        executable = executable.touching(self._touched.listening(endpoint.ports))
+        text = await self._rendered(endpoint, users, f"/proc/self/fd/{_ROLL}")
+        roll = await starting.built(self._host.reactor, users, config.roll, self.made, endpoint, users)
+        read = executable.reading()
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
+        started = Started(self._host, self._sharing, core, self._api(endpoint), read)
+        # A gRPC call is expensive for a check that is made this often, and takes processor time from the core.
+        await started.ready(lambda: is_open(endpoint.port), seconds, is_refusal, cause)
+        started.api.begin()
+        return SingBoxGeneration(started, self.made, endpoint, users)
+
+    async def recover(self, left: bytes, exact: bool) -> SingBoxGeneration:
+        found = SingBoxRun.FromString(left)
+        ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
+        endpoint = config.Endpoint(found.port, found.secret, *ports)
+        users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        recover(self._host.reactor, self._host.keeper, core, found.process)
+        started = Started(self._host, self._sharing, core, self._api(endpoint), Files.unpacked(found.files))
+        started.api.go_on(found)
+        run = SingBoxGeneration(started, self.made, endpoint, users)
+        run.go_on(found, exact)
+        await started.require_answer()
+        started.api.begin()
+        if not exact:
+            await run.take_stock()
+        return run
+
+    def _api(self, endpoint: config.Endpoint) -> Api:
+        return Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
+
+    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
+        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
+
+
+def counts(executable: Executable) -> bool:
+    """Whether the executable was built with v2ray_api, whose counters are exact."""
+    tags = next((line.removeprefix("Tags: ") for line in executable.lines if line.startswith("Tags: ")), "")
+    return "with_v2ray_api" in tags.split(",")
+
+
+def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
+    try:
+        return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
+    except OSError as error:
+        raise CoreFailed(f"there is no port for the core's API: {error}") from error
+
+
+async def look(core: Executable, *arguments: str, stdin: bytes, output: int = 3) -> Done:
+    """Run the core on a configuration. Raises as `starting.judge`."""
+    done = await core.run(*arguments, *STDIN, stdin=stdin, output=output)
+    starting.judge(done, _FATAL, cause)
+    return done
+
+
+def is_refusal(core: CoreProcess) -> bool:
+    """Whether a core that exited refused its configuration.
+
+    The exit code is 1 for any cause, such as a rule set that could not be fetched, so its last lines decide.
+    """
+    said = cause(core.last_lines)
+    at_fault = _AT_FAULT.match(said) and not any(words in said for words in _PASSING)
+    return core.exit is not None and core.exit.code == 1 and bool(at_fault)
+
+
+def cause(lines: Sequence[str]) -> str:
+    """Return why the core ended, from its last lines."""
+    fatal = [match[1] for line in lines if (match := _FATAL.search(line))]
+    return starting.last(fatal or [line for line in lines if line.strip()])
+
+
+def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
+    """Make a filter of the core's log lines.
+
+    It drops lines that show the addresses or the secret of the APIs, and those about the node's own connections, and
+    replaces labels by users' names. Lines about users' connections stay, whatever address they connect to.
+    """
+    where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
+    telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")
+
+    def is_ours(line: str) -> bool:
+        if endpoint.secret in line or telling.search(line):
+            return True
+        return is_of_knock(line) and " connection to " not in line
+
+    def sift(lines: list[str]) -> list[str]:
+        return [unlabelled(line) for line in lines if not is_ours(line)]
+
+    return sift

@@ -78,10 +78,7 @@ def _ports(value: Any) -> Iterator[int]:
         some = rest.pop()
         rest += some.values() if isinstance(some, dict) else some if isinstance(some, list) else ()
         if isinstance(some, dict):
-            yield from (port for key, port in some.items() if _PORT.fullmatch(key) and _is_port(port))
+            named = [port for key, port in some.items() if _PORT.fullmatch(key)]
+            yield from (port for port in named if isinstance(port, int) and 0 < port <= 0xFFFF)
             yield from _CHALLENGES if "acme" in some or some.get("type") == "acme" else ()
             yield from [_RESOLVED] if some.get("type") == "resolved" else ()
-
-
-def _is_port(value: Any) -> bool:
-    return isinstance(value, int) and 0 < value <= 0xFFFF

@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, USERS, ApiFailed, asking
-from drivers.process.child import CoreProcess
-from drivers.process.executable import Files
+from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced, PacedRun
-from drivers.process.shared import SharedRun
-from drivers.sing_box import listening
+from drivers.process.paced import Paced
 from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.connections import Connections
-from drivers.sing_box.counter_names import LACKING, reading, spellings
-from drivers.sing_box.detours import Pair
 from drivers.sing_box.ssm_api import LiveUsers
 from drivers.sing_box.status import StatusRun
+from drivers.sing_box.table import Pair
+from drivers.sing_box.tally import LACKING, reading, spellings
 from drivers.sockets.connections import deafen, run_dry
 from drivers.sockets.pidfd import Unreachable
-from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
+from node.base.pool import in_pool
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
-from node.contract.connections import Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Exit, Host
+from node.contract.driver import Applied, Exit
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import Label, SingBoxRun
 
@@ -43,28 +38,18 @@ LIVE_SECONDS = 5.0
 LIVE_PATIENCE = 7.0
 
 
-class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
-    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsSome`, `Paces` and
-    `MeasuresLatency`."""
+class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
+    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsSome`, `Paces` and `MeasuresLatency`."""
 
+    _api: Api
+    _connections: Connections
     uncounted: frozenset[Scope] = frozenset()
 
-    def __init__(
-        self,
-        host: Host,
-        sharing: Sharing,
-        plan: Plan,
-        process: CoreProcess,
-        api: Api,
-        endpoint: Endpoint,
-        users: Mapping[str, Accounts],
-        files: Files,
-    ) -> None:
-        super().__init__(host, process, api, sharing=sharing, listening=plan)
+    def __init__(self, started: Started[Api], plan: Plan, endpoint: Endpoint, users: Mapping[str, Accounts]) -> None:
+        reactor, process = started.host.reactor, started.process
         self.plan = plan
         self._endpoint = endpoint
-        self._files = files
-        self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
+        self._live = LiveUsers(reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts the users of the configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
@@ -82,19 +67,11 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         # They do not change, and may be many: packed once.
         self._packed = b""
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
-        self._connections = Connections(host.reactor, api, plan, process, self.accounts)
-        descriptors, shared = self._connections.descriptors, listening.shared(plan.tree)
-        self._paced = Paced(host.reactor, descriptors, plan.tcp_ports, shared, self._connections.inodes)
+        connections = Connections(reactor, started.api, plan, process, self.accounts)
+        paced = Paced(reactor, connections.descriptors, plan.tcp_ports, plan.shared, connections.inodes)
+        super().__init__(started, plan, connections, paced)
         # However the process ends: close the APIs, as another process may get their ports.
         process.when_exited().addCallback(self._ended)
-
-    @property
-    def arrived(self) -> Arrived:
-        return self._connections.arrived
-
-    @arrived.setter
-    def arrived(self, arrived: Arrived) -> None:
-        self._connections.arrived = arrived
 
     @property
     def unseen(self) -> Mapping[str, str]:
@@ -103,19 +80,9 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
     def may_carry(self, key: str) -> bool:
         return self._connections.may_carry(key)
 
-    async def look(self, keys: Collection[str]) -> list[Live]:
-        return await self._connections.look(keys)
-
-    async def end(self, connections: Iterable[Live]) -> int:
-        return await self._connections.end(connections)
-
     @property
     def cut(self) -> int:
         return self._api.cut
-
-    @property
-    def outdated(self) -> bool:
-        return bool(self._files.warnings)
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -132,26 +99,15 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         self._lacking = max(self._lacking, lacking)
         return reading(self.plan.zero_counters, counted, live)
 
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """Return the counters of these names, or all if one has no known name in the core.
-
-        Such a user may be counted by a name that the node no longer knows.
-        """
-        wanted = set[tuple[Scope, str]]()
-        for scope, name in names:
-            spellings = self._counted_as(scope, name)
-            if not spellings:
-                return await self.counters()
-            wanted |= {(scope, spelling) for spelling in spellings}
+    async def _some_counters(self, wanted: Collection[tuple[Scope, str]]) -> Reading:
         counters = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
         zeros = {name: 0 for name in self.plan.zero_counters if name in counters}
-        with asking(COUNTERS):
-            counted = await self._api.some_counters(counters)
-            live = await self._some_live({name for scope, name in wanted if scope is Scope.USER})
+        counted = await self._api.some_counters(counters)
+        apart = {name for scope, name in wanted if scope is Scope.USER and self._is_apart(name)}
+        live = await self._live.some_counters(apart) if self._live is not None and apart else {}
         return reading(zeros, counted, live)
 
     def _counted_as(self, scope: Scope, name: str) -> set[str]:
-        """Return the names by which the core may count this user, inbound or outbound."""
         if scope is not Scope.USER:
             return {name} if counter_name(scope, name, DIRECTIONS[0]) in self.plan.zero_counters else set()
         key = key_of(name)
@@ -168,10 +124,6 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
             return {}
         counted = await self._live.counters() if self.alive else self._live.last_known
         return {user: sums for user, sums in counted.items() if self._is_apart(user)}
-
-    async def _some_live(self, users: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        apart = [user for user in users if self._is_apart(user)]
-        return await self._live.some_counters(apart) if self._live is not None and apart else {}
 
     def _is_apart(self, user: str) -> bool:
         """Whether only ssm-api counts this live user."""
@@ -257,7 +209,7 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
             finally:
                 # Their accounts are in force by now: no later change would lift the bar.
                 admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
-                await self._api.admit(admitted)
+                self._api.admit(admitted)
         except ApiFailed as error:
             raise CoreFailed(f"the core did not close the connections of removed users: {error}") from error
         return list(refused.values())
@@ -326,9 +278,6 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
         if user not in names and user not in self._own_names:
             self._unknown_to_v2ray.add(user)
 
-    async def leave(self) -> None:
-        self._process.leave()
-
     @property
     def counts_in_node(self) -> bool:
         return not self._counts
@@ -374,16 +323,12 @@ class SingBoxGeneration(SharedRun[Api], PacedRun, StatusRun):
             for key, packed in self.accounts[tag].items():
                 self._note(self._login(tag, key, packed)[0], key)
 
-    def stay(self) -> None:
-        self._process.stay()
-
     async def wind_down(self) -> None:
         try:
             if self.pid is not None:
-                pool = self._host.reactor.getThreadPool()
                 if not await self.quieten():
-                    await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
-                await deferToThreadPool(self._host.reactor, pool, run_dry, self.pid, self._api.ports)
+                    await in_pool(self._host.reactor, deafen, self.pid, self.plan.ports)
+                await in_pool(self._host.reactor, run_dry, self.pid, self._api.ports)
         except Unreachable as error:
             self.log.warn(
                 "a core that stops still accepts connections; their last bytes may not be counted: {fault}", fault=error

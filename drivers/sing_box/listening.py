@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from drivers.process.exclusive import interface, wireguard
+from drivers.sing_box.overrides import DIRECTORIES
 
 Json = dict[str, Any]
 
@@ -22,37 +24,70 @@ _APART = ("shadowsocks", "direct")
 _MANY = ("http", "grpc")
 
 
-def listens(tree: Json) -> Mapping[int, frozenset[str]]:
-    """Map each port to the socket options of the inbounds there."""
-    found: dict[int, frozenset[str]] = {}
-    for inbound in _bound(tree):
-        here = json.dumps({key: inbound.get(key) for key in _SOCKET})
-        found[inbound["listen_port"]] = found.get(inbound["listen_port"], frozenset()) | {here}
-    return found
+@dataclass(frozen=True)
+class Listens:
+    """Where the inbounds of a configuration listen. Satisfies `drivers.process.shared.Listening`."""
 
+    tree: Json
 
-def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
-    """Yield pairs of inbounds with the same address: the kernel would give connections to either of them."""
-    taken: dict[tuple[str, int, str], Json] = {}
-    for inbound in _bound(tree):
-        for network in _networks(inbound):
-            other = taken.setdefault((inbound.get("listen", ""), inbound["listen_port"], network), inbound)
-            if other is not inbound:
-                yield other, inbound
+    @property
+    def bound(self) -> list[Json]:
+        """The inbounds that listen on a port."""
+        return [inbound for inbound in self.tree.get("inbounds", []) if inbound.get("listen_port")]
 
+    @property
+    def ports(self) -> list[range]:
+        return [range(inbound["listen_port"], inbound["listen_port"] + 1) for inbound in self.bound]
 
-def tcp(tree: Json) -> list[Json]:
-    """Return the inbounds that accept TCP."""
-    return [inbound for inbound in _bound(tree) if "tcp" in _networks(inbound)]
+    @property
+    def listens(self) -> Mapping[int, frozenset[str]]:
+        found: dict[int, frozenset[str]] = {}
+        for inbound in self.bound:
+            here = json.dumps({key: inbound.get(key) for key in _SOCKET})
+            found[inbound["listen_port"]] = found.get(inbound["listen_port"], frozenset()) | {here}
+        return found
 
+    @property
+    def datagrams(self) -> frozenset[int]:
+        return frozenset(inbound["listen_port"] for inbound in self.bound if inbound["type"] in _APART)
 
-def shared(tree: Json) -> frozenset[str]:
-    """Return the tags of inbounds where a connection may belong to several users, or to none.
+    @property
+    def sessions(self) -> frozenset[int]:
+        some = (inbound for inbound in self.bound if _is_quic(inbound) or inbound["type"] == "naive")
+        return frozenset(inbound["listen_port"] for inbound in some)
 
-    A connection that carries many requests may be a reverse proxy's, with those of many users; and connections without
-    a credential go to a fallback.
-    """
-    return frozenset(inbound["tag"] for inbound in _bound(tree) if _is_shared(inbound))
+    @property
+    def exclusive(self) -> Sequence[str]:
+        return list(_exclusive(self.tree))
+
+    @property
+    def tcp(self) -> list[Json]:
+        """The inbounds that accept TCP."""
+        return [inbound for inbound in self.bound if "tcp" in _networks(inbound)]
+
+    def taken_twice(self) -> Iterator[tuple[Json, Json]]:
+        """Pairs of inbounds with the same address: the kernel would give connections to either of them."""
+        taken: dict[tuple[str, int, str], Json] = {}
+        for inbound in self.bound:
+            for network in _networks(inbound):
+                other = taken.setdefault((inbound.get("listen", ""), inbound["listen_port"], network), inbound)
+                if other is not inbound:
+                    yield other, inbound
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """The tags of inbounds where a connection may belong to several users, or to none.
+
+        A connection that carries many requests may be a reverse proxy's, with those of many users; and connections
+        without a credential go to a fallback.
+        """
+        return frozenset(inbound["tag"] for inbound in self.bound if _is_shared(inbound))
+
+    @property
+    def multiplexed(self) -> frozenset[str]:
+        """The tags of TCP inbounds where clients keep connections open, and open streams in them on demand."""
+        detours = {inbound["detour"]: inbound for inbound in self.tree.get("inbounds", []) if inbound.get("detour")}
+        return frozenset(one["tag"] for one in self.tcp if _keeps_open(one) or _keeps_open(detours.get(one["tag"], {})))
 
 
 def _is_shared(inbound: Json) -> bool:
@@ -60,30 +95,9 @@ def _is_shared(inbound: Json) -> bool:
     return many or bool(inbound.get("fallback") or inbound.get("fallback_for_alpn"))
 
 
-def multiplexed(tree: Json) -> frozenset[str]:
-    """Return the tags of TCP inbounds where clients keep connections open and open streams in them on demand."""
-    detours = {inbound["detour"]: inbound for inbound in tree.get("inbounds", []) if inbound.get("detour")}
-    return frozenset(one["tag"] for one in tcp(tree) if _keeps_open(one) or _keeps_open(detours.get(one["tag"], {})))
-
-
 def _keeps_open(inbound: Json) -> bool:
     kept = inbound.get("type") in ("anytls", "naive") or (inbound.get("transport") or {}).get("type") in _MANY
     return kept or bool((inbound.get("multiplex") or {}).get("enabled"))
-
-
-def datagrams(tree: Json) -> frozenset[int]:
-    """Return the UDP ports where each datagram is independent of the others."""
-    return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] in _APART)
-
-
-def sessions(tree: Json) -> frozenset[int]:
-    """Return the UDP ports where clients have sessions."""
-    some = (inbound for inbound in _bound(tree) if _is_quic(inbound) or inbound["type"] == "naive")
-    return frozenset(inbound["listen_port"] for inbound in some)
-
-
-def _bound(tree: Json) -> Iterator[Json]:
-    return (inbound for inbound in tree.get("inbounds", []) if inbound.get("listen_port"))
 
 
 def _networks(inbound: Json) -> Sequence[str]:
@@ -98,8 +112,8 @@ def _is_quic(inbound: Json) -> bool:
     return inbound["type"] in _QUIC or (inbound.get("transport") or {}).get("type") == "quic"
 
 
-def exclusive(tree: Json, directories: Collection[str]) -> Iterator[str]:
-    """Yield, in words, what only one process can have: interfaces, peers' keys, services' ports, `directories`."""
+def _exclusive(tree: Json) -> Iterator[str]:
+    """Interfaces, peers' keys, services' ports and directories, in words."""
     for endpoint in tree.get("endpoints", []):
         tag, kind = endpoint["tag"], endpoint.get("type")
         yield wireguard(tag) if kind == "wireguard" else f"only one process can run the {kind} endpoint {tag!r}"
@@ -109,12 +123,12 @@ def exclusive(tree: Json, directories: Collection[str]) -> Iterator[str]:
     # Some services listen on ports that are not in the configuration, such as resolved.
     for service in tree.get("services", []):
         yield f"only one process can run the service {service.get('type')}"
-    if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}, directories):
+    if _keeps_files({kind: some for kind, some in tree.items() if kind != "endpoints"}):
         yield "only one process can use what the core keeps on disk: ACME certificates and other state"
 
 
-def _keeps(value: Any, directories: Collection[str]) -> bool:
-    """Whether something in this value names one of the directories' keys."""
+def _keeps_files(value: Any) -> bool:
+    """Whether something in this value names a directory where the core keeps files."""
     if isinstance(value, dict):
-        return any(key in directories for key in value) or any(_keeps(some, directories) for some in value.values())
-    return isinstance(value, list) and any(_keeps(some, directories) for some in value)
+        return any(key in DIRECTORIES for key in value) or any(map(_keeps_files, value.values()))
+    return isinstance(value, list) and any(map(_keeps_files, value))

@@ -71,12 +71,8 @@ def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:
             if key in value:
                 value[key] = str(directory / "kept")
         if "acme" in value or value.get("type") == "acme":
-            _keep_certificates(value, directory)
+            acme = value.get("acme", value)
+            if isinstance(acme, dict):
+                acme["data_directory"] = str(directory / "kept")
         for item in value.values():
             yield from _take_over_paths(item, directory)
-
-
-def _keep_certificates(value: Json, directory: Path) -> None:
-    acme = value.get("acme", value)
-    if isinstance(acme, dict):
-        acme["data_directory"] = str(directory / "kept")

@@ -17,9 +17,7 @@ from urllib.parse import quote
 from twisted.internet import defer, error
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol, connectionDone
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.web.client import (
     URI,
@@ -35,6 +33,7 @@ from zope.interface import implementer
 
 from drivers.channel import ApiFailed
 from drivers.sing_box.config import Endpoint
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import together
 
@@ -85,16 +84,18 @@ class LiveUsers:
     async def let_in(self, tag: str, user: str, password: str, seconds: float = DEADLINE) -> None:
         """Give a new or known user this credential; a refused one leaves no trace. Raises `ApiFailed`."""
         code, text = await self._change(tag, user, password, seconds)
+        if code == 204:
+            return
         if code == 404:
             entry = {"username": user, "uPSK": password}
             code, text = await self._ask(b"POST", f"{self._places[tag]}/users", entry, seconds)
-            if code != 201:
-                # The core has kept the refused user, and would refuse all others from now on.
-                await self._ask(b"DELETE", self._path(tag, user))
-                raise ApiFailed(text.decode("utf-8", "replace"))
-        elif code != 204:
+            if code == 201:
+                return
+            # The core has kept the refused user, and would refuse all others from now on.
+            await self._ask(b"DELETE", _path(self._places[tag], user))
+        else:
             await self._change(tag, user, self.random_key)
-            raise ApiFailed(text.decode("utf-8", "replace"))
+        raise ApiFailed(text.decode("utf-8", "replace"))
 
     async def shut_out(self, tag: str, user: str, seconds: float = DEADLINE) -> None:
         """Replace the user's key by the random one; connections stay open. Raises `ApiFailed`."""
@@ -105,10 +106,9 @@ class LiveUsers:
     async def counters(self) -> dict[str, tuple[int, int]]:
         """Return bytes up and down by label since the core started, of users with any. Raises `ApiFailed`."""
         total: dict[str, tuple[int, int]] = {}
-        pool = self._reactor.getThreadPool()
         for place in self._places.values():
             reply = await self._get(f"{place}/stats")
-            rows = await deferToThreadPool(self._reactor, pool, carried, reply)
+            rows = await in_pool(self._reactor, carried, reply)
             for user, (up, down) in rows.items():
                 before = total.get(user, (0, 0))
                 total[user] = before[0] + up, before[1] + down
@@ -130,12 +130,7 @@ class LiveUsers:
 
     async def _row(self, url: str) -> tuple[int, int]:
         """Return a user's bytes up and down in one inbound; 0 if it does not have the user."""
-        code, reply = await self._ask(b"GET", url)
-        if code == 404:
-            return 0, 0
-        if code != 200:
-            raise ApiFailed(f"ssm-api answered with HTTP status {code}")
-        row = json.loads(reply)
+        row = json.loads(await self._get(url, missing=b'{"uplinkBytes": 0, "downlinkBytes": 0}'))
         return row["uplinkBytes"], row["downlinkBytes"]
 
     async def listed(self, tag: str) -> Mapping[str, str]:
@@ -143,14 +138,14 @@ class LiveUsers:
         users = json.loads(await self._get(f"{self._places[tag]}/users"))["users"]
         return {user["username"]: user["uPSK"] for user in users if user["uPSK"] != self.random_key}
 
-    def _path(self, tag: str, user: str) -> str:
-        return _path(self._places[tag], user)
-
     async def _change(self, tag: str, user: str, password: str, seconds: float = DEADLINE) -> tuple[int, bytes]:
-        return await self._ask(b"PUT", self._path(tag, user), {"uPSK": password}, seconds)
+        return await self._ask(b"PUT", _path(self._places[tag], user), {"uPSK": password}, seconds)
 
-    async def _get(self, url: str) -> bytes:
+    async def _get(self, url: str, missing: bytes = b"") -> bytes:
+        """The reply; `missing`, if given, for what the core does not have. Raises `ApiFailed`."""
         code, reply = await self._ask(b"GET", url)
+        if code == 404 and missing:
+            return missing
         if code != 200:
             raise ApiFailed(f"ssm-api answered with HTTP status {code}")
         return reply
@@ -188,17 +183,13 @@ class _Places:
         self._reactor = reactor
 
     def endpointForURI(self, uri: URI) -> _Quiet:
-        return _Quiet(TCP4ClientEndpoint(self._reactor, "127.0.0.1", uri.port, DEADLINE))
+        return _Quiet(self._reactor, "127.0.0.1", uri.port, DEADLINE)
 
 
-@implementer(IStreamClientEndpoint)
-class _Quiet:
-    def __init__(self, endpoint: TCP4ClientEndpoint) -> None:
-        self._endpoint = endpoint
-
-    def connect(self, factory: Any) -> Deferred[Any]:
-        factory.noisy = False
-        return self._endpoint.connect(factory)
+class _Quiet(TCP4ClientEndpoint):
+    def connect(self, protocolFactory: Any) -> Deferred[Any]:  # noqa: N803 - Twisted's name
+        protocolFactory.noisy = False
+        return super().connect(protocolFactory)
 
 
 class _Body(Protocol):

@@ -1,16 +1,21 @@
-"""What a sing-box process reports beside its counters: online users, run-time statistics, latencies."""
+"""What a sing-box process reports beside its counters: users online, run-time statistics, latencies of outbounds."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from drivers.channel import FIGURES, LATENCY, ONLINE, asking
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
-from drivers.sing_box.groups import NOT_MEASURED, latencies, measures
 from node.base.errors import Unsupported
 from protos.service_pb2 import BackendStatsResponse, Latency
+from protos.sing_box_pb2 import Group, GroupItem
+
+URL_TEST = "urltest"
+NOT_MEASURED = (
+    f"the configuration measures no outbound: add an outbound of the type `{URL_TEST}` whose `outbounds` names others"
+)
 
 
 class StatusRun:
@@ -38,7 +43,27 @@ class StatusRun:
         )
 
     async def latency(self) -> Sequence[Latency]:
-        if not measures(self.plan.tree):
+        if all(outbound.get("type") != URL_TEST for outbound in self.plan.tree.get("outbounds", [])):
             raise Unsupported(NOT_MEASURED)
         with asking(LATENCY):
             return latencies(await self._api.groups())
+
+
+def latencies(groups: Iterable[Group]) -> list[Latency]:
+    """Return the latency of each outbound in a urltest group, once. After a failed test the core reports no time."""
+    items = {item.tag: item for group in groups if group.type == URL_TEST for item in group.items}
+    return [_latency(item) for item in items.values()]
+
+
+def _latency(item: GroupItem) -> Latency:
+    seen = item.url_test_time
+    return Latency(
+        name=item.tag,
+        alive=bool(seen),
+        # 0 means no answer: less than a millisecond is reported as one.
+        delay=max(item.url_test_delay, int(bool(seen))),
+        link=item.tag,
+        last_seen_time=seen,
+        last_try_time=seen,
+        source="sing-box-urltest",
+    )

@@ -1,4 +1,4 @@
-"""Track open connections by user and source address, from the core's stream of connections. Pure.
+"""Track open connections by user and source address, from the core's stream of connections.
 
 The stream omits events when there are many or its reader is slow, and may repeat an end (see `tally`). The next list
 of open connections makes up for omitted events: every stream begins with one. A connection whose beginning was omitted
@@ -7,22 +7,40 @@ is noticed by its updates; then a list is requested.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from drivers.sing_box.detours import Pair, pair_of, source_of
+from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.tally import CLOSED
-from drivers.sockets.connections import Endpoint
+from drivers.sockets.connections import Endpoint, endpoint
+from drivers.sockets.sock_diag import connected
+from node.base.logs import Logger
+from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
 
 K = TypeVar("K", bound=Hashable)
 
+# The tag of an inbound, and the key of a user.
+Pair = tuple[str, str]
 # Ended connections to remember: a list that was made before an end does not bring the connection back.
 REMEMBERED = 10_000
 # Source addresses to remember from which a client may keep an idle session.
 SESSIONS = 50_000
+
+
+def pair_of(connection: Connection) -> Pair:
+    return connection.inbound, key_of(unlabelled(connection.user))
+
+
+def source_of(connection: Connection) -> Endpoint | None:
+    """Return the client's address and port, without a zone; None if `source` is not an address."""
+    address, _, port = connection.source.rpartition(":")
+    try:
+        return endpoint(address.strip("[]").partition("%")[0], int(port))
+    except (OSError, OverflowError, ValueError):
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -136,10 +154,8 @@ class Table:
         lines = [line for line in self.of({key for _, key in pairs}) if line.pair in pairs]
         found = {source: pair[0] for pair in pairs for source in self._sessions.get(pair, ())}
         found |= {line.source: line.tag for line in lines}
-        return {source: tag for source, tag in found.items() if self._pairs_at(source) <= set(pairs)}
-
-    def _pairs_at(self, source: Endpoint) -> set[Pair]:
-        return {self._lines[handle].pair for handle in self._by_source.get(source, ())}
+        at = {source: {self._lines[handle].pair for handle in self._by_source.get(source, ())} for source in found}
+        return {source: tag for source, tag in found.items() if at[source] <= set(pairs)}
 
     def take(self, message: ConnectionEvents, now: float) -> list[Line]:
         """Process events of the followed stream. Returns the line of each new connection."""
@@ -206,16 +222,13 @@ class Table:
         (tag, key), source = pair_of(connection), source_of(connection)
         if source is None or not key or tag not in self._places:
             return None
-        handle = self._handle(tag, source, key)
+        handle = self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
         line = self._lines.get(handle)
         if line is None:
             line = self._lines[handle] = Line(tag, key, source, handle, now)
             self._by_key.setdefault(key, set()).add(handle)
             self._by_source.setdefault(source, set()).add(handle)
         return line
-
-    def _handle(self, tag: str, source: Endpoint, key: str) -> Handle:
-        return self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
 
     def place_of(self, handle: Handle) -> tuple[str, Endpoint]:
         """Return the inbound and source address in a handle, whose line may be gone by now."""
@@ -246,3 +259,40 @@ def _discard(index: dict[K, set[Handle]], key: K, handle: Handle) -> None:
     index[key].discard(handle)
     if not index[key]:
         del index[key]
+
+
+class Detours:
+    """Inbounds that detour to another one (ShadowTLS, VMess): which connections came through them.
+
+    The core reports such connections, and their users, for the inbound behind. The kernel shows through which one a
+    connection came: the client's socket is connected to its port. `ports` has the ports of detouring inbounds, by the
+    tag of the inbound behind and by their own tag.
+    """
+
+    log = Logger()
+
+    def __init__(self, ports: Mapping[str, Mapping[str, int]]) -> None:
+        self._ports = ports
+
+    def by_barred(self, connections: Iterable[Connection], barred: Set[Pair]) -> list[Connection]:
+        """Return the connections whose users are barred from the inbound through which they came."""
+        suspects: dict[int, list[Connection]] = {}
+        for connection in connections if self._ports else ():
+            behind, key = pair_of(connection)
+            for tag, port in self._ports.get(behind, {}).items():
+                if (tag, key) in barred:
+                    suspects.setdefault(port, []).append(connection)
+        return [connection for port, some in suspects.items() for connection in self._by(port, some)]
+
+    def _by(self, port: int, suspects: list[Connection]) -> list[Connection]:
+        """Return those that came through this port; all of them if the kernel does not list connections."""
+        try:
+            peers = connected([range(port, port + 1)])
+        except OSError as error:
+            self.log.warn(
+                "the kernel does not list connections: users removed from an inbound with a detour lose all their "
+                "connections to the inbound behind it: {error}",
+                error=error,
+            )
+            return suspects
+        return [connection for connection in suspects if source_of(connection) in peers]

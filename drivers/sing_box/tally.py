@@ -1,4 +1,4 @@
-"""Sum traffic from the core's stream of connections, for builds without counters. Pure.
+"""Sum traffic from the core's stream of connections, for builds without counters; counters by users' names. Pure.
 
 The stream omits events when there are many or its reader is slow, and may repeat a close (sing-box's `daemon`
 package). So the largest sum seen of a connection counts, and its end is remembered for a while. The list at the start
@@ -7,14 +7,18 @@ of the next stream makes up for omitted events: all open connections, and the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from node.contract.counters import DIRECTIONS, Scope, counter_name
+from drivers.sing_box.accounts import label, name_of, unlabelled
+from node.contract.accounts import Accounts, key_of
+from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from protos.handover_pb2 import Counted
 from protos.handover_pb2 import Tally as Packed
 from protos.sing_box_pb2 import Connection, ConnectionEvents
 
+LACKING = "{:,} bytes that this core carried are not counted for any user: its stream of connections omitted them"
 CLOSED = 2
 # Closed connections to remember: the core repeats the last 1,000 at the start of a stream.
 REMEMBERED = 10_000
@@ -145,3 +149,21 @@ class Stream:
             self.tally.list({event.id for event in message.events} - ended_ids)
         if len(self._sums) > 2 * len(self.tally.open_ids) + SPARE:
             self._sums = {id: sums for id, sums in self._sums.items() if id in self.tally.open_ids}
+
+
+def reading(zeros: Mapping[str, int], counted: Mapping[str, int], live: Mapping[str, tuple[int, int]]) -> Reading:
+    """Merge the counters: `zeros` have 0 so far, `live` are bytes up and down by label of live users."""
+    sums = Counter(zeros)
+    for name, value in counted.items():
+        sums[unlabelled(name)] += value
+    for user, both in live.items():
+        for direction, value in zip(DIRECTIONS, both, strict=True):
+            sums[counter_name(Scope.USER, unlabelled(user), direction)] += value
+    return sums
+
+
+def spellings(key: str, runs: Iterable[Accounts], others: Iterable[str]) -> set[str]:
+    """Return all names that the core may have for a user: from these accounts and `others`, as names and as labels."""
+    names = {name_of(accounts[key]) for accounts in runs if key in accounts}
+    names |= {unlabelled(name) for name in others if key_of(unlabelled(name)) == key}
+    return {*names, *map(label, names)}

@@ -6,17 +6,15 @@ A duplicate of the child's descriptor refers to the same socket.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import socket
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from drivers.sockets import reuseport
-from drivers.sockets.pidfd import Unreachable, getfd, has_exited
+from drivers.sockets.pidfd import getfd, numbers, opened
 from drivers.sockets.udp_hide import disconnect
 
 # Address (4 or 16 bytes) and port (2 bytes) in network order; an IPv4-mapped IPv6 address as its IPv4 address.
@@ -24,8 +22,6 @@ Endpoint = bytes
 # Ports of the child's own end.
 Ports = Sequence[range]
 
-# The descriptors of a process.
-_FILES = "/proc/{}/fd"
 _MAPPED = bytes(10) + b"\xff\xff"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # The fields of tcp_info: the state, and how many milliseconds ago data was sent and received.
@@ -36,31 +32,23 @@ _TCP_INFO = struct.Struct("=B43xI4xI48x")
 SILENT, HALF_SILENT = 300.0, 5.0
 
 
-@dataclass
-class Seen:
-    """The result of one look at a process: peers whose connections were closed, and all peers."""
-
-    ended: set[Endpoint] = field(default_factory=set)
-    peers: set[Endpoint] = field(default_factory=set)
-
-
 def endpoint(address: str, port: int) -> Endpoint:
     """Pack an endpoint. Raises `OSError` for an invalid address, `OverflowError` for an invalid port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return plain(socket.inet_pton(family, address)) + port.to_bytes(2)
 
 
-def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
-    """Reset the process's TCP connections to these peers, at the local ports given for each.
+def peers(pid: int) -> set[Endpoint]:
+    """All peers of the process's connections. Raises `Unreachable`."""
+    return {peer for _, peer in _connections(pid)}
+
+
+def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> set[Endpoint]:
+    """Reset the process's TCP connections to these peers, at the local ports given for each. Returns their peers.
 
     A process that is gone has no connections. Raises `Unreachable`.
     """
-    seen = Seen()
-    for duplicate, peer in _connections(pid):
-        seen.peers.add(peer)
-        if peer in wanted and _end(duplicate, wanted[peer]):
-            seen.ended.add(peer)
-    return seen
+    return {peer for each, peer in _connections(pid) if peer in wanted and _end(each, wanted[peer])}
 
 
 def hang_up(pid: int, ports: Ports) -> set[int]:
@@ -70,33 +58,16 @@ def hang_up(pid: int, ports: Ports) -> set[int]:
     process can still read what has arrived.
     """
     ended = set()
-    for duplicate, _ in _connections(pid):
-        with socket.socket(fileno=os.dup(duplicate)) as connection:
-            if connection.type == socket.SOCK_STREAM and at(connection.getsockname()[1], ports):
-                ended.add(os.fstat(duplicate).st_ino)
-                with suppress(OSError):  # closed meanwhile
-                    connection.shutdown(socket.SHUT_RDWR)
+    for one, port in _tcp(pid):
+        if at(port, ports):
+            ended.add(os.fstat(one.fileno()).st_ino)
+            _shut(one, socket.SHUT_RDWR)
     return ended
 
 
 def alive(pid: int, ports: Ports) -> int:
     """Count the process's TCP connections at these local ports that are not abandoned. Raises `Unreachable`."""
-    count = 0
-    for duplicate, _ in _connections(pid):
-        with socket.socket(fileno=os.dup(duplicate)) as one:
-            count += one.type == socket.SOCK_STREAM and at(one.getsockname()[1], ports) and _is_alive(one)
-    return count
-
-
-def _is_alive(one: socket.socket) -> bool:
-    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    state, *moved = _TCP_INFO.unpack(info)
-    return bool(min(moved) < 1000 * (SILENT if state == _ESTABLISHED else HALF_SILENT))
-
-
-def peers(pid: int) -> set[Endpoint]:
-    """All peers of the process's connections. Raises `Unreachable`."""
-    return cut(pid, {}).peers
+    return sum(at(port, ports) and _is_alive(one) for one, port in _tcp(pid))
 
 
 def deafen(pid: int, ports: Ports, deaf: bool = True) -> None:
@@ -116,11 +87,9 @@ def run_dry(pid: int, spared: Ports) -> None:
 
     It still forwards and counts what it has read, and can still write. Raises `Unreachable`.
     """
-    for duplicate, _ in _connections(pid):
-        with socket.socket(fileno=os.dup(duplicate)) as one:
-            if one.type == socket.SOCK_STREAM and not at(one.getsockname()[1], spared):
-                with suppress(OSError):  # closed meanwhile
-                    one.shutdown(socket.SHUT_RD)
+    for one, port in _tcp(pid):
+        if not at(port, spared):
+            _shut(one, socket.SHUT_RD)
 
 
 def listens(one: socket.socket) -> bool:
@@ -129,58 +98,43 @@ def listens(one: socket.socket) -> bool:
     return internet and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
+def duplicates(pid: int) -> Iterator[int]:
+    """A duplicate of each socket of a process, open until the next one. Raises `Unreachable`."""
+    with opened(pid) as process:
+        if process is None:
+            return
+        for _, number in numbers(pid):
+            if (duplicate := getfd(process, number)) is not None:
+                try:
+                    yield duplicate
+                finally:
+                    os.close(duplicate)
+
+
 def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
     """A duplicate of each connected socket, open until the next one, and its peer."""
     for duplicate in duplicates(pid):
-        peer = _peer(duplicate)
-        if peer is not None:
+        if (peer := _peer(duplicate)) is not None:
             yield duplicate, peer
 
 
-def duplicates(pid: int) -> Iterator[int]:
-    """A duplicate of each socket of a process, open until the next one. Raises `Unreachable`."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    except OSError as error:
-        raise Unreachable(error) from error
-    try:
-        yield from _duplicates(process, _FILES.format(pid))
-    except OSError as error:
-        if not has_exited(process):
-            raise Unreachable(error) from error
-    finally:
-        os.close(process)
+def _tcp(pid: int) -> Iterator[tuple[socket.socket, int]]:
+    """Each TCP connection of a process, open until the next one, and its local port."""
+    for duplicate, _ in _connections(pid):
+        with socket.socket(fileno=os.dup(duplicate)) as one:
+            if one.type == socket.SOCK_STREAM:
+                yield one, one.getsockname()[1]
 
 
-def _duplicates(process: int, path: str) -> Iterator[int]:
-    names = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
-            duplicate = _duplicate(process, names, name)
-            if duplicate is None:
-                continue
-            try:
-                yield duplicate
-            finally:
-                os.close(duplicate)
-    finally:
-        os.close(names)
+def _is_alive(one: socket.socket) -> bool:
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    state, *moved = _TCP_INFO.unpack(info)
+    return bool(min(moved) < 1000 * (SILENT if state == _ESTABLISHED else HALF_SILENT))
 
 
-def _duplicate(process: int, names: int, name: str) -> int | None:
-    """Duplicate a descriptor of the process; None if it is not a socket, or closed by now."""
-    try:
-        if not os.readlink(name, dir_fd=names).startswith("socket:"):
-            return None
-        return getfd(process, int(name))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno == errno.EBADF:
-            return None
-        raise
+def _shut(one: socket.socket, how: int) -> None:
+    with suppress(OSError):  # closed meanwhile
+        one.shutdown(how)
 
 
 def _peer(descriptor: int) -> Endpoint | None:
@@ -215,8 +169,7 @@ def _end(descriptor: int, ports: Ports) -> bool:
         try:
             disconnect(descriptor)
         except OSError:
-            with suppress(OSError):  # closed meanwhile
-                connection.shutdown(socket.SHUT_RDWR)
+            _shut(connection, socket.SHUT_RDWR)
         return True
 
 

@@ -11,11 +11,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from drivers.sockets.connections import Ports
+from drivers.sockets.held import Shelf
+from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import NO_INDEX, RESET, Address, deafen, is_at, pick, pick_by_hash
 
 
 class Unsteerable(Exception):
     """New connections cannot be steered from one process to another. The text says why."""
+
+
+def held_sockets(shelf: Shelf, pid: int, ports: Ports, kind: socket.SocketKind) -> list[socket.socket]:
+    """Duplicates of a process's sockets at these ports, held by the keeper, too. Raises `Unsteerable` and `OSError`."""
+    seen, found = look(pid, ports, kind)
+    if seen.obstacles:
+        for one in found:
+            one.close()
+        raise Unsteerable("; ".join(seen.obstacles))
+    return shelf.hold_all(found)
 
 
 # Probes whether a listener has an index (the first number); all other connections go to the second index meanwhile.

@@ -52,18 +52,14 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
                 continue
             with one:
                 if one.family == socket.AF_UNIX and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    paths.add(_path(one))
+                    name = os.fsdecode(one.getsockname())
+                    # An abstract name is written with @.
+                    paths.add("@" + name.strip("\0") if name.startswith("\0") else name)
     except Unreachable as error:
         obstacles.append(str(error))
     twice = {address for some in (tcp, udp) for address, times in Counter(some).items() if times > 1}
     obstacles += [f"the core listens on {address} more than once" for address in twice]
     return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), kept
-
-
-def _path(one: socket.socket) -> str:
-    """The path of a unix socket; an abstract name is written with @."""
-    name = os.fsdecode(one.getsockname())
-    return "@" + name.strip("\0") if name.startswith("\0") else name
 
 
 def takes_datagrams(one: socket.socket) -> bool:

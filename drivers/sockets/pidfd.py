@@ -10,12 +10,16 @@ import ctypes
 import errno
 import os
 import select
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 # The same number on every architecture (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Milliseconds to wait for the end of a process.
 _MOMENT = 20
+# The descriptors of a process, and the beginning of the target of each that is a socket.
+_FILES, _SOCKET = "/proc/{}/fd", "socket:["
 
 
 class Unreachable(Exception):
@@ -38,13 +42,46 @@ _UNTRACED = (
 )
 
 
-def getfd(process: int, descriptor: int) -> int:
-    """Duplicate a descriptor of the process with this pidfd. Raises `OSError`."""
-    found: int = _LIBC.syscall(_PIDFD_GETFD, process, descriptor, 0)
-    if found < 0:
-        fault = ctypes.get_errno()
-        raise OSError(fault, os.strerror(fault), "pidfd_getfd")
-    return found
+@contextmanager
+def opened(pid: int) -> Iterator[int | None]:
+    """The pidfd of a process; None if it has exited. An `OSError` in the block becomes `Unreachable` while it runs."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    except OSError as error:
+        raise Unreachable(error) from error
+    try:
+        yield process
+    except OSError as error:
+        if not has_exited(process):
+            raise Unreachable(error) from error
+    finally:
+        os.close(process)
+
+
+def numbers(pid: int) -> Iterator[tuple[int, int]]:
+    """The inode and the descriptor's number of each socket of a process. Raises `OSError`."""
+    names = os.open(_FILES.format(pid), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
+            with suppress(FileNotFoundError):
+                target = os.readlink(name, dir_fd=names)
+                if target.startswith(_SOCKET):
+                    yield int(target[len(_SOCKET) : -1]), int(name)
+    finally:
+        os.close(names)
+
+
+def getfd(process: int, number: int) -> int | None:
+    """Duplicate a descriptor of the process with this pidfd; None if the number is not in use. Raises `OSError`."""
+    found: int = _LIBC.syscall(_PIDFD_GETFD, process, number, 0)
+    if found >= 0:
+        return found
+    if (fault := ctypes.get_errno()) == errno.EBADF:
+        return None
+    raise OSError(fault, os.strerror(fault), "pidfd_getfd")
 
 
 def has_exited(process: int) -> bool:
@@ -67,7 +104,8 @@ def _may_call() -> bool:
     except OSError:
         return False
     try:
-        os.close(getfd(own, own))
+        if (found := getfd(own, own)) is not None:
+            os.close(found)
     except OSError:
         return False
     finally:

@@ -126,7 +126,10 @@ def knock(listener: socket.socket, index: int, others: int) -> bool:
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         probe.settimeout(_PATIENCE)
-        _be_heard(probe)
+        # So that a listener that `deafen` made deaf gets it, too.
+        probe.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, _TOO_MANY_HOPS)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, _TOO_MANY_HOPS)
         probe.bind(source)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
         try:
@@ -138,13 +141,6 @@ def knock(listener: socket.socket, index: int, others: int) -> bool:
         finally:
             pick(listener, others)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
-
-
-def _be_heard(probe: socket.socket) -> None:
-    """Let the probe through to a listener that `deafen` made deaf."""
-    probe.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, _TOO_MANY_HOPS)
-    if probe.family == socket.AF_INET6:
-        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, _TOO_MANY_HOPS)
 
 
 def way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
-from drivers.sockets.datagrams import crowd
-from drivers.sockets.group import Unsteerable
+from drivers.sockets.group import Unsteerable, held_sockets
 from drivers.sockets.held import Shelf
-from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
+from drivers.sockets.steering import crowd
 from drivers.sockets.udp_hide import hide, is_hidden, show
 from protos.handover_pb2 import Reach, Sharing, Spot
 
@@ -58,13 +57,11 @@ class Place:
             self._settle(pid)
 
     def darken(self) -> None:
-        """Hide all sockets at the address."""
         self.current = None
         for one in self.others.values():
             hide(one)
 
     def lighten(self, pid: int) -> None:
-        """Show this process's socket."""
         show(self.others[pid], self.address.interface)
         self._settle(pid)
 
@@ -97,7 +94,7 @@ class Sessions:
         Raises `Unsteerable`; then the process has to `leave`.
         """
         self._ports[pid] = ports
-        found = self._look(pid, ports)
+        found = held_sockets(self._shelf, pid, ports, socket.SOCK_DGRAM)
         try:
             while found:
                 one = found.pop()
@@ -156,7 +153,6 @@ class Sessions:
         self._ports.pop(pid, None)
 
     def close(self) -> None:
-        """Close all duplicates."""
         for place in self._places.values():
             place.close()
         self._places.clear()
@@ -184,22 +180,13 @@ class Sessions:
         """Add duplicates of the visible sockets at these places, if their process lives. Raises `Unsteerable`."""
         taken = {place.address: place for place in places}
         for pid in {place.current for place in taken.values() if place.current is not None}:
-            for one in self._look(pid, self._ports[pid]):
+            for one in held_sockets(self._shelf, pid, self._ports[pid], socket.SOCK_DGRAM):
                 place = taken.get(address_of(one))
                 if place is not None and place.current == pid:
                     place.others[pid] = one
                 else:
                     one.close()
         return list(taken.values())
-
-    def _look(self, pid: int, ports: Ports) -> list[socket.socket]:
-        """Duplicates of a process's UDP sockets at these ports, none if it has exited. Raises `Unsteerable`."""
-        seen, found = look(pid, ports, socket.SOCK_DGRAM)
-        if seen.obstacles:
-            for one in found:
-                one.close()
-            raise Unsteerable("; ".join(seen.obstacles))
-        return self._shelf.hold_all(found)
 
 
 def _hold(one: socket.socket, address: Address) -> None:
@@ -221,7 +208,6 @@ def _hold(one: socket.socket, address: Address) -> None:
 
 
 def _twin(one: socket.socket, address: Address) -> socket.socket:
-    """Another socket at the same address."""
     twin = socket.socket(one.family, socket.SOCK_DGRAM)
     try:
         twin.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

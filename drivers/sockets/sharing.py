@@ -11,20 +11,18 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
-from twisted.python.failure import Failure
 
 from drivers.sockets.connections import Ports, alive, deafen
-from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
 from drivers.sockets.held import Shelf
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.steering import Steering
+from drivers.sockets.steering import Datagrams, Steering
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.driver import NotShared
 from protos import handover_pb2
@@ -143,7 +141,7 @@ class Sharing:
             await deferLater(self._reactor, POLL)
 
     async def close_door(self, pid: int, ports: Ports, closed: bool = True) -> None:
-        """Drop new TCP connections at these ports, or stop that. A process steered to later is closed likewise.
+        """Drop new TCP connections at these ports, or stop that; a process steered to later is closed likewise.
 
         Raises `Unreachable`.
         """
@@ -213,14 +211,13 @@ class Sharing:
             self._members.clear()
             self._led = None
         if joined or alone:
-            self._do(self._leave, pid, heir, alone).addErrback(self._complain)
+            text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
+            self._do(self._leave, pid, heir, alone).addErrback(lambda failure: self.log.failure(text, failure))
 
     def _packed(self) -> handover_pb2.Sharing:
-        streams, datagrams = self._steering.packed(), self._datagrams.packed()
-        members, closed = list(self._members), self._closed
-        sharing = handover_pb2.Sharing(
-            members=members, led=self._led, closed=closed, streams=streams, datagrams=datagrams
-        )
+        sharing = handover_pb2.Sharing(members=list(self._members), led=self._led, closed=self._closed)
+        sharing.streams.extend(self._steering.packed())
+        sharing.datagrams.extend(self._datagrams.packed())
         self._sessions.pack(sharing)
         return sharing
 
@@ -279,10 +276,6 @@ class Sharing:
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
         return self._do(lambda: dict(self._steering.waiting(pid)))
 
-    def _complain(self, failure: Failure) -> None:
-        text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
-        self.log.failure(text, failure)
-
     async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
             return await self._do(work, *arguments, **named)
@@ -292,11 +285,9 @@ class Sharing:
     def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:
         """Run work in the pool, one call at a time, to its end even if the caller is cancelled."""
         result: Deferred[T] = Deferred()
-        self._lock.run(self._aside, partial(work, *arguments, **named)).chainDeferred(result)
+        done = partial(self._done, partial(work, *arguments, **named))
+        self._lock.run(in_pool, self._reactor, done).chainDeferred(result)
         return result
-
-    def _aside(self, work: Callable[[], T]) -> Deferred[T]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._done, work)
 
     def _done(self, work: Callable[[], T]) -> T:
         """Do the work, and store the outcome for the next node."""

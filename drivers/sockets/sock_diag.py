@@ -1,6 +1,7 @@
 """List the TCP connections and listeners of this machine with one request to the kernel (sock_diag(7)).
 
-It needs no capability, and sees only its own network namespace.
+It needs no capability, and sees only its own network namespace. If the kernel does not list them, each function raises
+`OSError`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ _RANGE, _REST = 20, 12
 # The most ranges in a program, and the most peers that the kernel filters by port.
 MOST = 3000
 PICKED = 200
+_ANY = range(1, 65536)
 
 
 class Connection(NamedTuple):
@@ -84,22 +86,22 @@ class Flow(NamedTuple):
 
 
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these local ports. Raises as `connections`."""
+    """The peers of all TCP connections to these local ports."""
     return {connection.peer for connection in connections(ports)}
 
 
 def connections(ports: Ports) -> list[Connection]:
-    """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them."""
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
-    return list(_dump(_program(ports)))
+    return [
+        Connection(_peer(data, position), _port(data, position), _COOKIE.unpack_from(data, position + 60)[0])
+        for data, position in _messages(_program(ports), _STATES)
+    ]
 
 
 def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
-    """The connections of these peers to these local ports. Raises `OSError` if the kernel does not list them.
+    """The connections of these peers to these local ports.
 
     Without those that their process has closed, which the kernel keeps for minutes if the peer does not answer.
     """
@@ -107,52 +109,41 @@ def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
         picked = {int.from_bytes(peer[-2:]) for peer in peers}
         program = _program([range(port, port + 1) for port in picked], _PEER)
     else:
-        program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
+        program = _program(ports)
     return [flow for flow in _flows(program, peers) if at(flow.port, ports)] if peers else []
 
 
 def unread(ports: Ports, inodes: Container[int]) -> int:
-    """Count the bytes at these sockets, with these local ports, that their process has not read.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """Count the bytes at these sockets, with these local ports, that their process has not read."""
     found = 0
-    for data, position in _messages(_program(ports if len(ports) <= MOST else [range(1, 65536)]), _STATES):
+    for data, position in _messages(_program(ports), _STATES):
         if _INODE.unpack_from(data, position + 84)[0] in inodes:
             found += _WAITING.unpack_from(data, position + 72)[0]
     return found
 
 
 def listening(ports: Container[int]) -> dict[int, int]:
-    """Those of these ports with a TCP listener, and how many connections wait to be accepted there.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """Those of these ports with a TCP listener, and how many connections wait to be accepted there."""
     found: dict[int, int] = {}
-    for data, position in _messages(_program([range(1, 65536)]), _LISTENING):
-        port = int.from_bytes(data[position + 20 : position + 22])
-        if port in ports:
+    for data, position in _messages(_program([_ANY]), _LISTENING):
+        if (port := _port(data, position)) in ports:
             found[port] = found.get(port, 0) + _WAITING.unpack_from(data, position + 72)[0]
     return found
 
 
 def listeners(ports: Ports) -> dict[int, list[int]]:
-    """By port: the inodes of its TCP listeners, of any process.
-
-    Raises `OSError` if the kernel does not list them.
-    """
+    """By port: the inodes of its TCP listeners, of any process."""
     found: dict[int, list[int]] = {}
-    program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
-    for data, position in _messages(program, _LISTENING):
-        port = int.from_bytes(data[position + 20 : position + 22])
-        if at(port, ports):
+    for data, position in _messages(_program(ports), _LISTENING):
+        if at(port := _port(data, position), ports):
             found.setdefault(port, []).append(_INODE.unpack_from(data, position + 84)[0])
     return found
 
 
 def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
-    """A filter that passes sockets by local port, or by the peer's (`of`)."""
+    """A filter that passes sockets by local port, or by the peer's (`of`); for more than `MOST` ranges any port."""
     begin, end = of
+    ports = ports if len(ports) <= MOST else [_ANY]
     left, program = _RANGE * len(ports) + _STEP.size, b""
     for some in ports:
         program += _STEP.pack(begin, 8, _RANGE) + _STEP.pack(0, 0, some.start)
@@ -162,20 +153,18 @@ def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
     return program + _STEP.pack(_GO, 4, 8)
 
 
-def _dump(program: bytes) -> Iterator[Connection]:
-    for data, position in _messages(program, _STATES):
-        end = 44 if data[position + 16] == socket.AF_INET else 56
-        yield Connection(
-            plain(data[position + 40 : position + end]) + data[position + 22 : position + 24],
-            int.from_bytes(data[position + 20 : position + 22]),
-            _COOKIE.unpack_from(data, position + 60)[0],
-        )
+def _peer(data: bytes, position: int) -> Endpoint:
+    end = 44 if data[position + 16] == socket.AF_INET else 56
+    return plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+
+
+def _port(data: bytes, position: int) -> int:
+    return int.from_bytes(data[position + 20 : position + 22])
 
 
 def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
     for data, position in _messages(program, _STATES, _ASK_INFO):
-        end = 44 if data[position + 16] == socket.AF_INET else 56
-        peer = plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+        peer = _peer(data, position)
         (inode,) = _INODE.unpack_from(data, position + 84)
         info = _info(data, position) if inode and peer in peers else None
         if info is None:
@@ -183,7 +172,7 @@ def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
         sent_ago, data_ago, heard_ago, acked, received, waiting, trip = _MOVED.unpack_from(data, info)
         yield Flow(
             peer,
-            int.from_bytes(data[position + 20 : position + 22]),
+            _port(data, position),
             inode,
             min(data_ago, max(sent_ago, heard_ago)) / 1e3,
             acked,

@@ -1,23 +1,35 @@
-"""Steer the new TCP connections of addresses that several processes listen on to one of them. Linux only, blocking.
+"""Steer new TCP connections, and stateless datagrams, to one of the processes at an address. Linux only, blocking.
 
 Existing connections stay, and the processes notice nothing. The kernel picks listeners by their order in a group
 (drivers.sockets.reuseport), which changes when one is closed. So the node holds a duplicate of each listener: the order
 changes only when the node closes one, which it does only where that does not move the listener that gets connections.
+
+The index of a UDP socket cannot be probed by a connection. It follows from the order in which sockets were bound, as
+long as the kernel lists no other socket at the address.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 from drivers.sockets import held
 from drivers.sockets.connections import Ports
-from drivers.sockets.group import Group, Member, Unsteerable
+from drivers.sockets.group import Group, Member, Unsteerable, held_sockets
 from drivers.sockets.held import Shelf
-from drivers.sockets.listeners import Survey, look
-from drivers.sockets.reuseport import Address, address_of, deafen, knock, waiting
+from drivers.sockets.reuseport import Address, address_of, deafen, knock, pick, waiting
 from protos import handover_pb2
+
+_TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
+# Where no program answers (the port `discard`).
+_NOBODY = {socket.AF_INET: ("127.0.0.1", 9), socket.AF_INET6: ("::1", 9)}
+# The columns of a table with a socket's address and its inode.
+_LOCAL, _INODE = 1, 9
 
 
 @dataclass
@@ -27,11 +39,15 @@ class Steering:
     From its `join` to its `leave` a process must not open or close a listener itself.
     """
 
+    # The kind of the sockets, and of their groups.
+    kind: ClassVar[socket.SocketKind] = socket.SOCK_STREAM
+    group: ClassVar[type[Group]] = Group
+
     _shelf: Shelf
     _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
 
-    def join(self, pid: int, ports: Ports) -> Survey:
+    def join(self, pid: int, ports: Ports) -> None:
         """Add a process with its listeners at these ports, once all are open.
 
         The first process gets all connections, later ones none until `steer`. So the running process must join before
@@ -39,11 +55,9 @@ class Steering:
         be ended, and has to `leave`.
         """
         first = not self._groups
-        seen, listeners = self._look(pid, ports)
+        listeners = held_sockets(self._shelf, pid, ports, self.kind)
         self._joined += 1
         try:
-            if seen.obstacles:
-                raise Unsteerable("; ".join(seen.obstacles))
             while listeners:
                 self._take(Member(pid, listeners.pop(), self._joined))
         except Unsteerable:
@@ -53,7 +67,6 @@ class Steering:
         finally:
             for listener in listeners:
                 listener.close()
-        return seen
 
     def steer(self, pid: int) -> None:
         """Steer all new connections of the addresses on which this process listens to it. Raises `Unsteerable`."""
@@ -81,10 +94,9 @@ class Steering:
 
     def deafen(self, addresses: Collection[Address], deaf: bool = True) -> None:
         """Drop new connections at these addresses, or stop that. Existing connections continue."""
-        for address in addresses:
-            for member in self._groups[address].members:
-                if member.alive:
-                    deafen(member.listener, deaf)
+        for member in (member for address in addresses for member in self._groups[address].members):
+            if member.alive:
+                deafen(member.listener, deaf)
 
     def leave(self, pid: int) -> int:
         """Remove a process that has exited; new connections go to the newest of the others.
@@ -136,19 +148,9 @@ class Steering:
             if order:
                 members = [Member(one.pid, sockets[one.number], one.order, not one.ended) for one in order]
                 address = held.unpacked(each.address)
-                group = self._groups[address] = self._new_group(address, members)
+                group = self._groups[address] = self.group(address, members)
                 group.current = min(each.current, len(members) - 1)
                 self._joined = max(self._joined, *(member.order for member in members))
-
-    def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return self._held(look(pid, ports, socket.SOCK_STREAM))
-
-    def _held(self, found: tuple[Survey, list[socket.socket]]) -> tuple[Survey, list[socket.socket]]:
-        seen, listeners = found
-        return seen, self._shelf.hold_all(listeners)
-
-    def _new_group(self, address: Address, members: list[Member]) -> Group:
-        return Group(address, members)
 
     def _of(self, pid: int) -> Iterator[tuple[Group, int]]:
         for group in self._groups.values():
@@ -161,5 +163,48 @@ class Steering:
         if address in self._groups:
             self._groups[address].admit(member)
         else:
-            group = self._groups[address] = self._new_group(address, [member])
-            group.begin()
+            self._groups[address] = self.group(address, [member])
+            self._groups[address].begin()
+
+
+class _Group(Group):
+    def begin(self) -> None:
+        self._expect_no_other()
+        pick(self.listener, 0)
+
+    def admit(self, member: Member) -> None:
+        self.members.append(member)
+        self._expect_no_other()
+        self.tidy()
+
+    def _expect_no_other(self) -> None:
+        if crowd(self.listener) != len(self.members):
+            raise Unsteerable(f"another process also receives UDP on port {self.address.port}")
+
+
+class Datagrams(Steering):
+    """Processes that receive datagrams at the same addresses, and which of them gets new ones."""
+
+    kind, group = socket.SOCK_DGRAM, _Group
+
+    def silence(self, pid: int) -> None:
+        """Have the kernel refuse datagrams at this process's addresses, where all processes are about to exit.
+
+        A connected socket takes only datagrams from its peer, and leaves its group.
+        """
+        for group, _ in list(self._of(pid)):
+            for member in group.members:
+                with member.listener as one, suppress(OSError):  # no route from this address
+                    one.connect(_NOBODY[one.family])
+            del self._groups[group.address]
+
+
+def crowd(one: socket.socket) -> int:
+    """Count the sockets of all processes at this socket's address.
+
+    The kernel's table is read in pieces, and lists a socket twice if others are bound meanwhile.
+    """
+    inode = str(os.fstat(one.fileno()).st_ino)
+    rows = [row.split() for row in _TABLES[socket.AddressFamily(one.family)].read_text().splitlines()[1:]]
+    local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
+    return len({row[_INODE] for row in rows if row[_LOCAL] == local})

@@ -24,7 +24,7 @@ def hide(one: socket.socket) -> None:
     """Hide a socket. It also leaves its SO_REUSEPORT group, as it changes its place in the kernel. Raises `OSError`."""
     if is_hidden(one):
         return
-    if interface := interface_of(one):
+    if interface := one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX):
         # Without a capability only a socket bound to no interface can be bound to one.
         disconnect(one.fileno())
     one.setsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX, _NO_INTERFACE - interface)
@@ -38,12 +38,6 @@ def show(one: socket.socket, interface: int) -> None:
 
 def is_hidden(one: socket.socket) -> bool:
     return one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX) > _INTERFACES
-
-
-def interface_of(one: socket.socket) -> int:
-    """The interface that a socket is bound to, or was before it was hidden; 0 for none."""
-    interface = one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX)
-    return _NO_INTERFACE - interface if interface > _INTERFACES else interface
 
 
 def disconnect(descriptor: int) -> None:

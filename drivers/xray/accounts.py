@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from google.protobuf.message import Message
+
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray import wireguard as tunnel
-from drivers.xray.wire import SIZE, field
+from drivers.xray.messages import SIZE, field
 from node.contract.accounts import Account, Unusable
 from protos import service_pb2, xray_pb2
 
@@ -80,16 +82,12 @@ def vmess(_: Inbound, user: service_pb2.User) -> Account | None:
     if not user.proxies.vmess.id:
         return None
     text, identity = parse_uuid(user.proxies.vmess.id)
-    packed = xray_pb2.VmessAccount(id=text)
-    return Account(pack(user.email, "xray.proxy.vmess.Account", packed.SerializeToString()), identity)
+    return _account(user, "vmess", xray_pb2.VmessAccount(id=text), identity)
 
 
 def trojan(_: Inbound, user: service_pb2.User) -> Account | None:
     password = user.proxies.trojan.password
-    if not password:
-        return None
-    packed = xray_pb2.TrojanAccount(password=password)
-    return Account(pack(user.email, "xray.proxy.trojan.Account", packed.SerializeToString()), password.encode())
+    return _account(user, "trojan", xray_pb2.TrojanAccount(password=password), password.encode()) if password else None
 
 
 def shadowsocks(inbound: Inbound, user: service_pb2.User) -> Account | None:
@@ -101,8 +99,7 @@ def shadowsocks(inbound: Inbound, user: service_pb2.User) -> Account | None:
     if cipher is None:
         raise Unusable(f"the Shadowsocks method {method!r} is unknown")
     packed = xray_pb2.ShadowsocksAccount(password=account.password, cipher_type=cipher)
-    credential = bytes([cipher]) + account.password.encode()
-    return Account(pack(user.email, "xray.proxy.shadowsocks.Account", packed.SerializeToString()), credential)
+    return _account(user, "shadowsocks", packed, bytes([cipher]) + account.password.encode())
 
 
 def shadowsocks_2022(inbound: Inbound, user: service_pb2.User) -> Account | None:
@@ -111,22 +108,20 @@ def shadowsocks_2022(inbound: Inbound, user: service_pb2.User) -> Account | None
         return None
     key = shadowsocks_2022_key(password, KEY_BYTES[inbound.method])
     packed = xray_pb2.Shadowsocks2022Account(key=base64.b64encode(key).decode())
-    return Account(pack(user.email, "xray.proxy.shadowsocks_2022.Account", packed.SerializeToString()), key)
+    return _account(user, "shadowsocks_2022", packed, key)
 
 
 def hysteria(_: Inbound, user: service_pb2.User) -> Account | None:
     secret = user.proxies.hysteria.auth
-    if not secret:
-        return None
     packed = xray_pb2.HysteriaAccount(auth=secret)
-    return Account(pack(user.email, "xray.proxy.hysteria.account.Account", packed.SerializeToString()), secret.encode())
+    return _account(user, "hysteria.account", packed, secret.encode()) if secret else None
 
 
 def wireguard(inbound: Inbound, user: service_pb2.User) -> Account | None:
     if not user.proxies.wireguard.public_key:
         return None
     packed, key, addresses = tunnel.peer(user.proxies.wireguard, inbound.key)
-    return Account(pack(user.email, tunnel.ACCOUNT, packed), key, tuple(sorted(addresses)))
+    return Account(pack(user.email, "xray.proxy.wireguard.PeerConfig", packed), key, tuple(sorted(addresses)))
 
 
 BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
@@ -138,6 +133,10 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
     "hysteria": hysteria,
     "wireguard": wireguard,
 }
+
+
+def _account(user: service_pb2.User, protocol: str, account: Message, credential: bytes) -> Account:
+    return Account(pack(user.email, f"xray.proxy.{protocol}.Account", account.SerializeToString()), credential)
 
 
 def pack(email: str, type_name: str, account: bytes) -> bytes:

@@ -9,9 +9,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 
 from drivers.process.allowlist import Allowed
-from drivers.xray import streams, text
+from drivers.xray import text
+from drivers.xray.messages import Version
+from drivers.xray.streams import handlers_of, place_of, stream_of, with_downloads
 from node.base.errors import InvalidConfig
-from protos.xray_pb2 import Config, GeodataConfig, InboundHandlerConfig, OutboundHandlerConfig, StreamConfig
+from protos.xray_pb2 import Config, GeodataConfig, InboundHandlerConfig
 
 APPS = (
     *("dispatcher", "proxyman", "log", "policy", "stats", "router", "dns", "observatory", "reverse", "version"),
@@ -42,17 +44,17 @@ DANGERS: Mapping[str, str] = {
 }
 _NAME = re.compile(r"xray\.(?:core\.)?(?:app|proxy|transport\.internet)\.([a-z0-9_]+)\.")
 # The last version whose converter does not take environment variables from the configuration.
-_NO_ENVIRONMENT = (26, 3, 27)
+_NO_ENVIRONMENT: Version = (26, 3, 27)
 
 
-def judge(base: Config, source: str, version: tuple[int, ...], allowed: Allowed) -> None:
+def judge(base: Config, source: str, version: Version, allowed: Allowed) -> None:
     """Raises `InvalidConfig` for the first part neither known nor allowed. `source` is the controller's text."""
     _judge_environment(source, version, allowed)
     for name, where, known in _things(base):
         allowed.judge(name, where, known, DANGERS)
 
 
-def _judge_environment(source: str, version: tuple[int, ...], allowed: Allowed) -> None:
+def _judge_environment(source: str, version: Version, allowed: Allowed) -> None:
     """Check for `env`, which acts during the conversion only; a text that the node cannot parse may have it."""
     keys = text.top(source)
     if keys is None and version > _NO_ENVIRONMENT:
@@ -68,28 +70,15 @@ def _things(base: Config) -> Iterator[tuple[str, str, Collection[str]]]:
         if name == "geodata" and not GeodataConfig.FromString(app.value).assets:
             continue  # without assets it only reloads the geo files
         yield name, "the configuration", APPS
-    for inbound in base.inbound:
-        where = place("inbound", inbound)
-        yield name_of(inbound.proxy_settings.type), where, INBOUNDS
-        yield from _transports(streams.of_receiver(inbound), where)
-    for outbound in base.outbound:
-        where = place("outbound", outbound)
-        yield name_of(outbound.proxy_settings.type), where, OUTBOUNDS
-        yield from _transports(streams.of_sender(outbound), where)
-
-
-def _transports(found: Iterator[StreamConfig], where: str) -> Iterator[tuple[str, str, Collection[str]]]:
-    for stream in found:
-        yield stream.protocol_name, f"{where}, transport", TRANSPORTS
-        yield name_of(stream.security_type), f"{where}, security", SECURITIES
+    for handler in handlers_of(base):
+        where, is_inbound = place_of(handler), isinstance(handler, InboundHandlerConfig)
+        yield name_of(handler.proxy_settings.type), where, INBOUNDS if is_inbound else OUTBOUNDS
+        for stream in with_downloads(stream_of(handler)):
+            yield stream.protocol_name, f"{where}, transport", TRANSPORTS
+            yield name_of(stream.security_type), f"{where}, security", SECURITIES
 
 
 def name_of(type_name: str) -> str:
     """The short name of a type, such as `vless`; an unusual one is returned as it is."""
     match = _NAME.match(type_name)
     return match[1] if match else type_name
-
-
-def place(kind: str, handler: InboundHandlerConfig | OutboundHandlerConfig) -> str:
-    """The place of an inbound or outbound, for an error."""
-    return f"{kind} {handler.tag[:60]!r}"

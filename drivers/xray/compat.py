@@ -10,11 +10,11 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.streams import REALITY
+from drivers.xray.messages import FREEDOM, REALITY, Version
+from drivers.xray.streams import receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
-Version = tuple[int, ...]
 # The first versions that read `users` beside `clients`, that block private addresses in freedom outbounds, and that use
 # X-Forwarded-For only where it is trusted.
 USERS: Version = (26, 5, 9)
@@ -26,10 +26,7 @@ UNTRUSTED_SEEN = (
     "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "
     'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]} in the inbound'
 )
-_FREEDOM = "xray.proxy.freedom.Config"
 _FORWARDING = ("websocket", "httpupgrade", "splithttp", "grpc")
-# The default of newer cores.
-_DEFAULT_CLIENT = bytes((26, 3, 27))
 
 
 def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
@@ -37,8 +34,10 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
     if "env" in (text.top(source) or ()):
         yield "`env` in the configuration has no effect on the core"
     for inbound in base.inbound:
-        receiver = xray_pb2.ReceiverConfig.FromString(inbound.receiver_settings.value)
-        if any(map(_is_strict, receiver.stream_settings.security_settings)):
+        receiver = receiver_of(inbound)
+        securities = [one.value for one in receiver.stream_settings.security_settings if one.type == REALITY]
+        # The default of newer cores.
+        if any(xray_pb2.RealityConfig.FromString(one).min_client_ver == bytes((26, 3, 27)) for one in securities):
             yield (
                 f"inbound {inbound.tag!r}: REALITY accepts only clients of Xray 26.3.27 and newer and forwards others "
                 '(sing-box, mihomo) to the target; set "minClientVer": "1.8.0" to accept all'
@@ -77,12 +76,6 @@ class UntrustedProxy:
         return [UNTRUSTED_SEEN] if self.seen else []
 
 
-def _is_strict(security: xray_pb2.TypedMessage) -> bool:
-    return security.type == REALITY and xray_pb2.RealityConfig.FromString(security.value).min_client_ver == (
-        _DEFAULT_CLIENT
-    )
-
-
 def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:
     """Whether only local programs can connect, by a transport with X-Forwarded-For."""
     stream = receiver.stream_settings
@@ -97,6 +90,6 @@ def _blocking(base: Config, wanted: Container[str]) -> Iterator[str]:
     """The tags of the freedom outbounds among these that block private addresses."""
     for outbound in base.outbound:
         settings = outbound.proxy_settings
-        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == _FREEDOM else [b""]
+        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == FREEDOM else [b""]
         if outbound.tag in wanted and not rules:
             yield outbound.tag

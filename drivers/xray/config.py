@@ -6,43 +6,20 @@ unknown here stay unchanged. Type names and numbers: Xray-core 26.3.27.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.allowlist import NOTHING_MORE, Allowed
-from drivers.xray import (
-    allowlist,
-    compat,
-    exclusive,
-    latency,
-    long_names,
-    overrides,
-    rules,
-    selectors,
-    streams,
-    unix,
-    wireguard,
-)
+from drivers.xray import allowlist, compat, files, long_names, messages, overrides, rules, streams, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed
-from drivers.xray.ingress import (
-    HandshakePorts,
-    Ingress,
-    all_ports,
-    handshake_ports,
-    ingress_of,
-    is_over_udp,
-    is_transparent,
-    listens,
-)
-from drivers.xray.reloading import have_reloaded
-from drivers.xray.selectors import OURS
+from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
+from drivers.xray.messages import Version, edited, field
 from drivers.xray.text import Hints, hints
 from drivers.xray.user_changes import NEEDS_PAUSE
-from drivers.xray.wire import field
 from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
@@ -50,33 +27,22 @@ from node.contract.routing import Routing
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 
-BLACKHOLE = "xray.proxy.blackhole.Config"
-DOKODEMO = "xray.proxy.dokodemo.Config"
-SHADOWSOCKS_2022 = "xray.proxy.shadowsocks_2022.MultiUserServerConfig"
-SHADOWSOCKS_2022_SINGLE = "xray.proxy.shadowsocks_2022.ServerConfig"
 # The protocols of inbounds that the node can manage, by the type of their settings.
 PROTOCOLS = {
-    "xray.proxy.vless.inbound.Config": "vless",
+    messages.VLESS: "vless",
     "xray.proxy.vmess.inbound.Config": "vmess",
-    "xray.proxy.trojan.ServerConfig": "trojan",
-    "xray.proxy.shadowsocks.ServerConfig": "shadowsocks",
+    messages.TROJAN: "trojan",
+    messages.SHADOWSOCKS: "shadowsocks",
     "xray.proxy.hysteria.ServerConfig": "hysteria",
-    SHADOWSOCKS_2022: "shadowsocks_2022",
+    messages.SHADOWSOCKS_2022: "shadowsocks_2022",
 }
 # Types of inbounds with users that the core cannot change while it runs, or cannot tell apart.
 UNSUPPORTED = {
-    wireguard.SETTINGS: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
-    SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
+    messages.WIREGUARD: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
+    messages.SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
-SHADOWSOCKS = ("xray.proxy.shadowsocks.ServerConfig", SHADOWSOCKS_2022, SHADOWSOCKS_2022_SINGLE)
-API_SERVICES = (
-    "xray.app.proxyman.command.Config",
-    "xray.app.stats.command.Config",
-    "xray.app.router.command.Config",
-)
-OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
-Version = tuple[int, ...]
+API_SERVICES = tuple(f"xray.app.{name}.command.Config" for name in ("proxyman", "stats", "router"))
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
 # The tags of the field with users in inbound settings, where it is not the first.
@@ -84,7 +50,7 @@ _USERS = {"shadowsocks_2022": b"\x1a", "wireguard": b"\x2a"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Listens):
     """A configuration without users and without the node's API, and the properties of its managed inbounds.
 
     `ingress`: where the users of managed inbounds connect. `shown`: which of the core's lines the controller asked for.
@@ -105,42 +71,11 @@ class Plan:
         return tuple(self.inbounds)
 
     @property
-    def ports(self) -> tuple[range, ...]:
-        """The ports on which inbounds listen."""
-        return all_ports(self.base.inbound)
-
-    @property
-    def listens(self) -> Mapping[int, frozenset[bytes]]:
-        """By port: the addresses on which inbounds listen, and the options of their sockets."""
-        return listens(self.base.inbound)
-
-    @property
-    def datagrams(self) -> frozenset[int]:
-        """The ports where each UDP datagram stands for itself."""
-        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in (*SHADOWSOCKS, DOKODEMO)]
-        return frozenset(listens(each for each in some if not (is_over_udp(each) or is_transparent(each))))
-
-    @property
-    def sessions(self) -> frozenset[int]:
-        """The ports where clients have sessions over UDP."""
-        return frozenset(listens(filter(is_over_udp, self.base.inbound)))
-
-    @property
     def pausable(self) -> Mapping[str, HandshakePorts]:
         """By tag: where the handshakes begin that must not overlap a removal, if the node can pause them."""
         tags = {tag for tag, inbound in self.inbounds.items() if inbound.protocol == NEEDS_PAUSE}
         found = {handler.tag: handshake_ports(handler) for handler in self.base.inbound if handler.tag in tags}
         return {tag: one for tag, one in found.items() if one is not None}
-
-    @property
-    def measures(self) -> bool:
-        """Whether the configuration has an observatory, which measures outbounds."""
-        return latency.measures(self.base)
-
-    @property
-    def exclusive(self) -> Sequence[str]:
-        """Reasons, for an operator, against a second process with this configuration beside the first."""
-        return list(exclusive.exclusive(self.base, self.inbounds))
 
     def same_credential(self, one: bytes, other: bytes) -> bool:
         return unnamed(one) == unnamed(other)
@@ -156,8 +91,11 @@ class Plan:
         """The message of a managed inbound with these users."""
         handler = InboundHandlerConfig()
         handler.CopyFrom(next(inbound for inbound in self.base.inbound if inbound.tag == tag))
-        handler.proxy_settings.value += users_field(self.inbounds[tag].protocol, accounts.values())
+        self.add_users(handler, accounts)
         return handler
+
+    def add_users(self, handler: InboundHandlerConfig, accounts: Accounts) -> None:
+        handler.proxy_settings.value += users_field(self.inbounds[handler.tag].protocol, accounts.values())
 
 
 @dataclass(frozen=True)
@@ -170,11 +108,11 @@ class Endpoint:
 
     @property
     def inbound(self) -> str:
-        return f"{OURS}in-{self.token}"
+        return f"{messages.OURS}in-{self.token}"
 
     @property
     def outbound(self) -> str:
-        return f"{OURS}api-{self.token}"
+        return f"{messages.OURS}api-{self.token}"
 
 
 def plan(
@@ -189,10 +127,9 @@ def plan(
     Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
     """
     try:
-        base = Config.FromString(converted)
-        allowlist.judge(base, text, version, allowed)
-        for address, where in unix.sockets(base):
-            allowed.judge_socket(address, where)
+        base = _judged(converted, text, version, allowed)
+        # Reads the users of inbounds that are left as configured, so that they are known to be valid.
+        rules.outbounds_of(base)
         return _planned(base, text, exclude, version)
     except DecodeError as error:
         # Another version of the core may give these fields another meaning.
@@ -207,16 +144,21 @@ def rerouted(
 
     Raises as `rules.added` and `rules.changed`, and `InvalidConfig` for settings neither known nor allowed.
     """
-    base = Config.FromString(converted)
-    allowlist.judge(base, text, version, allowed)
-    for address, where in unix.sockets(base):
-        allowed.judge_socket(address, where)
-    found = rules.added(base, routing)
+    found = rules.added(_judged(converted, text, version, allowed), routing)
     tags = [rules.public(rule.rule_tag) for rule in found]
     tagged = tuple(each._replace(tag=tag) for each, tag in zip(routing.added, tags, strict=True))
     changed = rules.changed(plan.base, routing, found)
-    have_reloaded(changed, text, version)
+    overrides.have_reloaded(changed, text, version)
     return replace(plan, base=changed, routing=replace(routing, added=tagged))
+
+
+def _judged(converted: bytes, text: str, version: Version, allowed: Allowed) -> Config:
+    """Parse a converted text. Raises `InvalidConfig` for settings neither known nor allowed."""
+    base = Config.FromString(converted)
+    allowlist.judge(base, text, version, allowed)
+    for address, where in files.sockets(base):
+        allowed.judge_socket(address, where)
+    return base
 
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
@@ -224,25 +166,27 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     warnings = list(compat.warnings(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
-        streams.override_receiver(handler)
+        streams.override(handler)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
-        elif handler.proxy_settings.type in (*PROTOCOLS, SHADOWSOCKS_2022_SINGLE):
+        elif handler.proxy_settings.type in (*PROTOCOLS, messages.SHADOWSOCKS_2022_SINGLE):
             warnings.extend(filter(None, [compat.unread_users(handler, hint, version)]))
     for outbound in base.outbound:
-        streams.override_sender(outbound)
+        streams.override(outbound)
     if not base.outbound:
         # The first outbound is the default one; without any, that would be the API's.
-        base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=BLACKHOLE)))
+        base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
     uncounted = _uncounted(inbounds.values(), version)
     if uncounted:
         warnings.append("inbound traffic is not counted: with a Hysteria inbound this Xray would count its users as 0")
     shown = overrides.override(base, count_inbounds=not uncounted)
-    selectors.bind(base)
-    _name_outbounds(base)
+    rules.bind_selectors(base)
+    for number, outbound in enumerate(base.outbound):
+        # Without a tag access lines do not name the inbound.
+        outbound.tag = outbound.tag or f"{messages.OURS}out-{number}"
     rules.name_rules(base)
-    have_reloaded(base, text, version)
+    overrides.have_reloaded(base, text, version)
     first = long_names.protect(base, version)
     if first:
         warnings.append(long_names.WARNING.format(".".join(map(str, version))))
@@ -255,8 +199,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
     config.CopyFrom(plan.base)
     for handler in config.inbound:
         if handler.tag in plan.inbounds:
-            protocol = plan.inbounds[handler.tag].protocol
-            handler.proxy_settings.value += users_field(protocol, accounts[handler.tag].values())
+            plan.add_users(handler, accounts[handler.tag])
     _add_api(config, api)
     _put_first(config, plan.first)
     return config.SerializeToString()
@@ -269,7 +212,7 @@ def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
 
 
 def _refuse_deadly(handler: InboundHandlerConfig) -> None:
-    if handler.proxy_settings.type == DOKODEMO:
+    if handler.proxy_settings.type == messages.DOKODEMO:
         settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
         if _UNIX in settings.networks and not settings.port:
             raise InvalidConfig(
@@ -292,13 +235,14 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], ver
         warnings.append("an inbound without a tag is left as configured: users are supplied by tag")
         return None
     if protocol == "shadowsocks_2022":
-        return _manage_shadowsocks_2022(handler)
+        with edited(settings, xray_pb2.Shadowsocks2022MultiUserConfig) as multi:
+            multi.ClearField("users")
+        return Inbound(handler.tag, protocol, method=multi.method)
     if protocol == "wireguard":
         return Inbound(handler.tag, protocol, key=wireguard.strip(handler))
-    users = xray_pb2.UsersConfig.FromString(settings.value)
-    method = hint.method or _method_of(users, protocol)
-    users.ClearField("users")
-    settings.value = users.SerializeToString()
+    with edited(settings, xray_pb2.UsersConfig) as users:
+        method = hint.method or _method_of(users, protocol)
+        users.ClearField("users")
     if protocol == "hysteria":
         streams.strip_shared_password(handler)
     vision = protocol == "vless" and streams.carries_vision(handler)
@@ -307,19 +251,12 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], ver
 
 def _promote_to_multi_user(settings: TypedMessage) -> None:
     """Undo what the core's parser does without clients: a single-user server, open to all who know the server's key."""
-    if settings.type != SHADOWSOCKS_2022_SINGLE:
+    if settings.type != messages.SHADOWSOCKS_2022_SINGLE:
         return
     single = xray_pb2.Shadowsocks2022ServerConfig.FromString(settings.value)
     if single.method in KEY_BYTES:
         multi = xray_pb2.Shadowsocks2022MultiUserConfig(method=single.method, key=single.key, network=single.network)
-        settings.type, settings.value = SHADOWSOCKS_2022, multi.SerializeToString()
-
-
-def _manage_shadowsocks_2022(handler: InboundHandlerConfig) -> Inbound:
-    multi = xray_pb2.Shadowsocks2022MultiUserConfig.FromString(handler.proxy_settings.value)
-    multi.ClearField("users")
-    handler.proxy_settings.value = multi.SerializeToString()
-    return Inbound(handler.tag, "shadowsocks_2022", method=multi.method)
+        settings.type, settings.value = messages.SHADOWSOCKS_2022, multi.SerializeToString()
 
 
 def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
@@ -336,21 +273,20 @@ def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope
     return frozenset({Scope.INBOUND} if hysteria and version <= HYSTERIA_MISCOUNTED else ())
 
 
-def _name_outbounds(base: Config) -> None:
-    """Give each outbound a tag: without one access lines do not name the inbound."""
-    for number, outbound in enumerate(base.outbound):
-        outbound.tag = outbound.tag or f"{OURS}out-{number}"
+def measures(base: Config) -> bool:
+    """Whether it has an observatory, which measures outbounds; without one the core does not start with its service."""
+    return any(app.type in messages.OBSERVATORIES for app in base.app)
 
 
 def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
-    services = [*API_SERVICES, *([OBSERVATORY_SERVICE] if latency.measures(config) else [])]
+    services = [*API_SERVICES, *(["xray.core.app.observatory.command.Config"] if measures(config) else [])]
     commander.service.extend(TypedMessage(type=service) for service in services)
     if api.direct:
         commander.listen = f"{api.socket},0600"
     else:
         _add_api_inbound(config, api)
-    config.app.append(TypedMessage(type=overrides.COMMANDER, value=commander.SerializeToString()))
+    config.app.append(TypedMessage(type=messages.COMMANDER, value=commander.SerializeToString()))
 
 
 def _add_api_inbound(config: Config, api: Endpoint) -> None:
@@ -365,7 +301,7 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
         InboundHandlerConfig(
             tag=api.inbound,
             receiver_settings=TypedMessage(type="xray.app.proxyman.ReceiverConfig", value=receiver.SerializeToString()),
-            proxy_settings=TypedMessage(type=DOKODEMO, value=dokodemo.SerializeToString()),
+            proxy_settings=TypedMessage(type=messages.DOKODEMO, value=dokodemo.SerializeToString()),
         )
     )
     rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=rules.own_tag(api.token))
@@ -374,5 +310,5 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
 
 def _put_first(config: Config, settings: bytes) -> None:
     """Put these settings before the router's own: concatenated messages are merged."""
-    router = next(app for app in config.app if app.type == overrides.ROUTER)
+    router = rules.router_app(config)
     router.value = settings + router.value

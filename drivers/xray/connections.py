@@ -7,37 +7,31 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from typing import Any, ParamSpec, TypeVar
+from functools import lru_cache
+from typing import TypeVar
 
-from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import ApiFailed
 from drivers.sockets import connections as sockets
-from drivers.sockets import reset
 from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Endpoint, Ports, at
+from drivers.sockets.core_connections import CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.handles import ignore_arrivals, inode_of, live_of, peer_of
-from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Connection, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership.endpoints import Endpoints
-from drivers.xray.ownership.old_credentials import OldCredentials, Pair
-from drivers.xray.ownership.unlogged import Online, Unlogged
-from node.base.logs import Logger
+from drivers.xray.ownership.late_lines import OldCredentials, Online, Pair, Unlogged
+from node.base.alarm import Alarm
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
-from node.contract.connections import Address, Arrived, Handle, Live
+from node.contract.connections import Address, Handle, Live
 from protos.handover_pb2 import XrayRun
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])
-R = TypeVar("R")
-P = ParamSpec("P")
 
 # The most endpoints kept, over all inbounds; some 40 MB.
 CAP = 200_000
@@ -55,37 +49,31 @@ INLINE = 500
 GATHER = 0.1
 # Seconds that a stopping core has to read the last bytes, between two checks of that, and then to count them.
 DRY, POLL, NOTICE = 0.5, 0.005, 0.02
-NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
+_NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
 _ARROWS = (" >> ", " -> ", " ==> ")
 
 
-class Connections:
+class Connections(CoreConnections):
     """Reads the core's lines and cuts connections of removed users."""
 
-    log = Logger()
-
     def __init__(self, reactor: PooledReactor, ingress: Mapping[str, Ingress]) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, [some for entry in ingress.values() for some in entry.ports])
         self._ingress = ingress
         self._records = Records()
         self._endpoints = {tag: Endpoints(entry.shared) for tag, entry in self._ingress.items()}
         self._pid: int | None = None
-        self.descriptors: Descriptors | None = None
         self._unlogged: Unlogged | None = None
-        # Called for each new connection of a current user, as soon as it is attributed.
-        self.arrived: Arrived = ignore_arrivals
         self._is_in: Callable[[Pair], bool] = lambda _: True
         # Removed users, and until when (seconds) they may have connections without an access line.
         self._removed: dict[Pair, float] = {}
-        self._ports = [some for entry in ingress.values() for some in entry.ports]
         self._old_credentials = OldCredentials()
         self._to_cut: dict[Endpoint, Ports] = {}
-        self._calls: dict[str, IDelayedCall] = {}
+        self._look_alarm = Alarm(reactor, lambda: self._in_background(self._look_around()))
+        self._cut_alarm = Alarm(reactor, lambda: self._in_background(self.flush()))
         self._noted = 0
         self._looked = 0.0
         self._looking = False
         self._rest = 0.0
-        self._complained = False
         # How many connections the last look found.
         self._crowd = 0
         # How many connections of removed users were cut.
@@ -123,7 +111,7 @@ class Connections:
         for tag, endpoints in self._endpoints.items():
             if tag in run.places:
                 endpoints.unpack(run.places[tag])
-        self._call("learn", LEARN, self._look_around)
+        self._look_within(LEARN)
 
     def of(self, pairs: Iterable[Pair]) -> dict[Endpoint, Ports]:
         """The endpoints from which these users are connected to these inbounds, each with the inbound's ports."""
@@ -141,20 +129,21 @@ class Connections:
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
 
     async def look(self, keys: Iterable[str]) -> list[Live]:
-        """List the connections known to be of these users. Raises `OSError` if the kernel does not list connections."""
         whose = {where: (key, tag) for tag in self._ingress for key, where in self._held(tag, keys)}
         if not whose or self._pid is None:
             return []
-        ask = partial(diag.flows, self._ports, whose.keys())
-        pool = self._reactor.getThreadPool()
-        rows = [(*whose[flow.peer], flow) for flow in await deferToThreadPool(self._reactor, pool, ask)]
-        return [live_of(key, flow) for key, tag, flow in rows if at(flow.port, self._ingress[tag].ports)]
+        found = await in_pool(self._reactor, diag.flows, self._ports, whose.keys())
+        rows = [(*whose[flow.peer], flow) for flow in found]
+        return [
+            live_of(key, flow.peer[:-2], flow, flow.peer)
+            for key, tag, flow in rows
+            if at(flow.port, self._ingress[tag].ports)
+        ]
 
     async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
         """Those of these connections that still exist, by the inode of their socket. Raises `OSError` as `look`."""
         wanted = {inode_of(handle): handle for handle in handles}
-        ask = partial(diag.flows, self._ports, {peer_of(handle) for handle in wanted.values()})
-        found = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), ask)
+        found = await in_pool(self._reactor, diag.flows, self._ports, set(map(rest_of, wanted.values())))
         return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}
 
     def _held(self, tag: str, keys: Iterable[str]) -> Iterator[tuple[str, Endpoint]]:
@@ -163,13 +152,12 @@ class Connections:
             yield from ((key, where) for where in endpoints.of((key,)) if endpoints.holder(where) == key)
 
     async def reset(self, handles: Iterable[Handle]) -> int:
-        """Close these connections, given by their handles from `look`. Returns how many there were."""
         by_inode = {inode_of(handle): handle for handle in handles}
         if self.descriptors is None or not by_inode:
             return 0
-        ended = await self._on_sockets(reset.reset, self.descriptors, by_inode.keys()) or set()
+        ended = await self._on_sockets(_NOT_ENDED, self.descriptors.reset, by_inode.keys()) or set()
         for inode in ended:
-            self._forget(peer_of(by_inode[inode]))
+            self._forget(rest_of(by_inode[inode]))
         return len(ended)
 
     async def credentials_change(self, changed: Iterable[Pair]) -> None:
@@ -180,22 +168,22 @@ class Connections:
         try:
             peers = await self._ask(connected)
         except OSError as error:
-            self._complain(f"the kernel does not list connections: those of old credentials may stay open: {error}")
+            self._complain("the kernel does not list connections: those of old credentials may stay open: {}", error)
             return
         self._old_credentials.add(pairs, peers, self._reactor.seconds())
-        self._call("prune", PRUNE, self._look_around)
+        self._look_within(PRUNE)
 
     def note_removed(self, pairs: Iterable[Pair]) -> None:
         """These users were removed. The core is asked about connections for which it dropped the access line."""
         until = self._reactor.seconds() + PRUNE
         self._removed |= {pair: until for pair in pairs if pair[0] in self._ingress}
         if self._removed:
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
 
     async def _ask(self, kernel: Callable[[Ports], T]) -> T:
         """Ask the kernel for the connections to the inbounds; in the pool if the last look found many."""
         if self._crowd > INLINE:
-            found = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), kernel, self._ports)
+            found = await in_pool(self._reactor, kernel, self._ports)
         else:
             found = kernel(self._ports)
         self._crowd = len(found)
@@ -205,7 +193,7 @@ class Connections:
         """Cut these connections, of removed users or of old credentials."""
         if not wanted or self.descriptors is None or self._pid is None:
             return
-        ended = await self._on_sockets(reset.end, self._pid, self.descriptors, wanted) or set()
+        ended = await self._on_sockets(_NOT_ENDED, self.descriptors.end, wanted) or set()
         self.cut += len(ended)
         for where in ended:
             self._forget(where)
@@ -216,26 +204,27 @@ class Connections:
 
     async def close_all(self, ports: Ports) -> None:
         """Close all connections to these ports. Returns when the core has read what had arrived, or after `DRY`."""
-        ended = await self._on_sockets(sockets.hang_up, self._pid, ports) if self._pid is not None else None
+        hang_up = sockets.hang_up
+        ended = await self._on_sockets(_NOT_ENDED, hang_up, self._pid, ports) if self._pid is not None else None
         deadline = self._reactor.seconds() + DRY
         try:
             while ended and self._reactor.seconds() < deadline and diag.unread(ports, ended):
                 await deferLater(self._reactor, POLL)
         except OSError as error:
-            self._complain(f"the last bytes of connections that close with the core may not be counted: {error}")
+            self._complain("the last bytes of connections that close with the core may not be counted: {}", error)
         # The core counts the last bytes a moment after it has read them.
         await deferLater(self._reactor, NOTICE)
 
     async def flush(self) -> None:
         """Cut at once the connections that were to be cut soon."""
-        await self._cut_pending()
+        late, self._to_cut = self._to_cut, {}
+        await self.end(late)
 
     def stop(self) -> None:
         """The core is stopping or has exited."""
         self._pid = None
-        for call in self._calls.values():
-            call.cancel()
-        self._calls.clear()
+        self._look_alarm.cancel()
+        self._cut_alarm.cancel()
 
     def _find_tag(self, detour: str) -> str | None:
         """The managed inbound that an access line names, if any; a tag may contain arrows itself."""
@@ -253,19 +242,19 @@ class Connections:
         if self._ingress[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
             return  # A late line of a removed user must not cost a current user their connection.
         if endpoints.note(where, key):
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
             self._cut_if_outdated((tag, key), where)
             if holder != key:
-                self._announce((tag, key), where)
+                self._announce_at(where, key)
         else:
-            self._call("claims", max(GATHER, self._rest), self._look_around)
+            self._look_within(max(GATHER, self._rest))
         self._count()
 
     def _guess(self, tag: str, accepted: Accepted) -> None:
         key = key_of(accepted.email)
         if self._is_in((tag, key)):
             self._endpoints[tag].guess(accepted.endpoint, key)
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
             self._count()
 
     def _count(self) -> None:
@@ -280,34 +269,12 @@ class Connections:
 
     def _cut_soon(self, tag: str, where: Endpoint) -> None:
         self._to_cut[where] = self._ingress[tag].ports
-        self._call("late", GATHER, self._cut_pending)
+        if self._pid is not None:
+            self._cut_alarm.within(GATHER)
 
-    def _announce(self, pair: Pair, where: Endpoint) -> None:
-        if where in self._to_cut:
-            return
-        try:
-            self.arrived(pair[1], where[:-2])
-        except Exception:  # noqa: BLE001 - logged; the core's lines must still be read
-            self.log.failure("handling a new connection failed: the limits of its user may not apply to it")
-
-    async def _cut_pending(self) -> None:
-        late, self._to_cut = self._to_cut, {}
-        await self.end(late)
-
-    async def _on_sockets(self, work: Callable[P, R], *arguments: P.args, **words: P.kwargs) -> R | None:
-        """Run work on the core's sockets in the pool. Returns None if they cannot be reached, which is logged once."""
-        pool = self._reactor.getThreadPool()
-        try:
-            return await deferToThreadPool(self._reactor, pool, work, *arguments, **words)
-        except Unreachable as error:
-            self._complain(NOT_ENDED.format(error))
-            return None
-
-    def _complain(self, text: str) -> None:
-        """Log the first complaint only: the reason stays the same."""
-        if not self._complained:
-            self.log.error("{text}", text=text)
-        self._complained = True
+    def _announce_at(self, where: Endpoint, key: str) -> None:
+        if where not in self._to_cut:
+            self._announce(key, where[:-2])
 
     def _forget(self, where: Endpoint) -> None:
         for endpoints in self._endpoints.values():
@@ -316,7 +283,7 @@ class Connections:
     async def _look_around(self) -> None:
         """Look at all connections: settle the owners of endpoints, and forget endpoints that are gone."""
         if self._looking:
-            self._call("again", GATHER, self._look_around)
+            self._look_within(GATHER)
             return
         self._looking, self._looked = True, self._reactor.seconds()
         for endpoints in self._endpoints.values():
@@ -327,15 +294,15 @@ class Connections:
             self._looking = False
         for tag, there in live.items():
             for where, key in self._endpoints[tag].renewed(there).items():
-                self._announce((tag, key), where)
+                self._announce_at(where, key)
             for where, key in self._endpoints[tag].settle(there).items():
                 self._cut_if_outdated((tag, key), where)
-                self._announce((tag, key), where)
+                self._announce_at(where, key)
         self._rest = (self._reactor.seconds() - self._looked) / SHARE
         await self._claim(live)
         self._old_credentials.prune(self._reactor.seconds())
         if self._old_credentials or any(map(len, self._endpoints.values())):
-            self._call("prune", PRUNE, self._look_around)
+            self._look_within(PRUNE)
 
     async def take_stock(self, online: Mapping[Address, Collection[str]]) -> None:
         """Attribute the connections of a core that was taken over: to the one user online at their address."""
@@ -344,7 +311,7 @@ class Connections:
             for where in there:
                 if self._endpoints[tag].holder(where) is None:
                     self._attribute(tag, where, online.get(where[:-2], ()))
-        self._call("prune", PRUNE, self._look_around)
+        self._look_within(PRUNE)
 
     async def _claim(self, live: Mapping[str, Mapping[Endpoint, int | None]]) -> None:
         """Attribute connections without an access line, if limits or a removal need to know their owner."""
@@ -362,7 +329,7 @@ class Connections:
         for (tag, where), keys in found.items():
             self._attribute(tag, where, keys)
         if self._unlogged.fresh:
-            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._look_within(max(LEARN, self._rest))
 
     def _attribute(self, tag: str, where: Endpoint, keys: Collection[str]) -> None:
         """Attribute a connection to the only user online at its address; cut it if a removed one is online there."""
@@ -372,15 +339,15 @@ class Connections:
             # Where connections are led on, it may belong to another inbound's user at the same address.
             (key,) = keys
             if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
-                self._announce((tag, key), where)
+                self._announce_at(where, key)
 
     async def _live(self) -> Mapping[str, Mapping[Endpoint, int | None]]:
         """Per inbound: the peers and the cookie of their socket, if known. Empty if they cannot be listed."""
         try:
             found = await self._ask(diag.connections)
         except OSError as error:
-            self._complain(f"the kernel does not list connections: one may be attributed to a wrong user: {error}")
-            peers = await self._on_sockets(sockets.peers, self._pid) if self._pid is not None else None
+            self._complain("the kernel does not list connections: one may be attributed to a wrong user: {}", error)
+            peers = await self._on_sockets(_NOT_ENDED, sockets.peers, self._pid) if self._pid is not None else None
             return dict.fromkeys(self._ingress, dict.fromkeys(peers)) if peers else {}
         live: dict[str, dict[Endpoint, int | None]] = {tag: {} for tag in self._ingress}
         for peer, port, cookie in found:
@@ -395,19 +362,13 @@ class Connections:
             max(self._endpoints.values(), key=len).drop(CAP // 8)
         size = sum(map(len, self._endpoints.values()))
         if size > CAP // 2 and self._reactor.seconds() > self._looked + PRUNE_FULL:
-            self._call("early prune", 0, self._look_around)
+            self._look_within(0)
 
-    def _call(self, name: str, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Schedule `work` once under this name, unless the core is gone."""
-        if name in self._calls or self._pid is None:
-            return
+    def _look_within(self, seconds: float) -> None:
+        """Look around after these seconds, or before, unless the core is gone."""
+        if self._pid is not None:
+            self._look_alarm.within(seconds)
 
-        def run() -> None:
-            del self._calls[name]
-            ensureDeferred(work()).addErrback(
-                lambda failure: self.log.failure(
-                    "checking or cutting the core's connections failed: some of removed users may stay open", failure
-                )
-            )
-
-        self._calls[name] = self._reactor.callLater(seconds, run)
+    def _in_background(self, work: Coroutine[Deferred[None], None, None]) -> None:
+        text = "checking or cutting the core's connections failed: some of removed users may stay open"
+        ensureDeferred(work).addErrback(lambda failure: self.log.failure(text, failure))

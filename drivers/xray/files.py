@@ -1,4 +1,4 @@
-"""Refuse configurations that name files which the operator does not allow.
+"""Refuse configurations that name files which the operator does not allow, and find the sockets that they name.
 
 Files are looked for twice: in the controller's text, before the core's converter reads them, and in its output, where
 names are canonical whatever the text looks like. Names: `infra/conf/transport_internet.go`,
@@ -16,14 +16,17 @@ from drivers.json_text import parse
 from drivers.process.confinement import Touched
 from drivers.process.named_files import is_abstract, readable, texts
 from drivers.process.paths import Paths
-from drivers.xray.streams import HYSTERIA, SPLIT_HTTP, TLS
+from drivers.xray.messages import HYSTERIA, REALITY, ROUTER, SPLIT_HTTP, TLS, TROJAN, VLESS
+from drivers.xray.streams import handlers_of, place_of, receiver_of, stream_of, with_downloads
 from node.base.errors import InvalidConfig
 from protos import xray_pb2
-from protos.xray_pb2 import Config, ReceiverConfig, SenderConfig, StreamConfig
+from protos.xray_pb2 import Config, InboundHandlerConfig, StreamConfig
 
 _KEYS = ("certificatefile", "keyfile")
 # An `ext:FILE:LIST` entry: a list from another file in the directory of the geo files.
 _LIST = re.compile(r"!?ext(?:-\w+)?:([^:]+):", re.IGNORECASE)
+# How the address of a unix socket begins, where nothing else marks it.
+_UNIX = ("/", "@")
 
 
 class File(NamedTuple):
@@ -46,7 +49,8 @@ def asked(text: str, paths: Paths) -> Touched:
         for listed in filter(None, map(_LIST.match, named.text.split(","))):
             _check_list(listed[1], named.place)
     # A mode may follow the path of a socket.
-    sockets = frozenset(named.text.split(",")[0] for named in texts(tree) if _is_socket(named.key, named.text))
+    listens = (named.text for named in texts(tree) if named.key.lower() == "listen" and named.text.startswith("/"))
+    sockets = frozenset(text.split(",")[0] for text in listens)
     return Touched(readable(tree, paths), sockets, abstract=is_abstract(tree))
 
 
@@ -60,12 +64,8 @@ def check(base: Config, paths: Paths, unconfined: str | None) -> None:
 
 def named(base: Config) -> Iterator[File]:
     """Every file that the core reads while it runs."""
-    for inbound in base.inbound:
-        stream = ReceiverConfig.FromString(inbound.receiver_settings.value).stream_settings
-        yield from _of_stream(stream, f"inbound {inbound.tag!r}")
-    for outbound in base.outbound:
-        stream = SenderConfig.FromString(outbound.sender_settings.value).stream_settings
-        yield from _of_stream(stream, f"outbound {outbound.tag!r}")
+    for handler in handlers_of(base):
+        yield from _of_stream(stream_of(handler), place_of(handler))
 
 
 def _of_stream(stream: StreamConfig, place: str) -> Iterator[File]:
@@ -84,11 +84,40 @@ def _of_stream(stream: StreamConfig, place: str) -> Iterator[File]:
             yield from _of_stream(split.download_settings, f"{place}: downloadSettings")
 
 
+def sockets(base: Config) -> Iterator[tuple[str, str]]:
+    """The path or abstract name of each unix socket, and its place in the configuration.
+
+    The core takes one as a listener, a fallback, REALITY's target, or a rule's webhook.
+    """
+    for inbound in base.inbound:
+        for address, what in _sockets_of(inbound):
+            yield address, f"{place_of(inbound)}, {what}"
+    for app in base.app:
+        if app.type == ROUTER:
+            for number, rule in enumerate(xray_pb2.RouterConfig.FromString(app.value).rule):
+                if rule.webhook.url.startswith(_UNIX):
+                    yield rule.webhook.url.partition(":/")[0], f"routing rule {number}, webhook"
+
+
+def _sockets_of(inbound: InboundHandlerConfig) -> Iterator[tuple[str, str]]:
+    listen = receiver_of(inbound).listen.domain
+    if listen.startswith(_UNIX):
+        # A mode follows one comma; with several commas all belong to the path.
+        path, *mode = listen.split(",")
+        yield path if len(mode) == 1 else listen, "listen"
+    if inbound.proxy_settings.type in (VLESS, TROJAN):
+        for fallback in xray_pb2.FallbacksConfig.FromString(inbound.proxy_settings.value).fallbacks:
+            if fallback.type.startswith("unix"):
+                yield fallback.dest, "fallback"
+    for stream in with_downloads(stream_of(inbound)):
+        for security in stream.security_settings:
+            if security.type == REALITY:
+                reality = xray_pb2.RealityConfig.FromString(security.value)
+                if reality.type.startswith("unix"):
+                    yield reality.dest, "REALITY's target"
+
+
 def _check_list(name: str, place: str) -> None:
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         raise InvalidConfig(f"{place}: {name!r} is not in the directory of the geo files (XRAY_ASSETS_PATH)")
-
-
-def _is_socket(key: str, text: str) -> bool:
-    return key.lower() == "listen" and text.startswith("/")

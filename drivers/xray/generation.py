@@ -6,125 +6,80 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
-from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
-from drivers.process.child import CoreProcess
-from drivers.process.executable import Files
+from drivers.channel import COUNTERS, ROUTING, USERS, ApiFailed, asking
+from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced, PacedRun
-from drivers.process.shared import SharedRun
-from drivers.sockets.connections import endpoint
-from drivers.sockets.sharing import Sharing
-from drivers.xray import route, rules, wireguard
-from drivers.xray.accounts import email_of
+from drivers.process.paced import Paced
+from drivers.xray import routing, rules, wireguard
 from drivers.xray.api import Api
 from drivers.xray.compat import UntrustedProxy
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import unseen
-from drivers.xray.latency import NOT_MEASURED, latencies
-from drivers.xray.ownership.unlogged import by_address
-from drivers.xray.selectors import OURS
+from drivers.xray.messages import OURS
+from drivers.xray.status import StatusRun
 from drivers.xray.users import Users
-from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
-from node.base.waiting import together
+from node.base.errors import CoreFailed, InvalidConfig, UnknownName, shown
 from node.contract.accounts import Accounts, Change, key_of
-from node.contract.connections import Address, Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Host
+from node.contract.driver import Applied
 from node.contract.driver import Plan as AnyPlan
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import XrayRun
-from protos.service_pb2 import (
-    BackendStatsResponse,
-    BalancerInfoResponse,
-    Latency,
-    RouteResult,
-    RoutingRule,
-    TestRouteRequest,
-)
+from protos.service_pb2 import BalancerInfoResponse, RouteResult, RoutingRule, TestRouteRequest
 from protos.xray_pb2 import OutboundHandlerConfig
 
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
-_NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
-
-# Users whose addresses are requested in parallel.
-SLICE = 64
 
 
-class XrayGeneration(SharedRun[Api], PacedRun):
+class XrayGeneration(StatusRun, CoreGeneration[Api]):
     """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
+
+    _api: Api
+    _connections: Connections
+    counts_in_node = False
 
     def __init__(
         self,
-        host: Host,
-        sharing: Sharing,
+        started: Started[Api],
         plan: Plan,
-        process: CoreProcess,
-        api: Api,
         endpoint: Endpoint,
         connections: Connections,
-        started: dict[str, Accounts],
-        files: Files,
+        accounts: dict[str, Accounts],
         untrusted_proxy: UntrustedProxy,
     ) -> None:
-        super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
+        host, process, api = started.host, started.process, started.api
         self.plan = plan
+        self.uncounted = plan.uncounted
         self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.ingress)
         # Inbounds where connections may have no owner, since they cannot be attributed or carry several users.
         self._unsure = self.unseen.keys() | {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
-        self._files = files
         self._untrusted_proxy = untrusted_proxy
-        self._connections = connections
-        self.accounts = started
+        self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
-        self._handshakes = Handshakes(host.reactor, plan.pausable)
-        self._handshakes.begin(process.pid or 0, connections.knows)
-        self._users = Users(host, plan, api, connections, self._handshakes, started, self)
+        self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
+        self._users = Users(host, plan, api, connections, self._handshakes, accounts, self)
         # Held while inbounds are swapped, which closes listeners, or while listeners are shared with another core.
         self._listeners = DeferredLock()
         connections.begin(process.pid, self._users.is_in, self._online)
-        self._paced = Paced(
+        paced = Paced(
             *(host.reactor, connections.descriptors),
             ports={tag: entry.ports for tag, entry in plan.ingress.items() if entry.ports},
             shared={tag for tag, entry in plan.ingress.items() if entry.shared or entry.forwards},
             inodes=connections.inodes,
         )
+        super().__init__(started, plan, connections, paced, [endpoint.socket])
         process.when_exited().addCallback(lambda _: connections.stop())
-
-    @property
-    def uncounted(self) -> frozenset[Scope]:
-        return self.plan.uncounted
 
     @property
     def cut(self) -> int:
         return self._connections.cut
 
-    @property
-    def arrived(self) -> Arrived:
-        return self._connections.arrived
-
-    @arrived.setter
-    def arrived(self, arrived: Arrived) -> None:
-        self._connections.arrived = arrived
-
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
-
-    async def look(self, keys: Collection[str]) -> list[Live]:
-        try:
-            return await self._connections.look(keys)
-        except OSError as error:
-            raise CoreFailed(f"the kernel does not list connections: {error}") from error
-
-    async def end(self, connections: Iterable[Live]) -> int:
-        return await self._connections.reset(live.handle for live in connections)
-
-    @property
-    def outdated(self) -> bool:
-        return bool(self._files.warnings)
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -142,49 +97,12 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             counters.pop(name, None)
         return counters
 
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """Read these counters; all, if a user was removed: only the core knows how it spells their name."""
-        wanted = set[str]()
-        for scope, name in names:
-            spellings = self._counted_as(scope, name)
-            if not spellings:
-                return await self.counters()
-            wanted |= {counter_name(scope, spelling, way) for spelling in spellings for way in DIRECTIONS}
-        with asking(COUNTERS):
-            return await self._api.some_counters(wanted.difference(self._own))
+    def _counted_as(self, scope: Scope, name: str) -> Collection[str]:
+        return self._spellings(key_of(name)) if scope is Scope.USER else [name]
 
-    async def online(self, key: str) -> Mapping[str, int]:
-        with asking(ONLINE, _NOT_TOLD):
-            for email in self._spellings(key):
-                return await self._api.online_ips(email)
-        return {}
-
-    async def _online(self) -> Mapping[Address, Collection[str]]:
-        """The keys of the users online, by address. Raises `ApiFailed`."""
-        emails = await self._api.all_online()
-        found: list[tuple[Address, str]] = []
-        for begin in range(0, len(emails), SLICE):
-            part = emails[begin : begin + SLICE]
-            for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
-                found += [(endpoint(address, 0)[:-2], key_of(email)) for address in addresses]
-        return by_address(found)
-
-    async def online_count(self, key: str) -> int:
-        with asking(ONLINE, _NOT_TOLD):
-            for email in self._spellings(key):
-                return await self._api.online_count(email)
-        return 0
-
-    async def backend_stats(self) -> BackendStatsResponse:
-        with asking(FIGURES):
-            figures = await self._api.sys_stats()
-        return BackendStatsResponse.FromString(figures.SerializeToString())
-
-    async def latency(self) -> Sequence[Latency]:
-        if not self.plan.measures:
-            raise Unsupported(NOT_MEASURED)
-        with asking(LATENCY):
-            return latencies(await self._api.outbounds())
+    async def _some_counters(self, wanted: Collection[tuple[Scope, str]]) -> Reading:
+        names = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
+        return await self._api.some_counters(names.difference(self._own))
 
     async def reroute(self, plan: AnyPlan) -> None:
         made = getattr(plan, "made", None)
@@ -210,12 +128,12 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         return BalancerInfoResponse(override_target=reply.override.target, principle_target=reply.principle_target.tag)
 
     async def test_route(self, request: TestRouteRequest) -> RouteResult:
-        asked = route.asked(request)
+        asked = routing.asked_route(request)
         with asking(ROUTING):
             reply = await self._router.test(asked)
         if reply is None:
-            return route.by_default(asked.routing_context, self.plan.base.outbound[0].tag)
-        return route.answered(reply)
+            return routing.route_of(asked.routing_context, self.plan.base.outbound[0].tag)
+        return routing.route_of(reply, reply.outbound_tag)
 
     async def audit(self) -> int:
         with asking(USERS):
@@ -236,9 +154,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
 
     async def leave(self) -> None:
         await self._connections.flush()
-        self._process.leave()
-
-    counts_in_node = False
+        await super().leave()
 
     def packed(self, exact: bool) -> bytes:
         """Without `exact` the core will list its users, but for those of WireGuard, whose list lacks their e-mails."""
@@ -265,9 +181,6 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             await self._users.take_stock()
             await self._connections.take_stock(await self._online())
 
-    def stay(self) -> None:
-        self._process.stay()
-
     async def wind_down(self) -> None:
         if not await self.quieten():
             async with self._listeners:
@@ -285,13 +198,6 @@ class XrayGeneration(SharedRun[Api], PacedRun):
     async def stop(self) -> None:
         self._connections.stop()
         await super().stop()
-
-    def _counted_as(self, scope: Scope, name: str) -> list[str]:
-        return self._spellings(key_of(name)) if scope is Scope.USER else [name]
-
-    def _spellings(self, key: str) -> list[str]:
-        found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
-        return list(dict.fromkeys(map(email_of, found)))
 
 
 def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:

@@ -7,22 +7,22 @@ or panics. So no handshake may be between these steps during a removal.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 
-from drivers.sockets import reset, sock_diag
-from drivers.sockets.connections import Endpoint, Ports
+from drivers.sockets import sock_diag
+from drivers.sockets.connections import Endpoint
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.hush import Hush, unhush
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Flow
 from drivers.xray.ingress import HandshakePorts
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 
 P = ParamSpec("P")
@@ -49,19 +49,15 @@ class Busy(Exception):
 class Handshakes:
     """Pauses handshakes of one run of the core, at the inbounds of `ports_by_tag`."""
 
-    def __init__(self, reactor: PooledReactor, ports_by_tag: Mapping[str, HandshakePorts]) -> None:
+    def __init__(
+        self, reactor: PooledReactor, ports_by_tag: Mapping[str, HandshakePorts], pid: int, knows: Knows
+    ) -> None:
         self._reactor = reactor
         self._ports_by_tag = ports_by_tag
-        self._knows: Knows = lambda _, __: False
-        self._lock = DeferredLock()
-        self._rests_until = 0.0
-        self._pid = 0
-        self._descriptors = Descriptors(0)
-
-    def begin(self, pid: int, knows: Knows) -> None:
-        """Set the core's process."""
         self._pid, self._knows = pid, knows
         self._descriptors = Descriptors(pid)
+        self._lock = DeferredLock()
+        self._rests_until = 0.0
 
     def can_pause(self, tag: str) -> bool:
         return tag in self._ports_by_tag
@@ -103,20 +99,18 @@ class Handshakes:
                 break
             await deferLater(self._reactor, POLL)
         if inodes:
-            await self._aside(reset.reset, self._descriptors, inodes)
+            await self._aside(self._descriptors.reset, inodes)
             # The core closes those in a handshake; one that it keeps open is past it.
-            await self._wait_for_none(lambda: self._aside(self._open, inodes))
+            taken = self._descriptors.taken
+            await self._wait_for_none(lambda: self._aside(lambda: sum(1 for _ in taken(inodes))))
 
     async def _handshaking(self, one: HandshakePorts) -> set[int]:
         """The inodes of the sockets that may be in a handshake."""
-        return {flow.inode for flow in await self._aside(_flows, one.ports) if not self._is_through(one, flow)}
+        found = await self._aside(lambda: sock_diag.flows(one.ports, sock_diag.connected(one.ports)))
+        return {flow.inode for flow in found if not self._is_through(one, flow)}
 
     def _is_through(self, one: HandshakePorts, flow: Flow) -> bool:
         return not one.crowded and (self._knows(flow.peer, flow.cookie) or (one.plain and flow.sent > 0))
-
-    def _open(self, inodes: Collection[int]) -> int:
-        """How many of these sockets the core has not closed."""
-        return sum(1 for _ in self._descriptors.taken(inodes))
 
     async def _wait_for_none(self, count: Callable[[], Awaitable[int]]) -> bool:
         """Wait for a count of zero, at most `PATIENCE` seconds. Returns whether it came."""
@@ -130,15 +124,8 @@ class Handshakes:
     async def _aside(self, work: Callable[P, R], *arguments: P.args, **words: P.kwargs) -> R:
         """Run work in the pool, one at a time, even if the caller is cancelled. Raises `Busy`."""
         result: Deferred[R] = Deferred()
-        self._lock.run(self._in_pool, partial(work, *arguments, **words)).chainDeferred(result)
+        self._lock.run(in_pool, self._reactor, partial(work, *arguments, **words)).chainDeferred(result)
         try:
             return await result
         except (OSError, Unreachable) as error:
             raise Busy(f"the core's sockets cannot be inspected: {error}") from error
-
-    def _in_pool(self, work: Callable[[], R]) -> Deferred[R]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
-
-
-def _flows(ports: Ports) -> list[Flow]:
-    return sock_diag.flows(ports, sock_diag.connected(ports))

@@ -1,4 +1,4 @@
-"""Find the ports and transports by which the users of an inbound connect. Pure.
+"""Where inbounds listen, by which ports and transports users connect, and what only one process can have. Pure.
 
 Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/config.proto` of Xray-core 26.3.27.
 """
@@ -6,27 +6,27 @@ Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from drivers.process.exclusive import interface, wireguard
 from drivers.sockets.connections import Ports
+from drivers.xray import messages
 from drivers.xray.accounts import Inbound
-from drivers.xray.streams import TLS
+from drivers.xray.rules import bridged
+from drivers.xray.streams import receiver_of, stream_of
 from drivers.xray.wireguard import is_wireguard
 from protos import xray_pb2
-from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
+from protos.xray_pb2 import Config, InboundHandlerConfig, ReceiverConfig, StreamConfig
 
 # Transports by their names in a converted configuration: those with one user per connection, …
 _RAW = ("", "tcp")
 _ONE_TO_ONE = (*_RAW, "websocket", "httpupgrade")
 # … and those over UDP. With all others a connection carries many requests, behind a reverse proxy those of many users.
 _UDP = ("mkcp", "hysteria", "quic")
-_XHTTP, _HTTP_3 = "splithttp", ["h3"]
-_TCP_SETTINGS = "xray.transport.internet.tcp.Config"
-_UPGRADE_SETTINGS = (
-    "xray.transport.internet.websocket.Config",
-    "xray.transport.internet.httpupgrade.Config",
-)
-_FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
+# Protocols whose datagrams are independent of each other.
+_APART = (messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_2022_SINGLE, messages.DOKODEMO)
+# How to describe a handler that only one process can have, by the type of its settings.
+_SINGLE = {messages.TUN: interface, messages.WIREGUARD: wireguard}
 
 _BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
 _BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
@@ -61,7 +61,7 @@ class HandshakePorts:
 
 def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
     """Where an inbound's handshakes begin; None for UDP, or a socket in the file system."""
-    receiver = _receiver(handler)
+    receiver = receiver_of(handler)
     stream = receiver.stream_settings
     if is_over_udp(handler) or _is_path(receiver):
         return None
@@ -73,17 +73,23 @@ def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
 def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Ingress]:
     """The TCP ingress of the managed inbounds by tag, without those on UDP alone."""
     handlers = list(handlers)
-    front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(_receiver(handler)))
+    front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(receiver_of(handler)))
     found = {}
     for handler in handlers:
-        receiver = _receiver(handler)
+        receiver = receiver_of(handler)
         if handler.tag in inbounds and not is_over_udp(handler):
             # With the PROXY protocol access lines have the endpoint that the sender names. The sender may be an
             # inbound of this core that falls back on this one: then clients connect to the ports of that.
             proxied = _takes_proxy_protocol(receiver.stream_settings)
-            entry = _ingress(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
-            ports, forwards = front if proxied else _own_ports(receiver), proxied or _falls_back(handler)
-            found[handler.tag] = replace(entry, ports=ports, forwards=forwards)
+            own = () if _is_path(receiver) else _ports(receiver)
+            protocol, transport = inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name
+            found[handler.tag] = Ingress(
+                front if proxied else own,
+                # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
+                shared=transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022",
+                datagrams=protocol == "shadowsocks",
+                forwards=proxied or _falls_back(handler),
+            )
     return found
 
 
@@ -93,37 +99,70 @@ def unseen(inbounds: Mapping[str, Inbound], ingress: Mapping[str, Ingress]) -> d
     return {tag: why for tag, why in reasons.items() if tag not in ingress or not ingress[tag].ports}
 
 
-def all_ports(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
-    """The ports of all inbounds, managed or not."""
-    return tuple(ports for handler in handlers for ports in _ports(_receiver(handler)))
+class Listens:
+    """Where the inbounds of a configuration listen, managed or not. Satisfies `drivers.process.shared.Listening`."""
+
+    base: Config
+    inbounds: Mapping[str, Inbound]
+
+    @property
+    def ports(self) -> tuple[range, ...]:
+        return tuple(ports for handler in self.base.inbound for ports in _ports(receiver_of(handler)))
+
+    @property
+    def listens(self) -> Mapping[int, frozenset[bytes]]:
+        return _listens(self.base.inbound)
+
+    @property
+    def datagrams(self) -> frozenset[int]:
+        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in _APART]
+        # For traffic to other addresses (TPROXY) the kernel runs no SO_REUSEPORT program.
+        return frozenset(
+            _listens(one for one in some if not (is_over_udp(one) or stream_of(one).socket_settings.tproxy))
+        )
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        return frozenset(_listens(filter(is_over_udp, self.base.inbound)))
+
+    @property
+    def exclusive(self) -> list[str]:
+        """Without the users and WireGuard keys of managed inbounds."""
+        outbounds = [(handler.proxy_settings.type, handler.tag) for handler in self.base.outbound]
+        inbounds = [(handler.proxy_settings.type, handler.tag) for handler in self.base.inbound]
+        others = [(kind, tag) for kind, tag in inbounds if tag not in self.inbounds]
+        found = [_SINGLE[kind](tag) for kind, tag in (*others, *outbounds) if kind in _SINGLE]
+        bridges = "bridges of the reverse proxy {!r} stay connected to the old process"
+        found += map(bridges.format, bridged(self.base))
+        # Xray's client does not notice an unreachable port, only the core's own goodbye.
+        return found + [
+            f"clients of {handler.tag!r} (XHTTP over HTTP/3) would reach a new core only after half a minute"
+            for handler in filter(_is_http_3, self.base.inbound)
+        ]
 
 
 def is_over_udp(handler: InboundHandlerConfig) -> bool:
     """Whether its clients have sessions over UDP, through its transport or its protocol."""
-    transport = _receiver(handler).stream_settings.protocol_name
-    return transport in _UDP or is_http_3(handler) or is_wireguard(handler)
+    transport = stream_of(handler).protocol_name
+    return transport in _UDP or _is_http_3(handler) or is_wireguard(handler)
 
 
-def is_http_3(handler: InboundHandlerConfig) -> bool:
+def _is_http_3(handler: InboundHandlerConfig) -> bool:
     """Whether it is XHTTP with a TLS that offers only HTTP/3."""
-    stream = _receiver(handler).stream_settings
-    return stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3
+    stream = stream_of(handler)
+    found = [settings.value for settings in stream.security_settings if settings.type == messages.TLS]
+    offered = [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
+    return stream.protocol_name == "splithttp" and offered == ["h3"]
 
 
-def is_transparent(handler: InboundHandlerConfig) -> bool:
-    """Whether it takes traffic to other addresses (TPROXY), for which the kernel runs no SO_REUSEPORT program."""
-    return bool(_receiver(handler).stream_settings.socket_settings.tproxy)
-
-
-def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
+def _listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
     """By port: the addresses on which inbounds listen, each with its socket options."""
     found: dict[int, frozenset[bytes]] = {}
-    for receiver in map(_receiver, handlers):
-        if _is_path(receiver):
-            continue
-        here = _host(receiver) + b" " + receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
-        for port in (port for ports in _ports(receiver) for port in ports):
-            found[port] = found.get(port, frozenset()) | {here}
+    for receiver in map(receiver_of, handlers):
+        if not _is_path(receiver):
+            options = receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
+            for port in (port for ports in _ports(receiver) for port in ports):
+                found[port] = found.get(port, frozenset()) | {_host(receiver) + b" " + options}
     return found
 
 
@@ -132,22 +171,8 @@ def _host(receiver: ReceiverConfig) -> bytes:
     return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
 
 
-def _ingress(protocol: str, transport: str) -> Ingress:
-    # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
-    shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
-    return Ingress((), shared, protocol == "shadowsocks")
-
-
-def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
-    return ReceiverConfig.FromString(handler.receiver_settings.value)
-
-
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
-
-
-def _own_ports(receiver: ReceiverConfig) -> tuple[range, ...]:
-    return () if _is_path(receiver) else _ports(receiver)
 
 
 def _is_path(receiver: ReceiverConfig) -> bool:
@@ -155,15 +180,9 @@ def _is_path(receiver: ReceiverConfig) -> bool:
     return receiver.listen.domain.startswith(("/", "@"))
 
 
-def _offered(stream: StreamConfig) -> list[str]:
-    """The ALPN protocols of its TLS, if any."""
-    found = [settings.value for settings in stream.security_settings if settings.type == TLS]
-    return [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
-
-
 def _falls_back(handler: InboundHandlerConfig) -> bool:
-    settings = handler.proxy_settings
-    return settings.type in _FALLBACKS and bool(xray_pb2.FallbacksConfig.FromString(settings.value).fallbacks)
+    kind, value = handler.proxy_settings.type, handler.proxy_settings.value
+    return kind in (messages.VLESS, messages.TROJAN) and bool(xray_pb2.FallbacksConfig.FromString(value).fallbacks)
 
 
 def _takes_proxy_protocol(stream: StreamConfig) -> bool:
@@ -172,8 +191,8 @@ def _takes_proxy_protocol(stream: StreamConfig) -> bool:
 
 def _accepts_proxy(transport: xray_pb2.TransportConfig) -> bool:
     settings = transport.settings
-    if settings.type == _TCP_SETTINGS:
+    if settings.type == messages.TCP:
         return xray_pb2.TcpConfig.FromString(settings.value).accept_proxy_protocol
-    if settings.type in _UPGRADE_SETTINGS:
+    if settings.type in (messages.WEBSOCKET, messages.HTTP_UPGRADE):
         return xray_pb2.UpgradeConfig.FromString(settings.value).accept_proxy_protocol
     return False

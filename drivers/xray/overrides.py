@@ -1,30 +1,20 @@
-"""Override the apps of a configuration: counters on, logs to the console, the configuration's own APIs off. Pure.
+"""Override the apps of a configuration: counters on, logs to the console, its own APIs off, geo files reloaded. Pure.
 
-Type names and numbers: Xray-core 26.3.27.
+Numbers of fields: Xray-core 26.3.27.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from google.protobuf.message import Message
-
 from drivers.xray.access import BadMask, Mask, Shown
+from drivers.xray.messages import COMMANDER, GEODATA, LOG, METRICS, POLICY, ROUTER, STATS, Version, edited
+from drivers.xray.text import names_lists
 from node.base.errors import InvalidConfig
 from protos import xray_pb2
-from protos.xray_pb2 import Config, TypedMessage
+from protos.xray_pb2 import Config, GeodataConfig, TypedMessage
 
-M = TypeVar("M", bound=Message)
-T = TypeVar("T")
-
-COMMANDER = "xray.app.commander.Config"
-METRICS = "xray.app.metrics.Config"
-STATS = "xray.app.stats.Config"
-POLICY = "xray.app.policy.Config"
-ROUTER = "xray.app.router.Config"
-LOG = "xray.app.log.Config"
 _CONSOLE = 1
+# The first version with the app that reloads geo files; older ones do not start with it.
+RELOADS_SINCE: Version = (26, 4, 25)
 
 
 def override(base: Config, count_inbounds: bool) -> Shown:
@@ -35,23 +25,35 @@ def override(base: Config, count_inbounds: bool) -> Shown:
     kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
     del base.app[:]
     base.app.extend(kept)
-    shown = _edit(base, LOG, xray_pb2.LogConfig, _override_log)
-    _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
-    _edit(base, ROUTER, xray_pb2.RouterConfig, lambda _: None)
-    if not any(app.type == STATS for app in base.app):
-        base.app.append(TypedMessage(type=STATS))
+    with edited(_app(base, LOG), xray_pb2.LogConfig) as log:
+        shown = _override_log(log)
+    with edited(_app(base, POLICY), xray_pb2.PolicyConfig) as policy:
+        _count(policy, count_inbounds)
+    for needed in (ROUTER, STATS):
+        _app(base, needed)
     return shown
 
 
-def _edit(base: Config, type_name: str, message_type: type[M], change: Callable[[M], T]) -> T:
-    """Change an app's message in place, or add the app. Returns the result of `change`."""
-    app = next((app for app in base.app if app.type == type_name), None)
-    if app is None:
-        app = base.app.add(type=type_name)
-    message = message_type.FromString(app.value)
-    result = change(message)
-    app.value = message.SerializeToString()
-    return result
+def have_reloaded(base: Config, source: str, version: Version) -> None:
+    """Have the core reload geo files that an operator replaces, if it can and `source` (the text) names any.
+
+    Its geodata app without assets reads the local files again (`app/geodata` of Xray-core 26.7.28): all that are in
+    use, changed or not, which takes most of a second with the usual files. No API call triggers it, and the core does
+    not watch the files. If a file cannot be read the former lists stay in force. A configuration with its own geodata
+    app stays as it is.
+    """
+    if version >= RELOADS_SINCE and not any(app.type == GEODATA for app in base.app) and names_lists(source):
+        base.app.append(TypedMessage(type=GEODATA, value=GeodataConfig(cron="@every 1h").SerializeToString()))
+
+
+def are_reloaded(base: Config) -> bool:
+    """Whether a core with this configuration reloads its geo files while it runs."""
+    return any(app.type == GEODATA and GeodataConfig.FromString(app.value).cron for app in base.app)
+
+
+def _app(base: Config, type_name: str) -> TypedMessage:
+    """The app of this type, which is added if there is none."""
+    return next((app for app in base.app if app.type == type_name), None) or base.app.add(type=type_name)
 
 
 def _override_log(log: xray_pb2.LogConfig) -> Shown:

@@ -1,25 +1,28 @@
-"""The routing rules of a configuration, and their changes while it runs. Pure.
+"""The routing rules of a configuration, their changes while it runs, and the selectors of balancers. Pure.
 
 The core appends rules and removes them by tag, so each gets one. Rules without a tag, and all added ones, get a tag of
-the node's; the name that controllers use follows its colon.
+the node's; the name that controllers use follows its colon. Selectors match outbounds by the beginnings of tags: the
+core's Select does not tell the outbound of its API from others (`app/proxyman/outbound/outbound.go`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
 from drivers.json_text import parse
-from drivers.xray.exclusive import bridged
-from drivers.xray.overrides import ROUTER
-from drivers.xray.selectors import OURS
+from drivers.xray.messages import OBSERVATORIES, OURS, REVERSE, ROUTER, VLESS, edited
 from node.base.errors import InvalidConfig, InvalidRequest, UnknownName, shown
 from node.contract.routing import Routing
-from protos.xray_pb2 import Config, RouterConfig, RoutingRule
+from protos import xray_pb2
+from protos.xray_pb2 import Config, RouterConfig, RoutingRule, TypedMessage
 
 # Characters of one rule. The core takes requests of up to 4 MiB.
 MOST = 1024**2
+# The most tags that all selectors of a configuration together may expand to.
+MOST_SELECTED = 1_000_000
+_BEGINNINGS = frozenset(OURS[:length] for length in range(len(OURS) + 1))
 _RULE = f"{OURS}rule-"
 
 
@@ -62,11 +65,14 @@ def public(tag: str) -> str:
 
 def name_rules(base: Config) -> None:
     """Give each rule a tag. Raises `InvalidConfig` for a tag with the node's prefix."""
-    router = router_of(base)
-    for number, rule in enumerate(router.rule):
-        _refuse_ours(rule)
-        rule.rule_tag = rule.rule_tag or f"{_RULE}{number}:"
-    _put(base, router)
+    with edited(router_app(base), RouterConfig) as router:
+        for number, rule in enumerate(router.rule):
+            _refuse_ours(rule)
+            rule.rule_tag = rule.rule_tag or f"{_RULE}{number}:"
+
+
+def router_app(base: Config) -> TypedMessage:
+    return next(app for app in base.app if app.type == ROUTER)
 
 
 def rules_of(base: Config) -> list[RoutingRule]:
@@ -81,6 +87,39 @@ def outbounds_of(base: Config) -> list[str]:
     """The outbound tags that rules and balancers may use."""
     tags = (*(outbound.tag for outbound in base.outbound), *bridged(base))
     return [tag for tag in dict.fromkeys(tags) if tag and not tag.startswith(OURS)]
+
+
+def bridged(base: Config) -> Iterator[str]:
+    """The tags of reverse proxies, which act as outbounds but are not listed as such."""
+    yield from _portals(base)
+    for inbound in base.inbound:
+        if inbound.proxy_settings.type == VLESS:
+            for user in xray_pb2.UsersConfig.FromString(inbound.proxy_settings.value).users:
+                account = xray_pb2.VlessAccount.FromString(user.account.value)
+                if account.HasField("reverse"):
+                    yield account.reverse.tag
+
+
+def bind_selectors(base: Config) -> None:
+    """Expand each selector that could match the node's tags to the outbounds of the configuration that it matches.
+
+    Raises `InvalidConfig` for tags that a selector could not tell from the node's.
+    """
+    tags = (*(outbound.tag for outbound in base.outbound), *_portals(base))
+    outbounds = [tag for tag in dict.fromkeys(tags) if tag]
+    for tag in (*outbounds, *(inbound.tag for inbound in base.inbound if inbound.tag)):
+        if _could_be_ours(tag):
+            raise InvalidConfig(f"the tag {tag!r} is too similar to the node's own, which begin with {OURS!r}")
+    reached = {beginning: [tag for tag in outbounds if tag.startswith(beginning)] for beginning in _BEGINNINGS}
+    room = MOST_SELECTED
+    for app in base.app:
+        if app.type == ROUTER:
+            with edited(app, RouterConfig) as router:
+                for balancer in router.balancing_rule:
+                    room = _write_out(balancer.outbound_selector, reached, room)
+        elif app.type in OBSERVATORIES:
+            with edited(app, xray_pb2.ObservatoryConfig) as observatory:
+                room = _write_out(observatory.subject_selector, reached, room)
 
 
 def balancers_of(base: Config) -> list[str]:
@@ -107,14 +146,14 @@ def changed(base: Config, routing: Routing, rules: Sequence[RoutingRule]) -> Con
 
     Raises `UnknownName` for an unknown balancer or outbound, `InvalidRequest` for a tag that is in use.
     """
-    config, router = Config(), router_of(base)
+    config = Config()
     config.CopyFrom(base)
-    kept = [] if routing.cleared else [rule for rule in router.rule if public(rule.rule_tag) not in routing.removed]
-    _require_named(base, routing, rules)
-    _require_distinct(kept, rules)
-    del router.rule[:]
-    router.rule.extend([*kept, *rules])
-    _put(config, router)
+    with edited(router_app(config), RouterConfig) as router:
+        kept = [] if routing.cleared else [rule for rule in router.rule if public(rule.rule_tag) not in routing.removed]
+        _require_named(base, routing, rules)
+        _require_distinct(kept, rules)
+        del router.rule[:]
+        router.rule.extend([*kept, *rules])
     return config
 
 
@@ -162,5 +201,25 @@ def _refuse_ours(rule: RoutingRule) -> None:
         raise InvalidConfig(f"{what}: tags that begin with {OURS!r} are the node's own")
 
 
-def _put(base: Config, router: RouterConfig) -> None:
-    next(app for app in base.app if app.type == ROUTER).value = router.SerializeToString()
+def _portals(base: Config) -> Iterator[str]:
+    for app in base.app:
+        if app.type == REVERSE:
+            for portal in xray_pb2.ReverseConfig.FromString(app.value).portal_config:
+                yield portal.tag
+
+
+def _write_out(selectors: MutableSequence[str], reached: Mapping[str, list[str]], room: int) -> int:
+    """Expand the selectors in place. Returns how many more tags are allowed."""
+    wide = [reached[beginning] for beginning in _BEGINNINGS.intersection(selectors)]
+    room -= sum(map(len, wide))
+    if room < 0:
+        most = f"{MOST_SELECTED:,} outbounds in all"
+        raise InvalidConfig(f"the selectors of balancers and observatories match more than {most}")
+    narrow = (selector for selector in selectors if not _could_be_ours(selector))
+    selectors[:] = dict.fromkeys((*narrow, *(tag for tags in wide for tag in tags)))
+    return room
+
+
+def _could_be_ours(beginning: str) -> bool:
+    """Whether it is a prefix of the node's tags, or begins with theirs."""
+    return beginning in _BEGINNINGS or beginning.startswith(OURS)

@@ -7,14 +7,18 @@ error: the core decides whether it is valid.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 from drivers.json_text import bare, parse
+from drivers.process.named_files import texts
 
 # Numbers may be of any length; none is needed here, so they stay text.
 _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)
+# A geo list in a rule or the DNS, also as a key of its hosts. One text may have several.
+_GEO_LIST = re.compile(r"(?:^|,)\s*!*(?:geoip|geosite|ext(?:-\w+)?):", re.IGNORECASE)
 
 
 class Hints(NamedTuple):
@@ -51,6 +55,15 @@ def hints(text: str, inbounds: int) -> list[Hints]:
     except (ValueError, RecursionError):
         found = []
     return found if len(found) == inbounds else [Hints()] * inbounds
+
+
+def names_lists(text: str) -> bool:
+    """Whether a text may name geo files; True for one that cannot be parsed."""
+    try:
+        tree = parse(text)
+    except ValueError:
+        return True
+    return any(_GEO_LIST.search(word) for named in texts(tree) for word in (named.key, named.text))
 
 
 def private_targets(text: str) -> frozenset[str]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from drivers.xray.streams import stream_of
 from drivers.xray.wireguard import is_wireguard
-from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig
+from protos.xray_pb2 import InboundHandlerConfig
 
 # Estimated seconds of single calls above which inbounds are swapped, and of both above which a new run is considered.
 # Deployed panels wait 8 s, and a busy machine may need twice the estimate.
@@ -92,7 +93,6 @@ class Batch:
 
     @property
     def swapped(self) -> float:
-        """Estimated seconds for a swap."""
         each = SWAP_USER.get(self.protocol, SWAP_ANY_USER)
         return SWAP + each * (self.users - self.removed + self.added)
 
@@ -101,8 +101,7 @@ def swap_of(handler: InboundHandlerConfig) -> Swap:
     """The effect of a swap of this inbound. Never done to WireGuard, whose peers would need half a minute to return."""
     if is_wireguard(handler):
         return Swap.DEAF
-    transport = ReceiverConfig.FromString(handler.receiver_settings.value).stream_settings.protocol_name
-    return _TRANSPORTS.get(transport, Swap.DEAF)
+    return _TRANSPORTS.get(stream_of(handler).protocol_name, Swap.DEAF)
 
 
 def choose(batches: Mapping[str, Batch], new_run_users: float, fits: Callable[[str], bool]) -> frozenset[str] | None:

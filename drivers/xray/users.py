@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
+from drivers.process.shared import SharedRun
+from drivers.stats import MAX_REQUEST
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
-from drivers.xray.api import IN_FLIGHT, MAX_REQUEST, Api, Operation
+from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
-from drivers.xray.ownership.old_credentials import Pair
+from drivers.xray.ownership.late_lines import Pair
 from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
@@ -25,16 +27,6 @@ from node.contract.driver import Applied, Host
 FRAME = 5
 # Calls in flight for removals that the core runs one at a time, 0.1 s each with 50,000 users: each has a deadline.
 CAREFUL = 4
-
-
-class Listeners(Protocol):
-    """The state of a run's listeners: shared with other runs, or draining (without new connections)."""
-
-    @property
-    def shared(self) -> bool: ...
-
-    @property
-    def drains(self) -> bool: ...
 
 
 class Method(NamedTuple):
@@ -57,14 +49,14 @@ class Users:
         connections: Connections,
         handshakes: Handshakes,
         accounts: dict[str, Accounts],
-        listeners: Listeners,
+        run: SharedRun[Any],
     ) -> None:
         self._host = host
         self._plan = plan
         self._api = api
         self._connections = connections
         self._handshakes = handshakes
-        self._listeners = listeners
+        self._run = run
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
@@ -97,7 +89,8 @@ class Users:
         without = lost if method else frozenset(self.accounts)
         if method is None:
             some = [change._replace(packed=None) for change in some if self._is_removed(change)]
-            method = self._removal_method(some)
+            method = self._method(some, at_any_cost=True)
+            assert method is not None
         refused = await self._apply_live([change for change in some if change.tag not in method.swapped | method.stuck])
         left: list[Change] = []
         for tag, each in grouped(change for change in some if change.tag in method.swapped).items():
@@ -150,31 +143,26 @@ class Users:
 
     # How to apply changes
 
-    def _method(self, changes: Iterable[Change]) -> Method | None:
-        """How to apply these changes; None if they need a new run."""
-        batches, by_tag = self._batches(changes)
-        swapped = choose(batches, self._users_of_new_run(by_tag), lambda tag: self._fits(tag, by_tag[tag]))
-        return None if swapped is None else Method(swapped)
+    def _method(self, changes: Iterable[Change], at_any_cost: bool = False) -> Method | None:
+        """How to apply these changes; None if they need a new run.
 
-    def _removal_method(self, removals: Iterable[Change]) -> Method:
-        """How to apply these removals, at any cost; stuck are inbounds where a new run is much faster."""
-        batches, by_tag = self._batches(removals)
+        `at_any_cost`, for removals: never None; stuck are inbounds where a new run is much faster.
+        """
+        by_tag = grouped(changes)
+        batches = {tag: self._batch(tag, some) for tag, some in by_tag.items()}
+        users, left = self._users_of_new_run(by_tag), frozenset[str]()
 
         def fits(tag: str) -> bool:
             return self._fits(tag, by_tag[tag])
 
-        left = stuck(batches, self._users_of_new_run(by_tag), fits)
-        swapped = choose({tag: batch for tag, batch in batches.items() if tag not in left}, math.inf, fits)
-        assert swapped is not None
-        return Method(swapped, left)
-
-    def _batches(self, changes: Iterable[Change]) -> tuple[dict[str, Batch], dict[str, list[Change]]]:
-        by_tag = grouped(changes)
-        return {tag: self._batch(tag, some) for tag, some in by_tag.items()}, by_tag
+        if at_any_cost:
+            left, users = stuck(batches, users, fits), math.inf
+        swapped = choose({tag: batch for tag, batch in batches.items() if tag not in left}, users, fits)
+        return None if swapped is None else Method(swapped, left)
 
     def _users_of_new_run(self, by_tag: Mapping[str, Sequence[Change]]) -> float:
         """How many accounts a new run would have; infinite for a draining run, which no new run replaces."""
-        if self._listeners.drains:
+        if self._run.drains:
             return math.inf
         return sum(map(len, self.accounts.values())) + sum(map(len, by_tag.values()))
 
@@ -182,7 +170,7 @@ class Users:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
-        swap = Swap.DEAF if self._listeners.shared else self._swaps[tag]
+        swap = Swap.DEAF if self._run.shared else self._swaps[tag]
         pauses = self._handshakes.can_pause(tag)
         return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, pauses)
 
@@ -260,11 +248,6 @@ class Users:
 
     # Calls
 
-    def _doubt(self, tag: str) -> None:
-        self._doubtful.add(tag)
-        if self._is_tunnel(tag):
-            self._uncertain.add(tag)
-
     def _removal(self, change: Change) -> Operation:
         return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
 
@@ -285,7 +268,9 @@ class Users:
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
-                self._doubt(operation.tag)
+                self._doubtful.add(operation.tag)
+                if self._is_tunnel(operation.tag):
+                    self._uncertain.add(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)
@@ -349,12 +334,10 @@ def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
 
 
 def additions(changes: Iterable[Change]) -> list[Operation]:
-    """The operations for the additions among these changes."""
     return [Operation(tag, email_of(packed), packed) for tag, _, packed in changes if packed is not None]
 
 
 def grouped(changes: Iterable[Change]) -> dict[str, list[Change]]:
-    """Group changes by inbound."""
     by_tag: dict[str, list[Change]] = {}
     for change in changes:
         by_tag.setdefault(change[0], []).append(change)

@@ -15,17 +15,15 @@ from socket import AF_INET, AF_INET6, inet_pton
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from drivers.xray.wire import field
+from drivers.xray.messages import WIREGUARD, Version, edited, field
 from node.base.errors import InvalidConfig, shown
 from node.contract.accounts import Accounts, Change, Unusable, key_of
 from protos import xray_pb2
 from protos.service_pb2 import Wireguard
 from protos.xray_pb2 import InboundHandlerConfig, User
 
-SETTINGS = "xray.proxy.wireguard.DeviceConfig"
-ACCOUNT = "xray.proxy.wireguard.PeerConfig"
 # The first version that can change WireGuard users while it runs.
-SINCE = (26, 6, 27)
+SINCE: Version = (26, 6, 27)
 # The most addresses of one user, over all prefixes: claims are kept for single addresses.
 MOST_ADDRESSES = 256
 # The most characters of a prefix: in an error a longer one would leave no room for the names of others.
@@ -46,27 +44,19 @@ def parse_key(text: str) -> bytes:
 
 def prefixes(texts: Iterable[str]) -> list[str]:
     """Normalise prefixes and bare addresses as the core writes them, sorted, each once. Raises `Unusable`."""
-    try:
-        found = sorted(set(map(_prefix, _few(texts))))
-    except ValueError as error:
-        raise Unusable(f"invalid WireGuard address: {error}") from error
+    each, found = set(texts), list[str]()
+    # Not parsed if there are too many.
+    too_many = len(each) > MOST_ADDRESSES
+    if not too_many:
+        try:
+            found = sorted(set(map(_prefix, each)))
+        except ValueError as error:
+            raise Unusable(f"invalid WireGuard address: {error}") from error
+    if too_many or sum(map(_size, found)) > MOST_ADDRESSES:
+        raise Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
     if not found:
         raise Unusable("the user has no WireGuard address")
-    if sum(map(_size, found)) > MOST_ADDRESSES:
-        raise _too_many()
     return found
-
-
-def _few(texts: Iterable[str]) -> set[str]:
-    """Remove duplicates. Raises `Unusable` before too many are parsed."""
-    each = set(texts)
-    if len(each) > MOST_ADDRESSES:
-        raise _too_many()
-    return each
-
-
-def _too_many() -> Unusable:
-    return Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
 
 
 def _prefix(text: str) -> str:
@@ -89,7 +79,6 @@ def _size(prefix: str) -> int:
 
 
 def addresses(found: Iterable[str]) -> frozenset[bytes]:
-    """All addresses of these prefixes."""
     return frozenset(address for prefix in found for address in _addresses(prefix))
 
 
@@ -109,7 +98,6 @@ def peer(user: Wireguard, server: bytes) -> tuple[bytes, bytes, frozenset[bytes]
 
 
 def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
-    """Encode a PeerConfig."""
     return field(b"\x0a", key.encode()) + b"".join(field(b"\x2a", prefix.encode()) for prefix in allowed)
 
 
@@ -117,10 +105,10 @@ def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
 
 
 def is_wireguard(handler: InboundHandlerConfig) -> bool:
-    return handler.proxy_settings.type == SETTINGS
+    return handler.proxy_settings.type == WIREGUARD
 
 
-def has_users(handler: InboundHandlerConfig, version: tuple[int, ...]) -> bool:
+def has_users(handler: InboundHandlerConfig, version: Version) -> bool:
     """Whether it is a WireGuard inbound whose users this version can change."""
     if version < SINCE or not is_wireguard(handler):
         return False
@@ -129,14 +117,14 @@ def has_users(handler: InboundHandlerConfig, version: tuple[int, ...]) -> bool:
 
 def strip(handler: InboundHandlerConfig) -> bytes:
     """Remove its own users. Returns its public key. Raises `InvalidConfig` if the secret key is invalid."""
-    settings = xray_pb2.WireguardConfig.FromString(handler.proxy_settings.value)
-    try:
-        secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
-    except ValueError as error:
-        # The core would panic.
-        raise InvalidConfig(f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64") from error
-    settings.ClearField("users")
-    handler.proxy_settings.value = settings.SerializeToString()
+    with edited(handler.proxy_settings, xray_pb2.WireguardConfig) as settings:
+        try:
+            secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
+        except ValueError as error:
+            # The core would panic.
+            text = f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64"
+            raise InvalidConfig(text) from error
+        settings.ClearField("users")
     return secret.public_key().public_bytes_raw()
 
 

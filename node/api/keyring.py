@@ -9,6 +9,7 @@ from node.api.auth import Authenticator
 from node.base.file_watch import Files
 from node.base.secret_file import exposed
 from node.keys.keyfile import BadKeys, Key, parse
+from node.keys.options import KeyOptions
 
 # Bytes of the file: more than `MAX_KEYS` keys need.
 MAX_FILE = 1024 * 1024
@@ -17,23 +18,22 @@ MAX_FILE = 1024 * 1024
 class Keyring(Files):
     """Loads the keys of the key file into the authenticator.
 
-    `required`: the operator has set API_KEYS_FILE, so the file must exist. `secrets` are other files with keys, whose
-    permissions are checked, too. `gone` is called with the keys that are no longer valid.
+    It checks the permissions of all files with keys. `gone` is called with the keys that are no longer valid.
     """
 
     def __init__(
         self,
-        file: Path,
-        required: bool,
+        options: KeyOptions,
         authenticator: Authenticator,
-        secrets: Sequence[Path] = (),
         reloaded: Callable[[str], None] = lambda _: None,
+        gone: Callable[[frozenset[Key]], None] = lambda _: None,
     ) -> None:
-        super().__init__((file, *secrets), "the previous API keys stay in use", BadKeys, reloaded)
-        self._file = file
-        self._required = required
+        files = filter(None, (options.file, options.key_file))
+        super().__init__(files, "the previous API keys stay in use", BadKeys, reloaded)
+        self._file = options.file
+        self._required = options.required
         self._authenticator = authenticator
-        self.gone: Callable[[frozenset[Key]], None] = lambda _: None
+        self._gone = gone
 
     @property
     def warnings(self) -> list[str]:
@@ -58,7 +58,7 @@ class Keyring(Files):
             raise BadKeys(f"API_KEYS_FILE {self._file}: {error}") from error
         gone = self._authenticator.replace(keys)
         if gone:
-            self.gone(gone)
+            self._gone(gone)
         self._report(keys)
 
     def _text(self) -> str:

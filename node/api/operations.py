@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Protocol
 
 from node import __version__
@@ -41,7 +40,7 @@ class Operations:
         self._runner = engine.runner
         self._system = system
         self._parts = parts
-        self.updates = updates
+        self._updates = updates
 
     def touch(self) -> None:
         """A controller has called: restart the keep-alive."""
@@ -69,7 +68,7 @@ class Operations:
     # Statistics
 
     async def system_stats(self, _: Empty, __: Call) -> SystemStatsResponse:
-        return SystemStatsResponse(**asdict(self._system.current()))
+        return self._system.current()
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
         return await self._engine.questions.one(lambda run: run.backend_stats())
@@ -140,9 +139,9 @@ class Operations:
         return await self._jobs().get(request)
 
     def _jobs(self) -> Updates:
-        if self.updates is None:
+        if self._updates is None:
             raise Unsupported("updates are not available on this node")
-        return self.updates
+        return self._updates
 
     # Routing
 
@@ -194,6 +193,5 @@ class Operations:
             reason=self._runner.status.reason,
             warnings=warnings,
         )
-        for part in self._parts:
-            part.summary(info)
+        self._parts.summary(info)
         return info

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from node.backend.ahead import Ahead
 from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
@@ -137,6 +138,8 @@ class Desired:
         self._recorder = Recorder(record)
         self._memory = Memory(reactor)
         self._held: Held | None = None
+        # What was built of the saved backend, until one is accepted.
+        self._ahead: Ahead | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
         self.limiter: Limiter = _Unlimited()
@@ -298,19 +301,39 @@ class Desired:
     async def users(self) -> Sequence[User]:
         """The wanted users as messages, in stored order."""
         packed = list(self.roster.users.values())
-        return await self._in_pool(_unpacked, packed) if len(packed) > BUILD_INLINE else _unpacked(packed)
+        return await self._aside(len(packed), _unpacked, packed)
 
     async def read(self, users: Sequence[User]) -> Supplied:
         """Validate and serialise users, as far as that needs no backend."""
-        return await self._in_pool(Supplied.of, users) if len(users) > BUILD_INLINE else Supplied.of(users)
+        return await self._aside(len(users), Supplied.of, users)
+
+    async def build_ahead(self, plan: Plan, saved: Sequence[bytes]) -> None:
+        """Build the roster of saved users before they are final, for `read_saved`."""
+        ahead = Ahead(plan)
+        await self._aside(len(saved), ahead.catch_up, saved)
+        self.limiter.learn(ahead.roster.limits.values())
+        self._ahead = ahead
+
+    async def read_saved(self, saved: Sequence[bytes]) -> Supplied | Ahead:
+        """Validate saved users, or bring the roster that was built ahead up to date with them."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return await self._aside(len(saved), _supplied, saved)
+        await self._aside(len(saved), ahead.catch_up, saved)
+        return ahead
 
     async def build(
-        self, accepted: Accepted | None, users: Sequence[User] | Supplied, before: Roster | None = None
+        self, accepted: Accepted | None, users: Sequence[User] | Supplied | Ahead, before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
         """Build the roster of these users. `before` is one of an alike backend; it must not change meanwhile."""
         if accepted is None:
             return no_users(), []
         plan = accepted.plan
+        if isinstance(users, Ahead):
+            # If users contest a credential, the order of all decides.
+            if plan.alike(users.plan) and not users.roster.contested:
+                return users.roster, users.refused
+            users = await self._aside(len(users.users), _supplied, users.users)
         if len(users.users if isinstance(users, Supplied) else users) <= BUILD_INLINE:
             return Roster.of(users, plan.tags, plan.account, before)
         return await self._in_pool(self._learned, Roster.of, users, plan.tags, plan.account, before)
@@ -343,18 +366,29 @@ class Desired:
 
     def loaded(self, saved: Saved) -> bool:
         """Take what an earlier node saved. Returns False if another backend was accepted meanwhile."""
+        if not saved.request:
+            self._ahead = None
         if self._recorder.untouched:
             self._recorder.loaded(saved)
         return self._recorder.untouched
 
     def _install(self, roster: Roster) -> None:
+        self._ahead = None
         if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
             self._memory.give_back_soon()
         self.roster = roster
         roster.keep_out(self.limiter.install(roster.limits, roster.users.keys()))
 
+    async def _aside(self, size: int, work: Callable[..., T], *arguments: object) -> T:
+        """Do `work` on this many users, of large sets in the pool."""
+        return await self._in_pool(work, *arguments) if size > BUILD_INLINE else work(*arguments)
+
     def _in_pool(self, function: Callable[..., T], *arguments: object) -> Deferred[T]:
         return in_pool(self._reactor, function, *arguments)
+
+
+def _supplied(packed: Iterable[bytes]) -> Supplied:
+    return Supplied.of(map(User.FromString, packed))
 
 
 def _unpacked(packed: Iterable[bytes]) -> list[User]:

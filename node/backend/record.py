@@ -70,8 +70,12 @@ class Recorder:
 
     def stage(self, roster: Roster) -> None:
         """Write ahead the users of a backend that is being tried: `backend` or `unstage` follows."""
-        if self._roster is None and len(roster.users) >= STAGED:
+        if self._roster is None and len(roster.users) >= STAGED and not self._has(roster):
             self._record.stage(roster.users)
+
+    def _has(self, roster: Roster) -> bool:
+        """Whether the record has exactly these users from an earlier node."""
+        return bool(self._left) and [*self._left] == [*roster.users.values()]
 
     def unstage(self) -> None:
         """Drop the users written ahead: the backend does not run."""
@@ -80,10 +84,10 @@ class Recorder:
     def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:
         """Save a backend that runs, with its users; `before` is the roster in the record, if this node wrote one."""
         self._record.accept(request, routing)
-        if self._roster is None:
-            self._record.users(after.users, clean=True)
-        else:
+        if self._roster is not None:
             self.users(before, after)
+        elif not self._has(after):
+            self._record.users(after.users, clean=True)
         self._replace(request, routing, after)
 
     def routing(self, packed: bytes) -> None:

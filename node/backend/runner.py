@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
+from node.backend.ahead import Ahead
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
@@ -120,14 +121,28 @@ class Runner:
             raise
         await self.desired.recorded()
 
+    async def prepare(
+        self, driver: Driver, request: Backend, users: Sequence[bytes], routing: Routing = UNCHANGED
+    ) -> None:
+        """Prepare the resume of a saved backend while another node still runs it. Raises as `Driver.prepare`."""
+        fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
+        accepted = await self._prepare(driver, request, fingerprint, routing)
+        await self.desired.build_ahead(accepted.plan, users)
+
     async def resume(
-        self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing = UNCHANGED
+        self,
+        driver: Driver,
+        request: Backend,
+        users: Sequence[bytes],
+        resumed: Callable[[], None],
+        routing: Routing = UNCHANGED,
     ) -> None:
         """Run what ran when the node ended. If it does not start it is retried as after a crash.
 
-        `resumed` is called when it runs, now or later; not if a controller was faster. `routing`: its routing changes.
+        `users`: its saved users; `routing`: its routing changes. `resumed` is called when it runs, now or later; not if
+        a controller was faster.
         """
-        await self._control.run(lambda _: self._resume(driver, request, resumed, routing), core=True)
+        await self._control.run(lambda _: self._resume(driver, request, users, resumed, routing), core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend and abort all operations. Its core ends after `grace` seconds, unless a Start wants it.
@@ -228,7 +243,7 @@ class Runner:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs to hand over; None without a current one."""
+        """A snapshot of the runs to hand over; None if none serves."""
         return self._supervisor.snapshot
 
     async def leave(self, then: Callable[[], Awaitable[None]]) -> None:
@@ -284,7 +299,15 @@ class Runner:
 
     # A Start
 
-    async def _start(self, driver: Driver, request: Backend, settled: Settled, routing: Routing = UNCHANGED) -> None:
+    async def _start(
+        self,
+        driver: Driver,
+        request: Backend,
+        settled: Settled,
+        routing: Routing = UNCHANGED,
+        saved: Sequence[bytes] | None = None,
+    ) -> None:
+        """Run this backend; `saved` are its users if they are not in the request."""
         if self._closed:
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
@@ -301,7 +324,8 @@ class Runner:
         if self._means(fingerprint) and self.desired.accepted:
             routing = self.desired.accepted.routing
         preparing = self._in_time(self._prepare(driver, request, fingerprint, routing), deadline)
-        wanted, users = await both(preparing, self.desired.read(request.users))
+        reading = self.desired.read(request.users) if saved is None else self.desired.read_saved(saved)
+        wanted, users = await both(preparing, reading)
         checking = self._in_time(self._check(wanted.runs), deadline)
         (roster, refused), _ = await both(self._build(wanted, users), checking)
         if await self._control.overtaken():
@@ -368,7 +392,7 @@ class Runner:
         if self.generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
 
-    async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
+    async def _build(self, wanted: Accepted, users: Supplied | Ahead) -> tuple[Roster, list[Refusal]]:
         """Build the roster; if the accounts are as before, which is usual, only new ones are built."""
         accepted = self.desired.accepted
         alike = accepted is not None and wanted.plan.alike(accepted.plan)
@@ -480,7 +504,14 @@ class Runner:
 
     # Resuming
 
-    async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing) -> None:
+    async def _resume(
+        self,
+        driver: Driver,
+        request: Backend,
+        users: Sequence[bytes],
+        resumed: Callable[[], None],
+        routing: Routing,
+    ) -> None:
         """Start the saved backend; changes of users wait for the outcome, so `settled` is not called before the end.
 
         Applied earlier, a change would be lost with a failed try, and the next try would bring back removed users.
@@ -489,7 +520,7 @@ class Runner:
             return  # a controller was faster, or the node ends
         self.status.enter(State.STARTING, "resuming what ran when the node ended")
         try:
-            await self._start(driver, request, _never_settled, routing)
+            await self._start(driver, request, _never_settled, routing, users)
         except Exception as error:
             if self.status.stopped:
                 raise  # a Stop aborted it
@@ -497,7 +528,7 @@ class Runner:
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; the node tries again" if again else ""))
             if again:
-                later = partial(self.resume, driver, request, resumed, routing)
+                later = partial(self.resume, driver, request, users, resumed, routing)
                 self._resuming.later(lambda: in_background(later(), "the backend could not be resumed"))
         else:
             resumed()

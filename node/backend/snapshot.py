@@ -25,8 +25,11 @@ class DrainingRun:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The current run, and the draining ones, oldest first; those that take over from the current one are last."""
+    """The current run, None if it has ended, and the draining ones, oldest first; those that take over are last.
 
-    current: Generation
+    `accepted`: the backend of the current run, or the wanted one.
+    """
+
+    current: Generation | None
     accepted: Accepted
     draining: Sequence[DrainingRun]

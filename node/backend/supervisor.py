@@ -134,9 +134,10 @@ class Supervisor:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the runs; None without a current one."""
+        """A snapshot of the runs; None if none serves."""
         current, wanted = self._generations.current, self._desired.accepted
-        if current is None or (accepted := self._accepted.get(current, wanted)) is None:
+        accepted = wanted if current is None else self._accepted.get(current, wanted)
+        if accepted is None or not self._generations.serving:
             return None
         if wanted is not None and accepted.means(wanted):
             # Its routing may have changed since; while another backend is tried, the run may be of the one before.

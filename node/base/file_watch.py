@@ -79,24 +79,26 @@ class FileWatch(Part):
     """Checks files every `interval` seconds, and reloads them when they changed. `what` completes "looking for …"."""
 
     def __init__(self, what: str, files: Files, reactor: IReactorTime, interval: float = 10) -> None:
-        self._files = files
+        self.files = files
         self.title = f"the watch for {what}"
         self._looking = Periodic(f"looking for {what}", self._look, interval, reactor)
 
     @property
     def warnings(self) -> list[str]:
         """Why the files in use are not the current ones, and whether looking for changes fails."""
-        return [*self._files.warnings, *self._looking.warnings]
+        return [*self.files.warnings, *self._looking.warnings]
 
     def start(self) -> None:
+        """Load the files. Raises what their `make` raises."""
+        self.files.load()
         self._looking.start()
 
     def stop(self) -> None:
         self._looking.stop()
 
     def _look(self) -> None:
-        if self._files.changed():
-            self._files.reload()
+        if self.files.changed():
+            self.files.reload()
 
 
 def stamp(files: Iterable[Path]) -> Stamp:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 from twisted.internet.defer import maybeDeferred
 
@@ -22,11 +21,14 @@ class Part:
     def begin(self) -> None:
         """Begin what needs all parts: the reactor runs, and the node serves."""
 
+    def settle(self, outcome: str | None) -> None:
+        """Note that this process goes on for certain, and not the one before it.
+
+        `outcome` of an upgrade: empty if it succeeded, else why the next version failed; None without one.
+        """
+
     def stop(self) -> object:
         """End, before all parts before this one. May return a Deferred or a coroutine."""
-
-    def leave(self) -> object:
-        """Save what the next process needs, which goes on in place of this one: the node ends without `stop`."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -36,8 +38,21 @@ class Part:
     def summary(self, info: BaseInfoResponse) -> None:
         """Add to the reply of GetBaseInfo."""
 
+    # Leaving the node to another process
 
-P = TypeVar("P", bound=Part)
+    @property
+    def unsteady(self) -> str:
+        """Why the node cannot be left to another process now; empty if it can."""
+        return ""
+
+    def admit(self, on: bool) -> None:
+        """Accept new clients, or let them wait."""
+
+    async def finish(self) -> None:
+        """Let what clients have asked for be answered; they repeat what comes from here on."""
+
+    def leave(self) -> object:
+        """Save what the next process needs, which goes on in place of this one: the node ends without `stop`."""
 
 
 class Parts:
@@ -51,28 +66,50 @@ class Parts:
     def __iter__(self) -> Iterator[Part]:
         return iter(self._parts)
 
-    def add(self, part: P) -> P:
-        """Append a part, and return it."""
-        self._parts.append(part)
-        return part
+    def add(self, *parts: Part) -> None:
+        """Append parts."""
+        self._parts += parts
 
     def start(self) -> None:
         """Start all parts in order. Raises what the first one raises that cannot start."""
-        for part in self._parts:
+        for part in self:
             part.start()
 
     def begin(self) -> None:
-        """Tell all parts that the node serves."""
-        for part in self._parts:
+        for part in self:
             part.begin()
+
+    def settle(self, outcome: str | None) -> None:
+        for part in self:
+            part.settle(outcome)
 
     async def stop(self) -> None:
         """Stop all parts, the last one first, also if others failed to stop."""
         for part in reversed(self._parts):
             await self._end(part, part.stop)
 
+    @property
+    def warnings(self) -> list[str]:
+        return [warning for part in self for warning in part.warnings]
+
+    def summary(self, info: BaseInfoResponse) -> None:
+        for part in self:
+            part.summary(info)
+
+    @property
+    def unsteady(self) -> str:
+        return next((reason for part in self if (reason := part.unsteady)), "")
+
+    def admit(self, on: bool) -> None:
+        for part in self:
+            part.admit(on)
+
+    async def finish(self) -> None:
+        for part in self:
+            await part.finish()
+
     async def leave(self) -> None:
-        """Have all parts save what the next process needs, the last one first."""
+        """Have all parts leave, the last one first, also if others failed to."""
         for part in reversed(self._parts):
             await self._end(part, part.leave)
 
@@ -84,8 +121,3 @@ class Parts:
                 "could not stop {part} cleanly; the other parts are stopped all the same",
                 part=part.title or type(part).__name__,
             )
-
-    @property
-    def warnings(self) -> list[str]:
-        """The warnings of all parts."""
-        return [warning for part in self._parts for warning in part.warnings]

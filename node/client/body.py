@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
@@ -16,13 +16,15 @@ from twisted.web.iweb import IResponse
 
 from node.api.framing import arrived
 from node.api.methods import MAX_BODY
+from node.base.alarm import Alarm
 from node.base.errors import InvalidRequest
 from node.client.failures import NoReply, StreamEnded, UnexpectedReply, Unreachable
 from node.client.inbox import Inbox
-from node.client.line import Line
+from node.client.transport import Line
 from protos.service_pb2 import Event
 
 T = TypeVar("T")
+Split = Callable[[bytes], tuple[Iterable[T], bytes]]
 
 # Seconds without a byte after which a stream counts as broken; the node sends a heartbeat every 15.
 SILENCE = 45.0
@@ -72,31 +74,30 @@ async def whole(response: IResponse) -> bytes:
 
 
 class StreamBody(Generic[T]):
-    """Reads an endless body into `inbox`. `beats`: the node sends heartbeats, and silence means that it is gone."""
+    """Reads an endless body into `inbox`. `beats`: the node sends heartbeats, and silence means that it is gone.
 
-    def __init__(self, reactor: IReactorTime, response: IResponse, beats: bool) -> None:
-        self._reactor = reactor
+    `split` takes the received data apart into complete items and the incomplete rest. It raises `UnexpectedReply`.
+    """
+
+    def __init__(self, reactor: IReactorTime, response: IResponse, split: Split[T], beats: bool = True) -> None:
+        self._split = split
         self._beats = beats
         self._tail = b""
-        self._watch: IDelayedCall | None = None
+        self._silence = Alarm(reactor, self._silent)
         self._body = Body(self._take)
         self.inbox: Inbox[T] = Inbox(reactor, self._body.done.cancel)
         self._body.done.addCallbacks(self._over, self._broken)
         response.deliverBody(self._body)
         self._listen()
 
-    def _read(self, data: bytes) -> tuple[Iterable[T], bytes]:
-        """Split the received data into complete items and the incomplete rest. Raises `UnexpectedReply`."""
-        raise NotImplementedError
-
     def _take(self, data: bytes) -> None:
-        found, self._tail = self._read(self._tail + data)
+        found, self._tail = self._split(self._tail + data)
         if len(self._tail) > MAX_LINE:
             raise UnexpectedReply(f"a log line or an event is larger than {MAX_LINE} bytes")
         self.inbox.put(found)
         self._listen()
         if self.inbox.full:
-            self._unlisten()
+            self._silence.cancel()
             self._body.transport.pauseProducing()
             self.inbox.room().addCallback(self._go_on)
 
@@ -106,42 +107,34 @@ class StreamBody(Generic[T]):
 
     def _listen(self) -> None:
         """Restart the timer that ends the stream if no heartbeat comes."""
-        self._unlisten()
         if self._beats and not self._body.done.called:
-            self._watch = self._reactor.callLater(SILENCE, self._silent)
-
-    def _unlisten(self) -> None:
-        if self._watch is not None and self._watch.active():
-            self._watch.cancel()
+            self._silence.set(SILENCE)
 
     def _silent(self) -> None:
         self.inbox.end(Unreachable(f"nothing came from the node for {SILENCE:g} s"))
         self._body.done.cancel()
 
     def _over(self, _: None) -> None:
-        self._unlisten()
+        self._silence.cancel()
         self.inbox.end(StreamEnded())
 
     def _broken(self, failure: Failure) -> None:
-        self._unlisten()
+        self._silence.cancel()
         error = failure.value
         self.inbox.end(error if isinstance(error, NoReply) else Unreachable(f"the stream broke: {error}"))
 
 
-class LogBody(StreamBody[Line]):
-    """Reads the lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats and places."""
+def plain_lines(data: bytes) -> tuple[Iterable[Line], bytes]:
+    """Split off the log lines of a body without places."""
+    head, ended, tail = data.replace(b"\r\n", b"\n").rpartition(b"\n")
+    return map(Line, head.decode("utf-8", "replace").split("\n") if ended else ()), tail
 
-    def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
-        self._events = events
-        super().__init__(reactor, response, beats=events)
 
-    def _read(self, data: bytes) -> tuple[Iterable[Line], bytes]:
-        data = data.replace(b"\r\n", b"\n")
-        # An event ends with an empty line.
-        end = b"\n\n" if self._events else b"\n"
-        head, ended, tail = data.rpartition(end)
-        raw = head.decode("utf-8", "replace").split(end.decode()) if ended else []
-        return (chain.from_iterable(map(_lines, raw)) if self._events else map(Line, raw)), tail
+def placed_lines(data: bytes) -> tuple[Iterable[Line], bytes]:
+    """Split off the log lines of Server-Sent Events, with their places; heartbeats are comments."""
+    # An event ends with an empty line.
+    head, ended, tail = data.replace(b"\r\n", b"\n").rpartition(b"\n\n")
+    return chain.from_iterable(map(_lines, head.decode("utf-8", "replace").split("\n\n") if ended else ())), tail
 
 
 def _lines(event: str) -> Iterator[Line]:
@@ -151,16 +144,11 @@ def _lines(event: str) -> Iterator[Line]:
     return (Line(value.removeprefix(" "), place) for name, _, value in fields if name == "data")
 
 
-class EventBody(StreamBody[Event]):
-    """Reads the events of `GET /events`, each after its length; empty ones are heartbeats."""
-
-    def __init__(self, reactor: IReactorTime, response: IResponse) -> None:
-        super().__init__(reactor, response, beats=True)
-
-    def _read(self, data: bytes) -> tuple[Iterable[Event], bytes]:
-        try:
-            bodies, rest = arrived(data)
-            events = [Event.FromString(body) for body in bodies]
-        except (InvalidRequest, DecodeError) as error:
-            raise UnexpectedReply(f"the reply is not a stream of events: {error}") from error
-        return [event for event in events if event.kind], rest
+def split_events(data: bytes) -> tuple[Iterable[Event], bytes]:
+    """Split off the events, each after its length; empty ones are heartbeats. Raises `UnexpectedReply`."""
+    try:
+        bodies, rest = arrived(data)
+        found = [Event.FromString(body) for body in bodies]
+    except (InvalidRequest, DecodeError) as error:
+        raise UnexpectedReply(f"the reply is not a stream of events: {error}") from error
+    return [event for event in found if event.kind], rest

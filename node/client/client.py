@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
@@ -31,6 +30,7 @@ CHUNK = 1024 * 1024
 NAMES = 1000
 
 M = TypeVar("M", bound=Message)
+P = TypeVar("P", pb.ListUsersResponse, pb.GetLimitsResponse)
 T = TypeVar("T")
 
 _METHODS = {method.name: method for method in METHODS}
@@ -82,9 +82,7 @@ class Client:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # Lifecycle
@@ -175,21 +173,9 @@ class Client:
         request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials)
         return await self.call("ListUsers", pb.ListUsersResponse, request)
 
-    async def all_users(
-        self, names: Sequence[str] = (), credentials: bool = False
-    ) -> AsyncIterator[pb.ListUsersResponse]:
+    def all_users(self, names: Sequence[str] = (), credentials: bool = False) -> AsyncIterator[pb.ListUsersResponse]:
         """Read all pages. If a page has another `revision` than the one before it, the users have changed meanwhile."""
-        parts = [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]
-        for part in parts:
-            after, more = "", True
-            while more:
-                page = await self.list_users(after, names=part, credentials=credentials)
-                yield page
-                if (more := bool(page.next)) and page.next <= after:
-                    raise UnexpectedReply(
-                        "the node's list of users does not advance: `next` is not after the last page"
-                    )
-                after = page.next
+        return _pages(names, lambda after, part: self.list_users(after, names=part, credentials=credentials))
 
     async def set_limits(self, limits: Mapping[str, pb.Limits | None]) -> pb.SetLimitsResponse:
         """Set the limits of these users; None removes a user's own limits. The reply lists those that cannot be set."""
@@ -202,6 +188,10 @@ class Client:
         """Read a page of users' limits and usage; pass the reply's `next` as `after` for the next page."""
         request = pb.GetLimitsRequest(after=after, limit=limit, names=names, off=off)
         return await self.call("GetLimits", pb.GetLimitsResponse, request)
+
+    def all_limits(self, names: Sequence[str] = (), off: bool = False) -> AsyncIterator[pb.GetLimitsResponse]:
+        """Read all pages."""
+        return _pages(names, lambda after, part: self.get_limits(after, names=part, off=off))
 
     # Updates
 
@@ -262,6 +252,18 @@ class Client:
             raise DeadlineExceeded(f"no answer within {seconds:g} s")
 
         return await Deferred.fromCoroutine(work).addTimeout(self._deadline, self._reactor, late)
+
+
+async def _pages(names: Sequence[str], ask: Callable[[str, Sequence[str]], Awaitable[P]]) -> AsyncIterator[P]:
+    """Read all pages of all names, `NAMES` in one request. Raises `UnexpectedReply` if the pages do not advance."""
+    for begin in range(0, len(names) or 1, NAMES):
+        after, more = "", True
+        while more:
+            page = await ask(after, names[begin : begin + NAMES])
+            yield page
+            if (more := bool(page.next)) and page.next <= after:
+                raise UnexpectedReply("the node's list of users does not advance: `next` is not after the last page")
+            after = page.next
 
 
 def chunks(users: Iterable[pb.User], size: int) -> Iterator[pb.UsersChunk]:

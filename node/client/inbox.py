@@ -9,6 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from node.base.alarm import Alarm
+
 T = TypeVar("T")
 
 # Items that may wait to be taken; then the writer should wait.
@@ -24,6 +26,7 @@ class Inbox(Generic[T]):
     def __init__(self, reactor: IReactorTime, close: Callable[[], None] = lambda: None) -> None:
         self.close = close
         self._reactor = reactor
+        self._patience = Alarm(reactor, self._wake_reader)
         self._lines: list[T] = []
         self._error: BaseException | None = None
         self._reader: Deferred[None] | None = None
@@ -70,13 +73,13 @@ class Inbox(Generic[T]):
 
     async def _arrival(self, wait: float | None) -> None:
         self._reader = Deferred()
-        patience = None if wait is None else self._reactor.callLater(wait, self._wake_reader)
+        if wait is not None:
+            self._patience.set(wait)
         try:
             await self._reader
         finally:
             self._reader = None
-            if patience is not None and patience.active():
-                patience.cancel()
+            self._patience.cancel()
 
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -6,17 +6,14 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
-from types import TracebackType
-from typing import Self
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW
-from node.client.again import until_done
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
-from node.client.line import Line
+from node.client.stream import Stream
+from node.client.transport import Line
 
 # Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
 # count as complete in any case.
@@ -28,13 +25,12 @@ CLIENT_MARK = "[client] "
 GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
-class LogStream:
+class LogStream(Stream[Line, str]):
     """The node's log lines, in order: those that it sends a new reader, then those that come.
 
-    An async iterator of lines, for `async with`; or `next`, which returns all that are there. If the connection breaks,
-    the stream reconnects for up to `patience` seconds, and goes on after the last line that was read. The node sends
-    the place of each line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node
-    keeps, a line says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
+    If the connection breaks, the stream goes on after the last line that was read. The node sends the place of each
+    line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node keeps, a line
+    says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
 
     Older nodes, and all nodes in the deployed dialect, send no places. Then the first lines of a new connection, the
     newest REPLAY lines of the ring, are matched with the lines that were read last. This has limits:
@@ -48,73 +44,17 @@ class LogStream:
     def __init__(
         self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, patience)
         self._connect = connect
-        self._patience = patience
         # The last line that was read.
         self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
-        self._ready: deque[str] = deque()
-        self._outbox: Inbox[str] = Inbox(reactor)
-        self._source: Inbox[Line] = Inbox(reactor)
-        self._following: Deferred[None] | None = None
 
-    async def open(self) -> Self:
-        """Connect for the first time, without retries. Raises `NodeError`."""
-        self._source = await self._connect("")
-        self._following = Deferred.fromCoroutine(self._follow())
-        self._following.addErrback(self._outbox.fail)
-        return self
-
-    async def next(self, wait: float | None = None) -> list[str]:
-        """Return the next lines; none after `wait` seconds or after `close`. Raises the error that ended the stream."""
-        try:
-            return await self._outbox.take(wait)
-        except _Closed:
-            return []
-
-    def close(self) -> None:
-        """End the stream. Lines that were read can still be taken."""
-        self._outbox.end(_Closed())
-        following, self._following = self._following, None
-        if following is not None:
-            following.cancel()
-            self._source.close()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> str:
-        if not self._ready:
-            self._ready.extend(await self.next())
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                lines = await self._source.take()
-                self._deliver(lines, [] if lines[0].log == self._last.log or not self._last.log else [GAP])
-            except NoReply as error:
-                await self._resume(error)
-            await self._outbox.room()
-
-    async def _resume(self, error: NoReply) -> None:
-        """Reconnect and deliver the new lines. Raises the error of the last attempt after `patience` seconds."""
-        self._source.close()
-        await until_done(self._reactor, self._reconnect, self._patience, error)
+    async def _connected(self) -> Inbox[Line]:
+        return await self._connect(self._last.place)
 
     async def _reconnect(self) -> None:
-        self._source = await self._connect(self._last.place)
+        await super()._reconnect()
         if not self._last.place:
             try:
                 self._go_on(await self._beginning())
@@ -134,9 +74,12 @@ class LogStream:
         known = overlap(list(self._seen), [line.text for line in lines[:REPLAY]])
         if known is None:
             self._seen.clear()
-        self._deliver(lines[known or 0 :], [GAP] if known is None else [])
+        self._put(lines[known or 0 :], [GAP] if known is None else [])
 
-    def _deliver(self, lines: list[Line], before: Sequence[str] = ()) -> None:
+    def _deliver(self, items: list[Line]) -> None:
+        self._put(items, [] if items[0].log == self._last.log or not self._last.log else [GAP])
+
+    def _put(self, lines: list[Line], before: Sequence[str]) -> None:
         for text, _ in lines:
             if text.startswith(NODE_MARK) and text.endswith(TOO_SLOW):
                 self._seen.clear()  # lines are missing here, so the earlier ones do not precede the next
@@ -144,10 +87,6 @@ class LogStream:
                 self._seen.append(text)
         self._last = lines[-1] if lines else self._last
         self._outbox.put([*before, *(text for text, _ in lines)])
-
-
-class _Closed(Exception):
-    """The reader has closed the stream."""
 
 
 def overlap(seen: Sequence[str], beginning: Sequence[str]) -> int | None:

@@ -27,12 +27,12 @@ from node.api.auth import Dialect
 from node.api.framing import single
 from node.api.methods import Kind, Method
 from node.base.errors import UsersRefused
-from node.client.body import EventBody, LogBody, whole
+from node.client.body import StreamBody, placed_lines, plain_lines, split_events, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
-from node.client.line import LAST, Line
 from node.client.target import Target
 from node.client.tls_endpoint import TlsEndpointFactory
+from node.client.transport import LAST, Line
 from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -77,11 +77,12 @@ class RestTransport:
 
     async def lines(self, method: Method, last: str) -> Inbox[Line]:
         response = await self._opened(method, b"", {LAST: last} if last else {})
-        return LogBody(self._reactor, response, events=self._dialect is Dialect.DOCUMENT).inbox
+        placed = self._dialect is Dialect.DOCUMENT
+        return StreamBody(self._reactor, response, placed_lines if placed else plain_lines, beats=placed).inbox
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
         response = await self._opened(method, request.SerializeToString())
-        return EventBody(self._reactor, response).inbox
+        return StreamBody(self._reactor, response, split_events).inbox
 
     async def close(self) -> None:
         await self._pool.closeCachedConnections()
@@ -102,18 +103,12 @@ class RestTransport:
 
     async def _opened(self, method: Method, body: bytes, more: Mapping[str, str] = _NO_HEADERS) -> IResponse:
         """Return the response with status 200, before its body is read. Raises the error of any other status."""
-        response = await self._request(method, body, more)
-        if response.code != _OK:
-            raise await self._error(method, response)
-        return response
-
-    async def _request(self, method: Method, body: bytes, more: Mapping[str, str]) -> IResponse:
         fields = {**self._credentials, **more, "host": self._host}
         headers = Headers({name: [value] for name, value in fields.items()})
         if body:
             headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
         try:
-            return await self._http.request(
+            response = await self._http.request(
                 method.verbs[0],
                 # Not the real host: treq does not accept IPv6 addresses.
                 "https://node" + method.path,
@@ -126,9 +121,9 @@ class RestTransport:
             raise _unanswered(fault) from fault
         except ValueError as fault:  # from Twisted and idna, before the name is resolved
             raise Unreachable(f"{self._host!r} is not a valid address: {fault}") from fault
-
-    async def _error(self, method: Method, response: IResponse) -> Exception:
-        return of_http(method, response.code, await _whole(response), self._dialect)
+        if response.code != _OK:
+            raise of_http(method, response.code, await _whole(response), self._dialect)
+        return response
 
 
 def _delimited(messages: Sequence[Message]) -> bytes:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
 from node.api.methods import Method
 from node.client.inbox import Inbox
-from node.client.line import Line
 from protos.service_pb2 import Event
+
+# The header, or the metadata, with the place of the line after which a stream resumes.
+LAST = "last-event-id"
+
+
+class Line(NamedTuple):
+    """The text of a log line, and its place in the node's log; older nodes send no places."""
+
+    text: str
+    place: str = ""
+
+    @property
+    def log(self) -> str:
+        """The name of the log that the place belongs to: each start of a node begins another one."""
+        return self.place.partition("@")[2]
 
 
 class Transport(Protocol):

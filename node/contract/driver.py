@@ -20,7 +20,7 @@ from node.base.reactor import Reactor
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.choices import Choices
 from node.contract.counters import Reading, Scope
-from node.contract.keeper import Keeper, NoKeeper
+from node.contract.keeper import Keeper
 from node.contract.routing import Routing
 from protos.service_pb2 import (
     BackendStatsResponse,
@@ -51,7 +51,7 @@ class Host:
     settings: Mapping[str, str]
     withheld: Sequence[Path] = ()
     choices: Choices = field(default_factory=Choices)
-    keeper: Keeper = field(default_factory=NoKeeper)
+    keeper: Keeper = field(default_factory=Keeper)
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,13 @@ class Exit:
         """One line for an operator, without data of users. A killed core has no last words."""
         fatal = fatal_lines(self.lines) if self.code >= 0 else []
         return f"the core ended unexpectedly ({self.how})" + (f": {fatal[-1]}" if fatal else "")
+
+
+@dataclass(frozen=True)
+class Done(Exit):
+    """How a command ended: its exit, last lines and output."""
+
+    output: bytes
 
 
 def fatal_lines(lines: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 
 class Spawned(NamedTuple):
@@ -15,15 +15,18 @@ class Spawned(NamedTuple):
     ended: bool = False
 
 
-class Keeper(Protocol):
-    """Safe to call from any thread, but for `when_exited`. All raise `OSError` if the keeper does not answer."""
+class Keeper:
+    """The keeper as the node sees it. This one is for KEEPER=off: it holds nothing, and cores end with the node.
 
-    @property
-    def lasts(self) -> bool:
-        """Whether it really outlives the node: otherwise it holds nothing, and spawns nothing."""
+    Safe to call from any thread, but for `when_exited`. All raise `OSError` if the keeper does not answer.
+    """
+
+    # Whether it really outlives the node: else it spawns nothing.
+    lasts = False
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> Spawned:
         """Start a process that may outlive the node. `descriptors` maps its numbers to ours."""
+        raise NotImplementedError
 
     def spawned(self, pid: int) -> Spawned | None:
         """Take over a process that an earlier node has started; None if the keeper does not know it."""
@@ -39,33 +42,7 @@ class Keeper(Protocol):
 
     def take(self, name: str) -> list[int]:
         """Descriptors that were held for this node when it began: the caller owns them. Empty if there are none."""
-
-    def drop(self, names: Collection[str]) -> None:
-        """Have the keeper close what it holds by these names. It is closed when this returns."""
-
-
-class NoKeeper:
-    """With KEEPER=off, or where the node cannot have one: cores end with the node. Satisfies `Keeper`."""
-
-    lasts = False
-
-    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> Spawned:
-        raise NotImplementedError
-
-    def spawned(self, pid: int) -> Spawned | None:
-        return None
-
-    def when_exited(self, pid: int, exited: Callable[[int], None]) -> None:
-        raise NotImplementedError
-
-    def forget(self, pid: int) -> None:
-        pass
-
-    def put(self, name: str, descriptors: Sequence[int]) -> None:
-        pass
-
-    def take(self, name: str) -> list[int]:
         return []
 
     def drop(self, names: Collection[str]) -> None:
-        pass
+        """Have the keeper close what it holds by these names. It is closed when this returns."""

@@ -53,20 +53,7 @@ class Changes:
     booked_only: Collection[str] | None = None
 
     def __bool__(self) -> bool:
-        return bool(
-            self.clean
-            or self.clean_users
-            or self.users
-            or self.rows
-            or self.totals
-            or self.limits
-            or self.request is not None
-            or self.left is not None
-            or self.routing is not None
-            or self.margins is not None
-            or self.booked
-            or self.booked_only is not None
-        )
+        return self != Changes()
 
 
 @dataclass(frozen=True)

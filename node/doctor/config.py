@@ -9,6 +9,8 @@ from typing import Any
 
 # Most ports of an inbound that are checked.
 RANGE = 32
+# Values for all addresses of the machine.
+ANY = ("", "0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 _UDP = ("hysteria", "hysteria2", "tuic", "wireguard", "kcp", "mkcp", "quic")
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from node.doctor.findings import Check, Finding, by, fail, ok, warn
+from node.certificate import names_of
+from node.doctor.findings import Check, Finding, by, fail
 
 SOON = timedelta(days=30)
 
@@ -28,8 +29,8 @@ class Pair:
 
 def check(pair: Pair, now: datetime) -> Iterator[Finding]:
     """Check that the certificate can be used, until when, and for which names."""
-    unread = [fault for fault in (pair.certificate, pair.key) if isinstance(fault, str)]
     if isinstance(pair.certificate, str) or isinstance(pair.key, str):
+        unread = [fault for fault in (pair.certificate, pair.key) if isinstance(fault, str)]
         yield fail(Check.CERTIFICATE, "; ".join(unread))
         return
     try:
@@ -40,9 +41,8 @@ def check(pair: Pair, now: datetime) -> Iterator[Finding]:
         return
     spki = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     alike = certificate.public_key().public_bytes(*spki) == key.public_key().public_bytes(*spki)
-    yield (ok if alike else fail)(
-        Check.CERTIFICATE, "certificate and key match" if alike else "the key belongs to another certificate"
-    )
+    found = "certificate and key match" if alike else "the key belongs to another certificate"
+    yield by(Check.CERTIFICATE, found, failing=not alike)
     yield _expiry(certificate, now)
     yield _names(certificate, pair)
 
@@ -56,16 +56,14 @@ def _expiry(certificate: x509.Certificate, now: datetime) -> Finding:
 
 
 def _names(certificate: x509.Certificate, pair: Pair) -> Finding:
-    try:
-        sans = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+    names = names_of(certificate)
+    if not names:
         return fail(Check.NAMES, "the certificate has no names: clients refuse it")
-    names = [str(name.value) for name in sans]
     wanted = {pair.host} if pair.host else set(pair.own)
     # Whether a public name leads to this machine cannot be checked here.
     fits = not wanted or bool(wanted & set(names)) or any("*" in name or _public(name) for name in names)
     found = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return (ok if fits else warn)(Check.NAMES, f"valid for {found}")
+    return by(Check.NAMES, f"valid for {found}", warning=not fits)
 
 
 def _public(name: str) -> bool:
@@ -75,6 +73,5 @@ def _public(name: str) -> bool:
 
 def key_files(exposed: Sequence[Path]) -> Finding:
     """Check that no file with keys may be read or written by all users of the machine."""
-    if not exposed:
-        return ok(Check.KEY_FILES, "only their owner may read them")
-    return fail(Check.KEY_FILES, f"all users of the machine may read or write {', '.join(map(str, exposed))}")
+    faulty = f"all users of the machine may read or write {', '.join(map(str, exposed))}"
+    return by(Check.KEY_FILES, faulty if exposed else "only their owner may read them", failing=bool(exposed))

@@ -31,22 +31,22 @@ class Check(Enum):
     CERTIFICATE = (
         "certificate",
         "the certificate and its key can be read, and match",
-        ("Install a matching pair that the node's user can read, or make one: nodectl certificate make --force."),
+        "Install a matching pair that the node's user can read, or make one: nodectl certificate make --force.",
     )
     EXPIRY = (
         "certificate-expiry",
         "the certificate is valid for at least 30 days more",
-        ("Renew it, or make one: nodectl certificate make --force; then give controllers the new PEM."),
+        "Renew it, or make one: nodectl certificate make --force; then give controllers the new PEM.",
     )
     NAMES = (
         "certificate-names",
         "the certificate is valid for NODE_HOST, or for a name or an address of this machine",
-        ("Make one with the name that controllers use: nodectl certificate make --force --san NAME."),
+        "Make one with the name that controllers use: nodectl certificate make --force --san NAME.",
     )
     CLOCK = (
         "clock",
         "the kernel's clock is synchronised",
-        ("Synchronise it: timedatectl set-ntp true, or chrony. TLS, REALITY and VMess fail if clocks differ."),
+        "Synchronise it: timedatectl set-ntp true, or chrony. TLS, REALITY and VMess fail if clocks differ.",
     )
     PORTS = (
         "ports",
@@ -56,17 +56,17 @@ class Check(Enum):
     FIREWALL = (
         "firewall",
         "ufw or firewalld allows the ports of the node and of the inbounds",
-        ("Open them: ufw allow PORT, or firewall-cmd --permanent --add-port=PORT/tcp and firewall-cmd --reload."),
+        "Open them: ufw allow PORT, or firewall-cmd --permanent --add-port=PORT/tcp and firewall-cmd --reload.",
     )
     INBOUNDS = (
         "inbounds",
         "each inbound of the running configuration accepts connections on its ports",
-        ("Look for the core's error: nodectl logs; then start it: nodectl start. Or another program has the port."),
+        "Look for the core's error: nodectl logs; then start it: nodectl start. Or another program has the port.",
     )
     REALITY = (
         "reality",
         "the destinations of REALITY inbounds can be reached from this machine",
-        ("Choose a destination with TLS 1.3 that this machine can reach: without it no REALITY client gets in."),
+        "Choose a destination with TLS 1.3 that this machine can reach: without it no REALITY client gets in.",
     )
     CORE = (
         "core",
@@ -76,7 +76,7 @@ class Check(Enum):
     GEO = (
         "geo-files",
         "geoip.dat and geosite.dat exist, and are at most 90 days old",
-        ("nodectl update geo, or put current files where docs/settings.md says, or beside the core's executable."),
+        "nodectl update geo, or put current files where docs/settings.md says, or beside the core's executable.",
     )
     FILES = (
         "open-files",
@@ -86,34 +86,34 @@ class Check(Enum):
     CONNTRACK = (
         "conntrack",
         "the kernel's connection tracking table has room",
-        ("sysctl net.netfilter.nf_conntrack_max=1048576, or exempt the proxied ports from tracking (notrack)."),
+        "sysctl net.netfilter.nf_conntrack_max=1048576, or exempt the proxied ports from tracking (notrack).",
     )
     BACKLOG = "somaxconn", "a listener's backlog may have 4,096 connections", "sysctl net.core.somaxconn=4096."
     BUFFERS = (
         "tcp-buffers",
         "a connection's buffers may grow to 4 MiB",
-        ('sysctl net.ipv4.tcp_rmem="4096 131072 16777216" net.ipv4.tcp_wmem="4096 65536 16777216".'),
+        'sysctl net.ipv4.tcp_rmem="4096 131072 16777216" net.ipv4.tcp_wmem="4096 65536 16777216".',
     )
     CONGESTION = (
         "congestion",
         "the congestion control is bbr or cubic, which work on lines with packet loss",
-        ("modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr net.core.default_qdisc=fq."),
+        "modprobe tcp_bbr; sysctl net.ipv4.tcp_congestion_control=bbr net.core.default_qdisc=fq.",
     )
     DISK = "disk", "STATE_DIR can be written, and has 100 MiB free", "Free disk space, or mount the disk for writing."
     MEMORY = (
         "memory",
         "128 MiB of memory are free, in the machine and within the node's own limit",
-        ("Stop what uses it, or give the machine or the service (MemoryMax) more."),
+        "Stop what uses it, or give the machine or the service (MemoryMax) more.",
     )
     SOCKETS = (
         "sockets",
         "the node may duplicate its cores' sockets, so that changes of the core do not disconnect users",
-        ("Allow pidfd_open and pidfd_getfd, and set kernel.yama.ptrace_scope to 0 or 1; docs/install.md has a table."),
+        "Allow pidfd_open and pidfd_getfd, and set kernel.yama.ptrace_scope to 0 or 1; docs/install.md has a table.",
     )
     LANDLOCK = (
         "landlock",
         "Landlock confines the core",
-        ("Use Linux 5.13 or later with Landlock, and allow its system calls; docs/install.md lists them."),
+        "Use Linux 5.13 or later with Landlock, and allow its system calls; docs/install.md lists them.",
     )
     STATE = (
         "state",
@@ -160,6 +160,6 @@ def fail(check: Check, found: str) -> Finding:
     return Finding(check, Level.FAIL, found)
 
 
-def by(check: Check, found: str, failing: bool, warning: bool) -> Finding:
+def by(check: Check, found: str, *, failing: bool = False, warning: bool = False) -> Finding:
     """A finding with the worst level that holds."""
     return (fail if failing else warn if warning else ok)(check, found)

@@ -16,7 +16,7 @@ from node.doctor.machine import Machine
 T = TypeVar("T")
 
 # Numbers of system calls, the same on every architecture that cores are built for.
-_PIDFD_OPEN, _PIDFD_GETFD, _LANDLOCK = 434, 438, 444
+_PIDFD_GETFD, _LANDLOCK = 438, 444
 # adjtimex(2): the clock is not synchronised.
 _TIME_ERROR = 5
 _VERSION_FLAG = 1

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from node.base.secret_file import exposed
 from node.doctor import credentials, kernel, machine, network, running
-from node.doctor.config import Listening, read
+from node.doctor.config import ANY, Listening, read
 from node.doctor.credentials import Pair
 from node.doctor.findings import Check, Finding, fail, ok, warn
 from node.doctor.running import Core
 from node.settings import Settings
 from node.state.database import Database
 from protos.service_pb2 import Backend
-
-_ANY = ("", "0.0.0.0", "::")  # noqa: S104 - values of NODE_HOST for all addresses
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def _node(place: Place, pid: int | None) -> Finding:
 
 
 def _credentials(settings: Settings, own: Collection[str]) -> Iterator[Finding]:
-    host = "" if settings.door.host in _ANY else settings.door.host
+    host = "" if settings.door.host in ANY else settings.door.host
     pair = Pair(_bytes(settings.door.cert_file), _bytes(settings.door.key_file), host, own)
     yield from credentials.check(pair, datetime.now(UTC))
     files = [settings.door.key_file, settings.keys.file, *filter(None, [settings.keys.key_file])]
@@ -73,8 +71,8 @@ def _listening(settings: Settings, state: Path, pid: int | None) -> Iterator[Fin
     except ValueError as error:
         config = Listening()
         yield warn(Check.INBOUNDS, f"not checked: the configuration is not plain JSON: {error}")
-    yield from running.inbounds(network.inbounds(config.inbounds))
-    yield from running.destinations(network.destinations(config.destinations))
+    yield from running.reached(Check.INBOUNDS, network.inbounds(config.inbounds))
+    yield from running.reached(Check.REALITY, network.destinations(config.destinations))
     wanted = [*own, *(port for inbound in config.inbounds for port in inbound.ports)]
     if (firewall := network.closed(wanted)) is not None:
         yield running.closed(*firewall)

@@ -42,7 +42,7 @@ def check(machine: Machine) -> Iterator[Finding]:
     """Make all checks whose value is known."""
     if machine.synchronised is not None:
         found = "synchronised" if machine.synchronised else "the clock is not synchronised"
-        yield by(Check.CLOCK, found, failing=False, warning=not machine.synchronised)
+        yield by(Check.CLOCK, found, warning=not machine.synchronised)
     yield from _limits(machine)
     yield from _network(machine)
     yield from _room(machine)
@@ -60,13 +60,13 @@ def _limits(machine: Machine) -> Iterator[Finding]:
 
 def _network(machine: Machine) -> Iterator[Finding]:
     if (backlog := machine.somaxconn) is not None:
-        yield by(Check.BACKLOG, str(backlog), failing=False, warning=backlog < BACKLOG)
+        yield by(Check.BACKLOG, str(backlog), warning=backlog < BACKLOG)
     if machine.tcp_rmem and machine.tcp_wmem:
         received, sent = machine.tcp_rmem[-1], machine.tcp_wmem[-1]
         found = f"up to {received:,} bytes to receive, {sent:,} to send"
-        yield by(Check.BUFFERS, found, failing=False, warning=min(received, sent) < BUFFER)
+        yield by(Check.BUFFERS, found, warning=min(received, sent) < BUFFER)
     if (name := machine.congestion) is not None:
-        yield by(Check.CONGESTION, name, failing=False, warning=name not in _GOOD)
+        yield by(Check.CONGESTION, name, warning=name not in _GOOD)
 
 
 def _room(machine: Machine) -> Iterator[Finding]:
@@ -88,4 +88,4 @@ def _features(machine: Machine) -> Iterator[Finding]:
         yield ok(Check.SOCKETS, "allowed")
     if (version := machine.landlock) is not None:
         found = f"Landlock version {version}" if version else "this kernel offers no Landlock"
-        yield by(Check.LANDLOCK, found, failing=False, warning=not version)
+        yield by(Check.LANDLOCK, found, warning=not version)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from node.doctor.config import Inbound
+from node.doctor.config import ANY, Inbound
 
 # Timeout in seconds for a connection on this machine, and to another one; most destinations that are tried.
 HERE, THERE = 1.0, 3.0
@@ -78,7 +78,7 @@ def _deaf(inbound: Inbound, tcp: Mapping[int, object], udp: Mapping[int, object]
     for port in inbound.ports:
         if port not in tcp and port not in udp:
             return f"no program listens on port {port}"
-        host = inbound.host if inbound.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
+        host = "127.0.0.1" if inbound.host in ANY else inbound.host
         if port in tcp and not inbound.udp and (fault := reach(host, port, HERE)):
             return f"port {port} accepts no connection: {fault}"
     return ""

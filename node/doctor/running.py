@@ -33,22 +33,14 @@ def ports(states: Mapping[int, str]) -> Iterator[Finding]:
 
 def closed(name: str, ports: Collection[int]) -> Finding:
     """Report the ports that a firewall blocks."""
-    listed = ", ".join(map(str, sorted(ports)))
-    return (
-        warn(Check.FIREWALL, f"{name} blocks {listed}") if ports else ok(Check.FIREWALL, f"{name} allows all of them")
-    )
+    found = f"{name} blocks {', '.join(map(str, sorted(ports)))}" if ports else f"{name} allows all of them"
+    return by(Check.FIREWALL, found, warning=bool(ports))
 
 
-def inbounds(states: Mapping[str, str]) -> Iterator[Finding]:
-    """Check inbounds: by tag, why it accepts no connection, or ""."""
-    for tag, fault in states.items():
-        yield fail(Check.INBOUNDS, f"{tag}: {fault}") if fault else ok(Check.INBOUNDS, tag)
-
-
-def destinations(states: Mapping[str, str]) -> Iterator[Finding]:
-    """Check REALITY destinations: by name, why it cannot be reached, or ""."""
-    for name, fault in states.items():
-        yield fail(Check.REALITY, f"{name}: {fault}") if fault else ok(Check.REALITY, name)
+def reached(check: Check, faults: Mapping[str, str]) -> Iterator[Finding]:
+    """Check inbounds or REALITY destinations: by name, why it accepts no connection, or ""."""
+    for name, fault in faults.items():
+        yield fail(check, f"{name}: {fault}") if fault else ok(check, name)
 
 
 def cores(found: Sequence[Core]) -> Iterator[Finding]:
@@ -70,7 +62,7 @@ def geo_files(ages: Mapping[str, float | None]) -> Iterator[Finding]:
     """Check geo files: by name, the age in days, or None if there is no such file."""
     for name, age in ages.items():
         found = f"there is no {name}" if age is None else f"{name} is {age:.0f} days old"
-        yield by(Check.GEO, found, failing=False, warning=age is None or age > OLD)
+        yield by(Check.GEO, found, warning=age is None or age > OLD)
 
 
 def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterator[Finding]:
@@ -83,4 +75,4 @@ def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterato
         yield ok(Check.WARNINGS, "none")
     crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
     words = f"{len(crashes)} within the last day" + (f", the last: {crashes[-1].text}" if crashes else "")
-    yield by(Check.CRASHES, words, failing=False, warning=bool(crashes))
+    yield by(Check.CRASHES, words, warning=bool(crashes))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.defer import gatherResults, maybeDeferred
+from twisted.internet.task import deferLater
 
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.pages import Page
 from node.base.aio import Aio
+from node.base.part import Part
 from node.base.reactor import Reactor
+from node.contract.keeper import Keeper
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
 from node.door.keyless import is_open_here, is_open_to_others
@@ -31,12 +36,26 @@ LOOPBACK = "127.0.0.1"
 BIND_SECONDS = 10.0
 # Limits of the metrics port.
 FEW = Limits(max_connections=32, strangers=32, max_body=0)
-# Returns the descriptor of a socket that listens already, by the port's name, interface and number.
-Held = Callable[[str, str, int], int | None]
+# Seconds that calls under way have to finish before another version takes over, and between two looks at replies.
+FINISH, LOOK = 1.0, 0.01
 
 
-class Ports:
+@dataclass(frozen=True)
+class Place:
+    """`directory` has the socket between the listeners and gRPC's server. `metrics`: the port of the metrics.
+
+    `keeper` holds the ports for the next node process.
+    """
+
+    directory: Path
+    metrics: int | None = None
+    keeper: Keeper = field(default_factory=Keeper)
+
+
+class Ports(Part):
     """REST and gRPC, both on either port, and metrics on loopback. `listening` are the open ports, by name."""
+
+    title = "the ports"
 
     def __init__(
         self,
@@ -45,41 +64,58 @@ class Ports:
         calls: Calls,
         authenticator: Authenticator,
         certificates: Certificates,
-        directory: Path,
         options: DoorOptions,
+        place: Place,
     ) -> None:
-        """`directory` has the socket between the listeners and gRPC's server."""
         self._reactor = reactor
         self._aio = aio
         self._calls = calls
         self._authenticator = authenticator
         self._certificates = certificates
         self._options = options
-        self._upstream = Upstream(reactor, directory)
+        self._place = place
+        self._pages: Sequence[Page] = ()
+        self._upstream = Upstream(reactor, place.directory)
         self._few = Connections(reactor, FEW, authenticator.lets_in)
         self.connections = Connections(reactor, Limits(), authenticator.lets_in)
         self.rpc = RpcServer(aio, calls, authenticator, self._upstream)
         self.listening: dict[str, Port] = {}
 
-    def listen(self, pages: Sequence[Page], metrics: int | None, held: Held) -> None:
-        """Start the gRPC server and open the ports, one for metrics if given.
+    def serve(self, pages: Sequence[Page]) -> None:
+        """Serve these pages, too. Call it before `start`."""
+        self._pages = pages
 
-        Raises `OSError` and `CannotListenError`.
-        """
+    def start(self) -> None:
+        """Start the gRPC server and open the ports. Raises `OSError` and `CannotListenError`."""
         self._upstream.sweep()
         self._aio.block(self.rpc.start(), BIND_SECONDS)
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-        entrance = Entrance(self.connections, self._site(pages), self._upstream)
+        entrance = Entrance(self.connections, self._site(self._pages), self._upstream)
         # Each port serves both protocols; its own is the first for ALPN.
-        ports = ("grpc", self._options.grpc_port, GRPC_FIRST), ("rest", self._options.rest_port, REST_FIRST)
-        for name, port, order in ports:
+        for name, port, order in (
+            ("grpc", self._options.grpc_port, GRPC_FIRST),
+            ("rest", self._options.rest_port, REST_FIRST),
+        ):
             factory = entrance.secured(self._certificates.context_factory(order))
-            self._open(name, port, self._options.host or everywhere, factory, held)
-        self._open("metrics", metrics, LOOPBACK, self._metrics_site(pages), held)
+            self._open(name, port, self._options.host or everywhere, factory)
+        self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site(self._pages))
 
-    def _open(self, name: str, port: int | None, interface: str, factory: Any, held: Held) -> None:
+    def _open(self, name: str, port: int | None, interface: str, factory: Any) -> None:
         if port is not None:
-            self.listening[name] = listen(self._reactor, factory, port, interface, held(name, interface, port))
+            held = self._held(name, interface, port)
+            self.listening[name] = opened = listen(self._reactor, factory, port, interface, held)
+            self._place.keeper.put(f"listen/{name}", [opened.fileno()])
+
+    def _held(self, name: str, interface: str, port: int) -> int | None:
+        """The descriptor that the node before has left, if it listens there. The caller owns it."""
+        for held in self._place.keeper.take(f"listen/{name}"):
+            with socket.socket(fileno=os.dup(held)) as there:
+                where: Any = there.getsockname()[:2]
+            if where in places(interface, port):
+                return held
+            os.close(held)
+            self._place.keeper.drop([f"listen/{name}"])
+        return None
 
     def _site(self, pages: Sequence[Page]) -> Site:
         is_open = partial(is_open_here, frozenset(page.path for page in pages if page.is_open))
@@ -96,19 +132,43 @@ class Ports:
             port = connection.transport.getHost().port
             yield "rest" if port == self._options.rest_port else "grpc", connection.known
 
-    def stop_accepting(self) -> Deferred[Any]:
-        """Close the listening ports."""
+    def admit(self, on: bool) -> None:
+        for port in self.listening.values():
+            (port.startReading if on else port.stopReading)()
+
+    async def finish(self) -> None:
+        """Let calls under way be answered, and wait until replies have reached clients that are far away.
+
+        The rows of a reply whose delivery is not known would come back, and count twice.
+        """
+        self._calls.end_readers()
+        await self.connections.finish(FINISH, self._calls.idle)
+        until = self._reactor.seconds() + FINISH
+        while not self._calls.settled and self._reactor.seconds() < until:
+            await deferLater(self._reactor, LOOK)
+
+    def leave(self) -> None:
+        self._calls.close()
+
+    async def stop(self) -> None:
+        """Accept no more clients, give calls under way a moment to be answered, and end the rest."""
         ports = self.listening.values()
-        return gatherResults([maybeDeferred(port.stopListening) for port in ports], consumeErrors=True)
-
-    async def dismiss(self) -> None:
-        """Give calls under way a moment to be answered, REST's first; begin no more."""
+        await gatherResults([maybeDeferred(port.stopListening) for port in ports], consumeErrors=True)
         try:
-            await self.connections.dismiss()
+            try:
+                await self.connections.dismiss()
+            finally:
+                await self._aio.run(self.rpc.stop())
         finally:
-            await self._aio.run(self.rpc.stop())
+            for connections in (self.connections, self._few):
+                connections.disconnect()
+            self._calls.close()
 
-    def disconnect(self) -> None:
-        """Abort the remaining connections."""
-        for connections in (self.connections, self._few):
-            connections.disconnect()
+
+def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """The addresses that an interface and port resolve to: an operator may give a host name."""
+    try:
+        found = socket.getaddrinfo(interface, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return [(interface, port)]
+    return [address[:2] for *_, address in found]

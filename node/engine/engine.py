@@ -9,7 +9,6 @@ from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.base.errors import UnknownName, Unsupported, shown
 from node.base.logs import LogRing
-from node.base.part import Parts
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
 from node.contract.counters import Scope
@@ -18,10 +17,10 @@ from node.contract.generations import Generations
 from node.contract.lasting import Lasting
 from node.contract.saved import Changes
 from node.engine.keep_alive import KeepAlive
+from node.engine.leaving import Leaving
 from node.engine.options import EngineOptions
 from node.engine.resume import Resume
 from node.events.journal import Journal
-from node.handover.leaving import Leaving
 from node.limits.node_quota import NodeQuotaLimit
 from node.limits.users import UserLimits
 from node.state.store import Store
@@ -31,7 +30,7 @@ from protos.service_pb2 import Backend
 
 
 class Engine(Lasting):
-    """The runner, its runs, their traffic, and the limits. Adds its parts to those of the node."""
+    """The runner, its runs, their traffic, and the limits. `parts` are its parts in order."""
 
     title = "the backend"
 
@@ -43,7 +42,6 @@ class Engine(Lasting):
         store: Store,
         journal: Journal,
         options: EngineOptions,
-        parts: Parts,
     ) -> None:
         self.drivers = drivers
         self.stop_grace = options.backend.stop_grace
@@ -53,8 +51,8 @@ class Engine(Lasting):
         totals = Totals([*Scope] if options.count_users else LASTING)
         self.traffic = Traffic(reactor, runs, desired.is_user, store, interval, totals)
         self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
-        self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits, interval)
-        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval=interval)
+        self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
+        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
         self.keep_alive = KeepAlive(
             reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
         )
@@ -62,12 +60,15 @@ class Engine(Lasting):
         self.resume = Resume(*(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume))
         self.questions = Questions(reactor, self.runner.current, runs)
         # The last one ends first: the cores, then the counters, whose last bytes the limits count.
-        for part in (self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume):
-            parts.add(part)
+        self.parts = self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume
 
     @property
     def warnings(self) -> list[str]:
         return self.runner.warnings
+
+    @property
+    def unsteady(self) -> str:
+        return self.runner.unsteady()
 
     def save(self, changes: Changes) -> None:
         self.runner.desired.save(changes)

@@ -16,8 +16,8 @@ from node.contract.lasting import Lasting
 from node.contract.routing import Routing
 from node.contract.saved import Saved
 from node.engine.keep_alive import KeepAlive
-from node.handover.leaving import Leaving
-from protos.service_pb2 import Backend, User
+from node.engine.leaving import Leaving
+from protos.service_pb2 import Backend
 
 # Seconds between two looks whether the cores that were left are still wanted.
 HEIR = 0.5
@@ -76,7 +76,6 @@ class Resume(Lasting):
 
     async def _resume(self, saved: Saved) -> None:
         request = Backend.FromString(saved.request)
-        request.users.extend(map(User.FromString, saved.users))
         driver = self._drivers.get(request.type)
         if driver is None:
             kind = type_name(request.type)
@@ -86,7 +85,7 @@ class Resume(Lasting):
         def resumed() -> None:
             self._keep_alive.resumed(saved.left)
 
-        await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
+        await self._runner.resume(driver, request, saved.users, resumed, Routing.unpack(saved.routing))
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # a Stop, or the node's end

@@ -17,6 +17,7 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
+from node.base.alarm import Alarm
 from node.base.logs import printable
 from node.base.waiting import Waiters
 from node.contract.lasting import Lasting
@@ -55,7 +56,6 @@ class Journal(Lasting):
     title = "the event journal"
 
     def __init__(self, reactor: IReactorTime, keep: Keep | None = None, now: Callable[[], float] = time.time) -> None:
-        self._reactor = reactor
         self._keep = keep
         self.now = now
         self._events: list[Packed] = []
@@ -69,7 +69,7 @@ class Journal(Lasting):
         # Whether the node before ended in order, or there was none.
         self._clean = True
         self._waiters = Waiters()
-        self._wake_due = False
+        self._waking = Alarm(reactor, self._waiters.wake)
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
         """Report an event. Satisfies `Tells`."""
@@ -190,13 +190,8 @@ class Journal(Lasting):
         """Wake all readers in the next turn of the reactor; start a new epoch if the disk cannot reserve numbers."""
         if self._trouble and self._last > self._sure:
             self.epoch, self._sure = uuid.uuid4().hex[:16], math.inf
-        if self._waiters and not self._wake_due:
-            self._wake_due = True
-            self._reactor.callLater(0, self._wake)
-
-    def _wake(self) -> None:
-        self._wake_due = False
-        self._waiters.wake()
+        if self._waiters:
+            self._waking.within(0)
 
 
 def _number(packed: Packed) -> int:

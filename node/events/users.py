@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
+from node.base.alarm import Alarm
 from node.events.journal import Tells
 from node.events.kinds import Kind
 
@@ -51,7 +52,7 @@ class Gathering:
         self._told: dict[str, str] = {}
         self._more = 0
         self._quiet_until = 0.0
-        self._call: IDelayedCall | None = None
+        self._alarm = Alarm(reactor, self.flush)
 
     def add(self, users: Iterable[tuple[str, str]]) -> None:
         now = self._reactor.seconds()
@@ -61,14 +62,12 @@ class Gathering:
             self._take(name[:LONGEST_NAME], reason[:LONGEST_REASON])
         if self._users and now >= self._quiet_until:
             self.flush()
-        elif self._users and self._call is None:
-            self._call = self._reactor.callLater(self._quiet_until - now, self.flush)
+        elif self._users:
+            self._alarm.within(self._quiet_until - now)
 
     def flush(self) -> None:
         """Report what was collected."""
-        if self._call is not None and self._call.active():
-            self._call.cancel()
-        self._call = None
+        self._alarm.cancel()
         users, more, self._users, self._more = self._users, self._more, {}, 0
         if users:
             self._quiet_until = self._reactor.seconds() + TOGETHER

@@ -31,12 +31,16 @@ def main() -> None:
     except BaseException as error:
         if TRYING not in os.environ:
             raise
-        reason = f"it ended: {error}" if isinstance(error, SystemExit) else traceback.format_exc()
+        reason = reason_of(error)
     if TRYING in os.environ:
         # Fit for an environment variable. The keeper ends this process, whatever threads run.
         text = reason[-REASON:].replace("\0", " ").encode("ascii", "backslashreplace").decode()
         keeper.send(json.dumps({"do": "failed", "n": 0, "reason": text}).encode())
         signal.pause()
+
+
+def reason_of(error: BaseException | None) -> str:
+    return f"it ended: {error}" if isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ answered, and one for events. A message is a JSON object with descriptors; {"mor
 
 from __future__ import annotations
 
-import array
 import ctypes
-import errno
 import fcntl
 import json
 import os
@@ -25,15 +23,15 @@ import time
 # Importing the module `typing` would cost a megabyte.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from typing import Any
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, NoReturn
 
     # What it adds to the environment, and its words; an answer to a request, and its descriptors.
     Command = Sequence[Any]
     Answer = tuple[dict[str, Any], Sequence[int]]
 
-# Raised with each change of this file: a node that has a newer keeper makes the running one execute it.
-VERSION = 1
+# Raised with each change of this file: a node that has another keeper makes the running one execute its own.
+VERSION = 2
 # Environment variables: the node's sockets and our PID; why the next version failed; what a new keeper goes on with.
 VARIABLE, FAILED, STATE = "TXNODE_KEEPER", "TXNODE_HANDOVER_FAILED", "TXNODE_KEEPER_STATE"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER = 1, 36, 0x59616D61
@@ -44,9 +42,11 @@ WAITING = (signal.SIGHUP, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 MESSAGE, FEW = 1 << 20, 250
 # Seconds: of silence until a node is killed, once it is up and before; between two starts.
 SILENCE, STARTING, PAUSES = 20.0, 90.0, (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
-MOST_DESCRIPTORS = 65_536
 # Seconds for a new process to close what it has inherited; between two looks, if the machine was not suspended.
 MOMENT, STOOD = 1.0, 5.0
+# Open files that each process allows itself, if the system permits: for the connections on both ports, with a reserve.
+DESCRIPTORS = 65_536
+NEVER = float("inf")
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,132 +59,129 @@ def say(text: str) -> None:
         pass
 
 
+def close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def inherit(descriptors: Iterable[int], on: bool) -> None:
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, on)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class Node:
-    """A node's process and sockets. `back`: the command to go back to if it does not come up within `patience`."""
+    """A node's process and sockets. Its PID is its own until it is out of `Keeper.nodes`: the keeper reaps it."""
 
     def __init__(self, command: Command, pid: int, ask: socket.socket, events: socket.socket) -> None:
         self.command, self.pid, self.ask, self.events = command, pid, ask, events
-        self.patience, self.back = STARTING, None
-        # Whether it has come up; whether it ends in order; the number of a `hello` that waits for an answer.
-        self.is_up, self.ends, self.waits = False, False, 0
-        # Descriptors of an unfinished request; why it is killed; when it gave a sign of life.
-        self.parts, self.reason, self.heard = list[int](), "", time.monotonic()
-        # When it was started, or got the answer to `hello`.
-        self.began = self.heard
+        for there in (ask, events):
+            there.setblocking(False)
+        # The command to go back to if it does not come up; whether it has; whether it ends in order.
+        self.back: Command | None = None
+        self.is_up, self.ends = False, False
+        # The number of a `hello` that waits for an answer; descriptors of an unfinished request; why it was killed.
+        self.waits, self.parts, self.reason = 0, list[int](), ""
+        # Seconds that it has to come up, then between two signs of life; when they have passed.
+        self.patience, self.due = STARTING, NEVER
 
-    def send(self, there: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
-        """Send a message; a node that does not read is killed."""
-        more = True
-        while more:
-            part, descriptors = descriptors[:FEW], descriptors[FEW:]
-            more = bool(descriptors)
-            try:
-                words = json.dumps({"more": True} if more else message).encode()
-                # Not `socket.send_fds`, which ignores the flags in Python 3.11, as `recv_fds` does.
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", part))] if part else []
-                there.sendmsg([words], rights, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self.kill("it does not read")
-                return
-            except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # it has ended
-                    self.kill(f"it cannot be sent to: {error}")
-                return
+    def wait(self, seconds: float) -> None:
+        self.patience, self.due = seconds, time.monotonic() + seconds
 
-    def kill(self, reason: str) -> None:
-        self.reason, self.heard = reason, time.monotonic()
-        say(f"node {self.pid} is killed: {reason}")
-        os.kill(self.pid, signal.SIGKILL)
+    def close(self) -> None:
+        self.ask.close()
+        self.events.close()
+        while self.parts:
+            os.close(self.parts.pop())
 
 
 class Keeper:
-    """`start` runs instead of the commands, for tests."""
+    """Runs nodes until one ends in order, then ends like it."""
 
-    def __init__(self, command: Command, start: Callable[[], object] | None = None) -> None:
-        self.command, self.start, self.me = command, start, os.getpid()
+    def __init__(self, command: Command) -> None:
+        self.command, self.me = command, os.getpid()
         self.notify = os.environ.pop("NOTIFY_SOCKET", "")
         self.watchdog = int(os.environ.pop("WATCHDOG_USEC", "") or 0) / 1e6
-        # Descriptors by name; the status of cores by PID, None while they run; cores to forget when they end.
+        self.silence = min(SILENCE, self.watchdog * 2 / 3 or SILENCE)
+        # Descriptors by name; the status of cores by PID, None while they run.
         self.held: dict[str, list[int]] = {}
         self.cores: dict[int, int | None] = {}
-        self.unwanted: set[int] = set()
-        # The node, and the next version that waits for its end.
+        # The node, and the next version that waits for its end; the script that is to take the place of this one.
         self.node: Node | None = None
         self.next: Node | None = None
+        self.newer: list[str] = []
         # The last node's status; whether any has come up; whether all is to end; why the next version failed.
-        self.status, self.served, self.ending, self.failed, self.orderly = 0, False, False, "", False
+        self.status = 0
+        self.served, self.ending, self.failed, self.orderly = False, False, "", False
         # Seconds without any node, and for how many cores go on then; when the next start is due, after how many.
         self.absent, self.seconds, self.due, self.tries = 0.0, 300.0, 0.0, 0
-        self.poll, self.clock, self.heard, self.wake = select.poll(), time.monotonic(), -1, -1
-        self.readers: dict[int, Callable[[], object]] = {}
+        # Both ends of the pipe of signals; when `look` was last called.
+        self.signals: Sequence[int] = ()
+        self.clock = time.monotonic()
 
     @property
     def nodes(self) -> list[Node]:
         return [node for node in (self.node, self.next) if node]
 
-    def run(self) -> None:
-        """Run nodes until one ends in order, then end like it."""
+    @property
+    def descriptors(self) -> list[int]:
+        """All that is held."""
+        return [each for some in self.held.values() for each in some]
+
+    def run(self) -> NoReturn:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.umask(0o077)  # only this user may read what cores write, such as the sockets of their APIs
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        self.heard, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-        for number in (*FORWARDED, signal.SIGCHLD):
-            signal.signal(number, lambda *_: None)
+        raise_descriptor_limit()
+        self.signals = self.signals or os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.signals[1], warn_on_full_buffer=False)
+        for each in (*FORWARDED, signal.SIGCHLD):
+            signal.signal(each, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self.watch(self.heard, self.listen)
-        for node in self.nodes:
-            self.watch(node.ask.fileno(), lambda node=node: self.hear(node))  # type: ignore[misc]
         self.reap()
         while True:
             self.look()
+            poll = select.poll()
+            for descriptor in (self.signals[0], *(node.ask.fileno() for node in self.nodes)):
+                if descriptor >= 0:
+                    poll.register(descriptor, select.POLLIN)
             wait = 1.0 if self.node else min(1.0, self.due - time.monotonic())
-            for ready, _ in self.poll.poll(max(0.0, wait) * 1000 + 1):
-                self.readers.get(ready, lambda: None)()
-
-    def watch(self, descriptor: int, reader: Callable[[], object]) -> None:
-        self.readers[descriptor] = reader
-        self.poll.register(descriptor, select.POLLIN)
-
-    def ignore(self, descriptor: int) -> None:
-        if self.readers.pop(descriptor, None):
-            self.poll.unregister(descriptor)
-
-    def listen(self) -> None:
-        try:
-            numbers = os.read(self.heard, 4096)
-        except BlockingIOError:
-            return
-        for number in numbers:
-            self.signalled(number)
+            ready = dict(poll.poll(max(0.0, wait) * 1000 + 1))
+            if self.signals[0] in ready:
+                for number in os.read(self.signals[0], 4096):
+                    self.signalled(number)
+            for node in self.nodes:
+                if node.ask.fileno() in ready:
+                    self.hear(node)
 
     def look(self) -> None:
         """Do what is due: start a node, end one that hangs, end the cores if no node came up."""
-        passed, self.clock = time.monotonic() - self.clock, time.monotonic()
+        now = time.monotonic()
+        passed, self.clock = now - self.clock, now
         if self.watchdog:
             self.report("WATCHDOG=1")
+        if self.newer:
+            self.become(self.newer)
         for node in self.nodes:
-            if passed > STOOD:  # the machine stood still, not the node
-                node.heard, node.began = self.clock, node.began + passed
-            silence = min(SILENCE, self.watchdog * 2 / 3 or SILENCE) if node.is_up else node.patience
-            quiet = self.clock - (node.heard if node.is_up else node.began)
-            if not node.waits and not node.ends and quiet > silence:
-                node.began = self.clock
-                node.kill(f"it did not {'answer' if node.is_up else 'come up'} within {silence:g} s")
+            node.due += passed if passed > STOOD else 0.0  # the machine stood still, not the node
+            if now > node.due and not node.ends:
+                self.kill(node, f"it did not {'answer' if node.is_up else 'come up'} within {node.patience:g} s")
         if self.node is None:
             self.absent += passed
             if self.absent > self.seconds:
                 say(f"no node came up within {self.seconds:g} s: all cores end")
                 self.finish()
-            if self.clock >= self.due:
+            if now >= self.due:
                 try:
-                    self.node = self.launch(self.command)
+                    self.node = self.launch(self.command, STARTING)
                 except OSError as error:
-                    if os.getpid() != self.me:
-                        os._exit(1)
-                    self.due = self.clock + PAUSES[-1]
+                    self.due = now + PAUSES[-1]
                     say(f"no node can be started, and it is tried again: {error}")
 
     def signalled(self, number: int) -> None:
@@ -201,44 +198,40 @@ class Keeper:
 
     def reap(self) -> None:
         """Take the statuses of processes that have ended."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                return
-            if pid in self.unwanted:
-                self.forget(pid)
-            elif pid in self.cores:
+        ended = {}
+        try:
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                ended[found[0]] = found[1]
+        except ChildProcessError:
+            pass
+        for node in self.nodes:
+            if node.pid in ended:
+                node.close()
+        for pid, status in ended.items():
+            if self.cores.get(pid, 0) is None:
                 self.cores[pid] = status
-                for node in self.nodes[:1]:
-                    node.send(node.events, {"exited": pid, "status": status})
-            for node in self.nodes:
-                if node.pid == pid:
-                    self.gone(node, status)
+                self.tell({"exited": pid, "status": status})
+        # The next version first: one that has ended, too, does not go on.
+        for node in reversed(self.nodes):
+            if node.pid in ended:
+                self.gone(node, ended[node.pid])
 
     def gone(self, node: Node, status: int) -> None:
         """A node has ended: another one goes on, or all ends."""
-        self.ignore(node.ask.fileno())
-        node.ask.close()
-        node.events.close()
-        for number in node.parts:
-            os.close(number)
         code = os.waitstatus_to_exitcode(status)
         how = node.reason or (f"it ended by signal {-code}" if code < 0 else f"it ended with exit status {code}")
         if node is self.next:
             self.next = None
-            for other in self.nodes:
-                other.send(other.events, {"next": how})
+            node.close()
+            self.tell({"next": how})
             return
         self.node, self.status, self.orderly = None, status, node.ends
         if self.next and not node.ends:
             self.node, self.next = self.next, None
-            self.node.heard = self.node.began = time.monotonic()
+            self.node.wait(self.node.patience)
             if self.node.waits:
                 self.answer(self.node, {"do": "hello", "n": self.node.waits}, [])
-        elif node.ends or self.ending or (code >= 0 and not self.served and not node.back):
+        elif node.ends or self.ending or (code >= 0 and not self.served):
             self.finish()
         else:
             pause = 0.0 if node.back else PAUSES[min(self.tries, len(PAUSES) - 1)]
@@ -247,7 +240,14 @@ class Keeper:
             self.tries, self.due = self.tries + 1, time.monotonic() + pause
             say(f"node {node.pid}: {how}; cores go on, and {'the version before' if node.back else 'it'} starts again")
 
-    def finish(self) -> None:
+    def kill(self, node: Node, reason: str) -> None:
+        say(f"node {node.pid} is killed: {reason}")
+        os.kill(node.pid, signal.SIGKILL)
+        node.reason, node.due = reason, NEVER
+        if node is self.next:  # it is of no use from here on; the node's end has to be waited for
+            self.gone(node, 0)
+
+    def finish(self) -> NoReturn:
         """End all processes, and this one as the node ended."""
         cores = (pid for pid, status in self.cores.items() if status is None)
         for pid in (*cores, *(node.pid for node in self.nodes)):
@@ -261,136 +261,118 @@ class Keeper:
             code = 0 if self.orderly else 128 - code
         os._exit(code)
 
-    def launch(self, command: Command) -> Node:
-        """Start a node."""
+    def launch(self, command: Command, patience: float) -> Node:
+        """Start a node, which has to come up within `patience`."""
         (ask, its_ask), (events, its_events) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in "ae")
         for there in (ask, events, its_ask):
             there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
-        pid = self.fork(WAITING if None in self.cores.values() else WAITING[:2])
-        if not pid:
-            os.setpgid(0, 0)  # else Ctrl-C would reach it twice
-            for there in (its_ask, its_events):
-                os.set_inheritable(there.fileno(), True)
-            added = {VARIABLE: f"{its_ask.fileno()} {its_events.fileno()} {self.me}", **command[0]}
-            os.environ.update(added, **({FAILED: self.failed} if self.failed else {}))
-            words = command[1]
-            self.execute(self.start or (lambda: os.execve(words[0], words, os.environ)))  # noqa: S606 - the purpose
-        its_ask.close()
-        its_events.close()
-        node = Node(command, pid, ask, events)
-        self.watch(ask.fileno(), lambda: self.hear(node))
+
+        environment = {**os.environ, VARIABLE: f"{its_ask.fileno()} {its_events.fileno()} {self.me}", **command[0]}
+        if self.failed:
+            environment[FAILED] = self.failed
+        blocked = WAITING if None in self.cores.values() else WAITING[:2]
+        with its_ask, its_events:
+            inherit([its_ask.fileno(), its_events.fileno()], True)
+            node = Node(command, self.fork(lambda: self.execute(command[1], environment), blocked), ask, events)
+        node.wait(patience)
         return node
+
+    def execute(self, words: list[str], environment: dict[str, str]) -> None:
+        """Become a node, in a new process."""
+        os.execve(words[0], words, environment)  # noqa: S606 - the purpose
 
     def spawn(self, message: Any, descriptors: Sequence[int]) -> Answer:
         """Start a core, with these descriptors as its `targets`. Answers with its pidfd and both outputs."""
-        pipes = [*os.pipe2(os.O_CLOEXEC), *os.pipe2(os.O_CLOEXEC)]
-        out, its_out, err, its_err = pipes
-        pid = -1
+        opened, kept = [*descriptors], list[int]()
         try:
-            pid = self.fork(())
-            if not pid:
-                self.become_core(
-                    message, {**dict(zip(message["targets"], descriptors, strict=True)), 1: its_out, 2: its_err}
-                )
-            for pipe in (out, err):
-                os.set_blocking(pipe, False)
-            self.held[f"core/{pid}"] = [os.pidfd_open(pid), out, err]
-        except OSError:
-            if pid > 0:
-                self.unwanted.add(pid)
+            for _ in "oe":
+                opened += os.pipe2(os.O_CLOEXEC)
+            out, its_out, err, its_err = opened[-4:]
+            targets = dict(zip([*message["targets"], 1, 2], [*descriptors, its_out, its_err], strict=True))
+            pid = self.fork(lambda: self.become_core(message, targets), ())
+            try:
+                kept = [os.pidfd_open(pid), out, err]
+            except OSError:
                 os.kill(pid, signal.SIGKILL)
-            os.close(out)
-            os.close(err)
-            raise
+                raise
         finally:
-            for number in (its_out, its_err, *descriptors):
-                os.close(number)
-        self.cores[pid] = None
-        return {"pid": pid}, self.held[f"core/{pid}"]
+            close({*opened} - {*kept})
+        for pipe in (out, err):
+            os.set_blocking(pipe, False)
+        self.forget(pid)  # the number of a core that has ended
+        self.held[f"core/{pid}"], self.cores[pid] = kept, None
+        return {"pid": pid}, kept
 
     def become_core(self, message: Any, targets: dict[int, int]) -> None:
         """Execute the core in a new process. Yama lets all below this process trace it."""
-        try:
-            LIBC.prctl(PR_SET_PTRACER, ctypes.c_ulong(self.me), 0, 0, 0)
-            for heard in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
-                signal.signal(heard, signal.SIG_DFL)
-            high = {target: fcntl.fcntl(number, fcntl.F_DUPFD, 100) for target, number in targets.items()}
-            for target, number in high.items():
-                os.dup2(number, target)
-            os.closerange(max(high) + 1, MOST_DESCRIPTORS)
-            words, environment = message["argv"], message["environment"]
-            self.execute(lambda: os.execve(words[0], words, environment))  # noqa: S606 - the purpose
-        finally:
-            os._exit(1)
+        LIBC.prctl(PR_SET_PTRACER, ctypes.c_ulong(self.me), 0, 0, 0)
+        high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, max(targets) + 1) for number in targets.values()]
+        for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - `pathlib` takes memory
+            try:
+                os.set_inheritable(int(number), False)
+            except OSError:  # the listing's own
+                continue
+        for target, its in zip(targets, high, strict=True):
+            os.dup2(its, target)
+        os.execve(message["argv"][0], message["argv"], message["environment"])  # noqa: S606 - the purpose
 
-    def fork(self, blocked: Collection[int]) -> int:
-        """Start a process that ends with this one.
+    def fork(self, run: Callable[[], object], blocked: Collection[int]) -> int:
+        """Start a process that executes something in `run`, in its own process group, and ends with this one.
 
         Returns when it has closed what is held: a duplicate of a listener would keep the kernel's order of listeners.
         """
-        ready, its_ready = os.pipe2(os.O_CLOEXEC)
-        try:
-            pid = os.fork()
-        except OSError:
-            os.close(ready)
-            os.close(its_ready)
-            raise
-        if pid:
-            os.close(its_ready)
+        ready, its_ready = socket.socketpair()
+        if pid := os.fork():
+            its_ready.close()
             poll = select.poll()
             poll.register(ready, select.POLLIN)
             poll.poll(MOMENT * 1000)
-            os.close(ready)
             return pid
-        signal.set_wakeup_fd(-1)
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self.me:
-            os._exit(1)
-        for number in (*(each for some in self.held.values() for each in some), its_ready):
-            os.close(number)
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        return 0
-
-    def execute(self, start: Callable[[], object]) -> None:
         try:
-            start()
+            signal.set_wakeup_fd(-1)
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            if os.getppid() == self.me:
+                os.setpgid(0, 0)  # else Ctrl-C in a terminal would reach it, too
+                close([*self.descriptors, its_ready.detach()])
+                run()
         except OSError as error:
             os.write(2, f"cannot run {error.filename}: {error.strerror}\n".encode(errors="replace"))
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-        os._exit(1)
+        finally:
+            os._exit(1)
 
     def hear(self, node: Node) -> None:
         """Take a request, and answer it."""
-        flags, some = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC, array.array("i")
         try:
-            words, rights, *_ = node.ask.recvmsg(MESSAGE, socket.CMSG_SPACE(FEW * some.itemsize), flags)
+            words, some, *_ = socket.recv_fds(node.ask, MESSAGE, FEW)
         except OSError:
             return
-        for *_, numbers in rights:
-            some.frombytes(numbers[: len(numbers) // some.itemsize * some.itemsize])
+        inherit(some, False)
         if not words:  # it is ending
-            self.ignore(node.ask.fileno())
+            node.ask.close()
             return
-        node.heard, node.parts, message = time.monotonic(), [*node.parts, *some], json.loads(words)
+        node.parts += some
+        if node.is_up:
+            node.wait(node.patience)
+        message = json.loads(words)
         if "do" in message:
             descriptors, node.parts = node.parts, []
             self.answer(node, message, descriptors)
 
     def answer(self, node: Node, message: Any, descriptors: list[int]) -> None:
         if message["do"] == "hello" and node is self.next:
-            node.waits = message["n"]
-            for other in self.nodes[:1]:
-                other.send(other.events, {"next": ""})
+            node.waits, node.due = message["n"], NEVER
+            self.tell({"next": ""})
             return
-        node.waits = 0
         try:
             reply, some = self.do(node, message, descriptors)
         except (OSError, KeyError, TypeError, ValueError) as error:
-            if os.getpid() != self.me:
-                os._exit(1)
             reply, some = {"error": str(error)}, ()
         if "n" in message:
-            node.send(node.ask, {"n": message["n"], **reply}, some)
+            self.send(node, node.ask, {"n": message["n"], **reply}, some)
 
     def do(self, node: Node, message: Any, descriptors: list[int]) -> Answer:
         """Do what a node asks for."""
@@ -398,8 +380,7 @@ class Keeper:
             case "hello":  # it takes all that is held
                 exits = {pid: status for pid, status in self.cores.items() if status is not None}
                 names = [(name, len(some)) for name, some in self.held.items()]
-                reply = {"version": VERSION, "names": names, "exits": exits}
-                return reply, [each for some in self.held.values() for each in some]
+                return {"version": VERSION, "names": names, "exits": exits}, self.descriptors
             case "spawn":
                 return self.spawn(message, descriptors)
             case "put":
@@ -407,43 +388,61 @@ class Keeper:
                 self.held[message["name"]] = descriptors
             case "drop":
                 self.drop(*message["names"])
-            case "forget":  # it is killed, if it runs
-                if self.cores.get(message["pid"], 0) is None:
-                    self.unwanted.add(message["pid"])
-                    os.kill(message["pid"], signal.SIGKILL)
-                else:
-                    self.forget(message["pid"])
+            case "forget":
+                self.forget(message["pid"])
             case "up":  # it is the one to start again; `seconds`: how long cores go on without any
                 self.command, self.seconds, node.is_up, node.back = node.command, message["seconds"], True, None
                 self.served, self.failed, self.absent, self.tries = True, "", 0.0, 0
+                node.wait(self.silence)
             case "alive":
                 if "text" in message:
                     self.report(message["text"])
             case "next":  # it says `hello` when it could go on, and is answered when this node has ended
-                self.next = self.launch(message["command"])
+                if self.next:
+                    os.kill(self.next.pid, signal.SIGKILL)
+                    self.next.close()
+                    self.next = None
+                self.next = self.launch(message["command"], message["patience"])
                 # Once it has come up, a plain command starts it again.
-                self.next.command = message["plain"]
-                self.next.patience, self.next.back = message["patience"], message["back"]
+                self.next.command, self.next.back = message["plain"], message["back"]
             case "cancel" if self.next:
-                self.next.kill(message["reason"])
+                self.kill(self.next, message["reason"])
             case "failed":
-                node.kill(message["reason"])
+                self.kill(node, message["reason"])
             case "bye":
                 node.ends = True
             case "become":
-                node.send(node.ask, {"n": message["n"]})
-                self.become(node, message["argv"])
+                self.newer = message["argv"]
         return {}, ()
 
+    def tell(self, event: object) -> None:
+        if self.node:
+            self.send(self.node, self.node.events, event)
+
+    def send(self, node: Node, there: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+        """Send a message; a node that does not read is killed."""
+        more = there.fileno() >= 0
+        while more:
+            part, descriptors = descriptors[:FEW], descriptors[FEW:]
+            more = bool(descriptors)
+            try:
+                socket.send_fds(there, [json.dumps({"more": True} if more else message).encode()], part)
+            except ConnectionError:  # it has ended
+                return
+            except OSError as error:
+                full = isinstance(error, BlockingIOError)
+                self.kill(node, "it does not read" if full else f"it cannot be sent to: {error}")
+                return
+
     def forget(self, pid: int) -> None:
-        self.cores.pop(pid, None)
-        self.unwanted.discard(pid)
+        """Forget a core, and kill it if it runs."""
+        if self.cores.pop(pid, 0) is None:
+            os.kill(pid, signal.SIGKILL)
         self.drop(f"core/{pid}")
 
     def drop(self, *names: str) -> None:
         for name in names:
-            for number in self.held.pop(name, ()):
-                os.close(number)
+            close(self.held.pop(name, ()))
 
     def report(self, text: str) -> None:
         """Tell systemd (sd_notify(3)), which listens to its main process alone."""
@@ -455,27 +454,32 @@ class Keeper:
         except OSError as error:
             say(f"systemd did not get {text.split('=')[0]}: {error}")
 
-    def become(self, node: Node, argv: list[str]) -> None:
-        """Execute another version of this script, with everything that is held. Returns, or raises, if it cannot."""
+    def become(self, argv: list[str]) -> None:
+        """Execute another version of this script, with everything that is held. Returns if it cannot.
+
+        Signals and the ends of processes wait for that version, also the end of the node.
+        """
+        self.newer = []
+        node = self.node
+        if node is None or node.ask.fileno() < 0:
+            return  # it has ended, and the next one asks again
+        if self.next:
+            self.kill(self.next, "the keeper changes its version")
         signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
-        self.listen()
-        names = "command", "notify", "watchdog", "held", "cores", "served", "seconds", "ending"
-        state = {name: getattr(self, name) for name in names} | {"unwanted": [*self.unwanted]}
+        names = "command", "notify", "watchdog", "silence", "held", "cores", "served", "seconds", "ending", "signals"
+        state = {name: getattr(self, name) for name in names}
         state["node"] = [node.pid, node.ask.fileno(), node.events.fileno()]
-        kept = (*state["node"][1:], *(each for some in self.held.values() for each in some))
-        memory = os.memfd_create("txnode-keeper", 0)
+        kept = [*self.signals, *state["node"][1:], *self.descriptors]
         try:
-            os.write(memory, json.dumps(state).encode())
-            for number in kept:
-                os.set_inheritable(number, True)
-            signal.set_wakeup_fd(-1)
-            os.execve(argv[0], argv, {**os.environ, STATE: str(memory)})  # noqa: S606 - the purpose
-        finally:
-            os.close(memory)
-            for number in kept:
-                os.set_inheritable(number, False)
-            signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            with os.fdopen(os.memfd_create("txnode-keeper", 0), "wb") as memory:
+                memory.write(json.dumps(state).encode())
+                memory.flush()
+                inherit(kept, True)
+                os.execve(argv[0], argv, {**os.environ, STATE: str(memory.fileno())})  # noqa: S606 - the purpose
+        except (OSError, TypeError, ValueError) as error:
+            say(f"its next version cannot be executed: {error}")
+        inherit(kept, False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def resumed(memory: int) -> Keeper:
@@ -485,12 +489,12 @@ def resumed(memory: int) -> Keeper:
         state = json.load(file)
     keeper = Keeper(state.pop("command"))
     pid, *sockets = state.pop("node")
-    keeper.node = Node(keeper.command, pid, *(socket.socket(fileno=number) for number in sockets))
-    keeper.node.is_up = True
     keeper.cores = {int(pid): status for pid, status in state.pop("cores").items()}
-    vars(keeper).update(state, unwanted={*state["unwanted"]})
-    for number in (*sockets, *(each for some in keeper.held.values() for each in some)):
-        os.set_inheritable(number, False)
+    vars(keeper).update(state)
+    keeper.node = node = Node(keeper.command, pid, *(socket.socket(fileno=number) for number in sockets))
+    node.is_up = True
+    node.wait(keeper.silence)
+    inherit([*keeper.signals, *sockets, *keeper.descriptors], False)
     return keeper
 
 

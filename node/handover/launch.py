@@ -23,14 +23,20 @@ def become_keeper() -> None:
 
     To be called before other modules are imported: the child imports all of them again.
     """
-    words = sys.orig_argv
     if BEFORE in os.environ:
         raise SystemExit("restart the node to change to this version: the one that runs has no keeper")
-    if keeper.VARIABLE in os.environ or not is_node(sys.argv) or len(words) < 2 or words[1].startswith("-"):
+    if keeper.VARIABLE in os.environ or not is_node(sys.argv):
         return
-    if setting(sys.argv, os.environ, Path(".env")).lower() != "off":
-        command = [interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]]
-        os.execv(sys.executable, [*words_of(keeper.__file__), *command])  # noqa: S606 - the purpose
+    if setting(sys.argv, os.environ, Path(".env")).lower() == "off":
+        return
+    words = sys.orig_argv
+    # Behind the interpreter's own options.
+    script = len(words) - len(sys.argv)
+    if script < 1 or words[script] != sys.argv[0]:
+        print("the node has no keeper: it was not started as `python .../twistd ...`", file=sys.stderr)  # noqa: T201
+        return
+    command = [interpreter(words[0]), *words[1:script], str(Path(words[script]).absolute()), *words[script + 1 :]]
+    os.execv(sys.executable, [*words_of(keeper.__file__), *command])  # noqa: S606 - the purpose
 
 
 def words_of(script: str) -> list[str]:

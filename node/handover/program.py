@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,6 +52,19 @@ class Try(Protocol):
     """Runs a program to its end; `modules` come first in its module search path."""
 
     def __call__(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Awaitable[Tried]: ...
+
+
+async def run_check(
+    run: Callable[..., Awaitable[Tried]],
+    environment: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    seconds: float,
+    modules: Path | None = None,
+) -> Tried:
+    """Run another version's check to its end. Satisfies `Try`."""
+    own = {CHECKING: "yes"} | ({"PYTHONPATH": str(modules)} if modules else {})
+    return await run(command, {**environment, **own}, seconds)
 
 
 @dataclass(frozen=True)

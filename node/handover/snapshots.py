@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
+from google.protobuf.message import DecodeError
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from node import __version__
+from node.base.alarm import Alarm
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
-from node.contract.generations import Generations
 from node.contract.keeper import Keeper
+from node.engine.leaving import Leaving
 from protos.handover_pb2 import Handover
 
 # The format of `Handover`; others are not read.
@@ -24,41 +25,14 @@ FORMAT = 3
 PAUSE, SHARE = 1.0, 0.01
 
 
-class TrafficCounts(Protocol):
-    """The traffic counts: see `node.traffic.polling`."""
-
-    def follow(self, runs: Mapping[Generation, str]) -> None: ...
-
-    async def flushed(self) -> bool: ...
-
-    def forget_others(self) -> None: ...
-
-
-class Described(Protocol):
-    """The backend: see `node.api.operations`."""
-
-    @property
-    def generations(self) -> Generations: ...
-
-    @property
-    def traffic(self) -> TrafficCounts: ...
-
-    def marks(self) -> Mapping[Generation, str]:
-        """The marks of the runs that the next node can go on with."""
-
-    def describe(self, saved: Collection[Generation]) -> Handover:
-        """Describe these runs. `saved`: those whose counters are on disk under their marks."""
-
-
 class Snapshots:
     """Writes them from `start` on."""
 
     log = Logger()
 
-    def __init__(self, reactor: Any, keeper: Keeper, backend: Described, ring: LogRing) -> None:
-        self._reactor = reactor
+    def __init__(self, reactor: IReactorTime, keeper: Keeper, leaving: Leaving, ring: LogRing) -> None:
         self._keeper = keeper
-        self._backend = backend
+        self._leaving = leaving
         self._ring = ring
         # The runs as they were described last, and those whose counters are on disk under their marks.
         self._seen: Sequence[Generation] = ()
@@ -66,7 +40,7 @@ class Snapshots:
         self._written = b""
         # Why the last one failed.
         self._fault = ""
-        self._next: IDelayedCall | None = None
+        self._next = Alarm(reactor, self._tick)
         self._on = False
 
     def go_on(self, left: Handover) -> None:
@@ -81,21 +55,20 @@ class Snapshots:
 
     def start(self) -> None:
         self._on = True
-        self._backend.generations.watch(self._changed)
+        self._leaving.generations.watch(self._changed)
         self._changed()
-        self._next = self._reactor.callLater(PAUSE, self._tick)
+        self._next.set(PAUSE)
 
     def stop(self) -> None:
         self._on = False
-        if self._next is not None and self._next.active():
-            self._next.cancel()
+        self._next.cancel()
 
     def _changed(self) -> None:
         """Write at once: the kernel is about to give a run that takes over its first connection."""
-        marks = self._backend.marks()
+        marks = self._leaving.marks()
         if self._on and (seen := tuple(marks)) != self._seen:
             self._seen = seen
-            self._backend.traffic.follow(marks)
+            self._leaving.traffic.follow(marks)
             self._write()
             ensureDeferred(self._save(marks)).addErrback(self._failed)
 
@@ -104,16 +77,16 @@ class Snapshots:
 
     async def _save(self, marks: Mapping[Generation, str]) -> None:
         """Note that the counters of these runs are on disk, if they are, and only those are needed."""
-        if await self._backend.traffic.flushed() and tuple(marks) == self._seen:
+        if await self._leaving.traffic.flushed() and tuple(marks) == self._seen:
             self._saved = frozenset(marks)
             self._write()
-            self._backend.traffic.forget_others()
+            self._leaving.traffic.forget_others()
 
     def _write(self) -> None:
         if not self._on:
             return
         try:
-            handover = self._backend.describe(self._saved)
+            handover = self._leaving.describe(saved=self._saved)
             handover.format, handover.version = FORMAT, __version__
             handover.ring.CopyFrom(self._ring.packed)
             self._put(handover)
@@ -137,7 +110,7 @@ class Snapshots:
         began = time.thread_time()
         self._write()
         took = time.thread_time() - began
-        self._next = self._reactor.callLater(max(PAUSE, took / SHARE), self._tick)
+        self._next.set(max(PAUSE, took / SHARE))
 
 
 def memory_of(packed: bytes) -> int:
@@ -151,3 +124,17 @@ def memory_of(packed: bytes) -> int:
         os.close(memory)
         raise
     return memory
+
+
+def read_memory(memory: int) -> Handover:
+    """Parse and close what a node has left; nothing if its format is unknown."""
+    with os.fdopen(memory, "rb") as file:
+        content = os.pread(memory, os.fstat(file.fileno()).st_size, 0)
+    try:
+        found = Handover.FromString(content)
+    except DecodeError:
+        found = Handover()
+    if found.format == FORMAT:
+        return found
+    Snapshots.log.warn("what the node before has left has an unknown format: the core is restarted")
+    return Handover()

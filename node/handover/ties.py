@@ -17,9 +17,9 @@ from twisted.internet.task import deferLater
 
 from node.base.logs import Logger
 from node.base.periodic import Periodic
-from node.contract.keeper import Spawned
+from node.contract.keeper import Keeper, Spawned
 from node.handover import keeper
-from node.handover.keeper import FEW, MESSAGE, VARIABLE
+from node.handover.keeper import FEW, MESSAGE, VARIABLE, close, inherit
 from node.handover.launch import words_of
 
 # Seconds between two signs of life, and until a keeper that does not answer is given up.
@@ -30,9 +30,7 @@ ENDED, LOOK = 2.0, 0.005
 _CORE = "core/"
 
 
-class Ties:
-    """Satisfies `node.contract.keeper.Keeper`."""
-
+class Ties(Keeper):
     log = Logger()
     lasts = True
 
@@ -58,13 +56,12 @@ class Ties:
         ask, events, parent = map(int, environment.pop(VARIABLE).split())
         if os.getppid() != parent:
             return None
-        for descriptor in (ask, events):
-            os.set_inheritable(descriptor, False)
+        inherit((ask, events), False)
         return cls(socket.socket(fileno=ask), socket.socket(fileno=events))
 
     def hello(self) -> None:
         """Receive what the keeper holds. Waits for the end of the node before, if that still runs."""
-        reply, descriptors = self._request("hello", patience=None)
+        reply, descriptors = self._request("hello", within=None)
         self._version = reply["version"]
         for name, many in reply["names"]:
             self._held[name], descriptors = descriptors[:many], descriptors[many:]
@@ -80,9 +77,9 @@ class Ties:
 
     def up(self, seconds: float) -> None:
         """This node serves, and is the one to start again; cores go on for `seconds` without any."""
-        self._request("up", {"seconds": seconds})
+        self._request("up", seconds=seconds)
         if self._version != keeper.VERSION:
-            self._request("become", {"argv": words_of(keeper.__file__)})
+            self._request("become", argv=words_of(keeper.__file__))
 
     async def end_others(self) -> None:
         """Kill the cores that were left for this node and not taken. Returns when they have ended, or after `ENDED`."""
@@ -98,36 +95,34 @@ class Ties:
 
     def drop_leftover(self) -> None:
         """Drop what was left for this node and not taken; cores among it are killed."""
-        names = [*self._held]
-        for name in names:
-            for descriptor in self.take(name):
-                os.close(descriptor)
-        self.drop([name for name in names if not name.startswith(_CORE)])
-        for name in names:
+        left, self._held = self._held, {}
+        for name, descriptors in left.items():
+            close(descriptors)
             if name.startswith(_CORE):
                 self.forget(int(name.removeprefix(_CORE)))
+        self.drop([name for name in left if not name.startswith(_CORE)])
 
     def alive(self, text: str = "") -> None:
         """Give a sign of life; `text` is for systemd."""
-        words = json.dumps({"do": "alive", **({"text": text} if text else {})}).encode()
         with self._asking:
-            # Without a number there is no answer: the reactor does not wait for the keeper.
             self._ask.settimeout(ANSWER)
-            self._ask.send(words)
+            # Without a number there is no answer: the reactor does not wait for the keeper.
+            self._send({"do": "alive", **({"text": text} if text else {})})
 
     def start_next(self, command: object, plain: object, back: object, patience: float) -> None:
         """Start the next version beside this one; `next_said` is called when it is ready to go on, or has failed.
 
         `plain` starts it again when it has come up once.
         """
-        self._request("next", {"command": command, "plain": plain, "back": back, "patience": patience})
+        self._request("next", command=command, plain=plain, back=back, patience=patience)
 
     def cancel_next(self, reason: str) -> None:
-        self._request("cancel", {"reason": reason})
+        self._request("cancel", reason=reason)
 
     def fail(self, reason: str) -> None:
         """This version cannot come up: the keeper ends it, and starts the one before."""
-        self._request("failed", {"reason": reason.replace("\0", " ").encode("ascii", "backslashreplace").decode()})
+        text = reason.replace("\0", " ").encode("ascii", "backslashreplace").decode()
+        self._request("failed", reason=text)
 
     def bye(self) -> None:
         """All ends with this node."""
@@ -138,9 +133,9 @@ class Ties:
     # Keeper
 
     def spawn(self, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> Spawned:
-        targets, ours = [*descriptors], [*descriptors.values()]
-        message = {"argv": [*argv], "environment": {**environment}, "targets": targets}
-        reply, (pidfd, out, err) = self._request("spawn", message, ours)
+        reply, (pidfd, out, err) = self._request(
+            "spawn", [*descriptors.values()], argv=[*argv], environment={**environment}, targets=[*descriptors]
+        )
         # The number of a process that has ended before.
         self._exits.pop(reply["pid"], None)
         return Spawned(reply["pid"], pidfd, {1: out, 2: err})
@@ -155,34 +150,29 @@ class Ties:
             self._reactor.callLater(0, self._exited, pid)
 
     def forget(self, pid: int) -> None:
-        self._request("forget", {"pid": pid})
+        self._request("forget", pid=pid)
 
     def put(self, name: str, descriptors: Sequence[int]) -> None:
-        self._request("put", {"name": name}, descriptors)
+        self._request("put", descriptors, name=name)
 
     def take(self, name: str) -> list[int]:
         return self._held.pop(name, [])
 
     def drop(self, names: Collection[str]) -> None:
         if names:
-            self._request("drop", {"names": [*names]})
+            self._request("drop", names=[*names])
 
     def _request(
-        self,
-        what: str,
-        message: Mapping[str, object] | None = None,
-        descriptors: Sequence[int] = (),
-        patience: float | None = ANSWER,
+        self, what: str, descriptors: Sequence[int] = (), within: float | None = ANSWER, **message: object
     ) -> tuple[Any, list[int]]:
         """Make a request; return the answer with its descriptors. Raises `OSError`."""
         with self._asking:
             self._asked += 1
-            self._ask.settimeout(patience)
+            self._ask.settimeout(within)
             while len(descriptors) > FEW:
-                socket.send_fds(self._ask, [b'{"more": true}'], descriptors[:FEW])
+                self._send({"more": True}, descriptors[:FEW])
                 descriptors = descriptors[FEW:]
-            words = json.dumps({"do": what, "n": self._asked, **(message or {})}).encode()
-            socket.send_fds(self._ask, [words], descriptors)
+            self._send({"do": what, "n": self._asked, **message}, descriptors)
             found: list[int] = []
             while True:
                 reply, some = _receive(self._ask)
@@ -191,10 +181,15 @@ class Ties:
                     if "error" in reply:
                         raise OSError(f"the keeper could not do it: {reply['error']}")
                     return reply, found
-                if "n" in reply:  # the late answer to a request that was given up
-                    for descriptor in found:
-                        os.close(descriptor)
+                if "n" in reply:
+                    # The late answer to a request that was given up. A core that was started for it ends.
+                    close(found)
                     found = []
+                    if "pid" in reply:
+                        self._send({"do": "forget", "pid": reply["pid"]})
+
+    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._ask, [json.dumps(message).encode()], descriptors)
 
     # IReadDescriptor
 
@@ -232,11 +227,11 @@ class Ties:
 
 
 def _receive(there: socket.socket) -> tuple[Any, list[int]]:
-    words, ancillary, _, _ = there.recvmsg(MESSAGE, socket.CMSG_SPACE(FEW * 4), socket.MSG_CMSG_CLOEXEC)
+    # Not `socket.recv_fds`, which ignores the flag in Python 3.11: another thread may start a process just now.
+    words, ancillary, *_ = there.recvmsg(MESSAGE, socket.CMSG_SPACE(FEW * 4), socket.MSG_CMSG_CLOEXEC)
     if not words:
         raise ConnectionError("the keeper has ended")
     descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
+    for _, _, data in ancillary:
+        descriptors.frombytes(data[: len(data) // descriptors.itemsize * descriptors.itemsize])
     return json.loads(words), [*descriptors]

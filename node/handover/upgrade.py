@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.base.errors import NodeError
 from node.base.logs import Logger
+from node.base.part import Part
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import fire
 from node.handover.program import Program, Refused, Try
+from node.handover.succession import Succession
 
 # Seconds between two checks whether the runs can be handed over, and until the upgrade is refused because they cannot:
 # a core may take long to start, and if the next version takes over one core only, a draining one takes DRAIN_TIMEOUT.
@@ -25,34 +26,16 @@ STEADY = 900.0
 AGAIN = 3.0
 
 
-class Node(Protocol):
-    """The node, as an upgrade sees it: see `node.upgrade.succession`."""
-
-    def unsteady(self) -> str:
-        """Why the node cannot be handed over now; empty if it can."""
-
-    async def rehearse(self) -> None:
-        """Prepare the hand-over while everything still serves. Raises `NodeError` for an obstacle."""
-
-    async def succeed(self, program: Program, version: str) -> str:
-        """Leave everything to that version, and end. Returns only if that is not possible now, with the reason.
-
-        Raises `NodeError` if that version fails.
-        """
-
-    def refuse(self, reason: str) -> None:
-        """Report that there is no upgrade, and why."""
-
-
-class Upgrades:
+class Upgrades(Part):
     """Runs one upgrade at a time.
 
     `program` is the command to execute again, or why that is impossible; `run` runs a program to its end.
     """
 
+    title = "the upgrades"
     log = Logger()
 
-    def __init__(self, reactor: PooledReactor, node: Node, program: Program | str, run: Try) -> None:
+    def __init__(self, reactor: PooledReactor, node: Succession, program: Program | str, run: Try) -> None:
         self._reactor = reactor
         self._node = node
         self._program = program
@@ -62,22 +45,22 @@ class Upgrades:
         self._joined: list[Deferred[str]] = []
         self._keeping: Deferred[None] | None = None
 
-    def prepare(self) -> None:
+    def start(self) -> None:
         """Copy the running modules as early as possible: another version may be installed any time."""
         if isinstance(self._program, Program):
-            self._keeping = self._in_pool(self._program.copy)
+            self._keeping = self._done(self._program.copy)
 
-    def begin(self) -> None:
+    def settle(self, outcome: str | None) -> None:
         """Make the copy the way back: from here on this program does not go back to an earlier one itself."""
         if isinstance(self._program, Program):
             if self._keeping is None:
-                self.prepare()
+                self.start()
             assert self._keeping is not None
             keep = self._program.keep
-            self._keeping.addCallback(lambda _: self._in_pool(keep))
+            self._keeping.addCallback(lambda _: self._done(keep))
 
-    def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
-        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work).addErrback(self._not_kept)
+    def _done(self, work: Callable[[], None]) -> Deferred[None]:
+        return in_pool(self._reactor, work).addErrback(self._not_kept)
 
     def _not_kept(self, failure: Failure) -> None:
         self.log.warn(
@@ -130,9 +113,8 @@ class Upgrades:
             await self._steady(deadline)
             # Only now: an update may have installed another version while this one waited.
             version = await self._program.test(self._run)
-            if self._node.unsteady():
+            if self._node.unsteady:
                 continue
-            await self._node.rehearse()
             if not (reason := await self._node.succeed(self._program, version)):
                 return ""
             if self._reactor.seconds() > deadline:
@@ -143,9 +125,9 @@ class Upgrades:
 
     async def _steady(self, deadline: float) -> None:
         """Wait until the node can be handed over. Raises `Refused` after the deadline."""
-        if reason := self._node.unsteady():
+        if reason := self._node.unsteady:
             self.log.info("the upgrade waits: {reason}", reason=reason)
-        while reason := self._node.unsteady():
+        while reason := self._node.unsteady:
             if self._reactor.seconds() > deadline:
                 raise Refused(f"{reason}; ask again later")
             await deferLater(self._reactor, LOOK)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.connections import Address, Live, SeesConnections
-from node.limits.address_events import AddressEvents
 from node.limits.addresses import Grouping, giving_way, silences
-from node.limits.batches import Batches
-from node.limits.limits import Limit
+from node.limits.connections import Connections, Watcher, look
+from node.limits.events import LimitEvents
+from node.limits.in_force import InForce
 
+# Seconds for which users are collected for a check; the second for those who may wait. Users in one check.
+SOON, LATER = 0.1, 1.0
+MOST = 500
 # Seconds after a user was cut in which they are checked less often: clients reconnect at once, some for ever.
 JUST_NOW = 10.0
 # Seconds between two rounds that forget disconnected users, and users checked in a round.
@@ -40,43 +47,37 @@ class _Addresses:
     cut: float = -math.inf
 
 
-class AddressLimits:
+class AddressLimits(Watcher):
     """Checks users when they connect from a new address, and closes the connections of excess addresses.
 
-    `runs` are the cores that serve now, including draining ones: a user's addresses count over all of them together.
-    No address is banned: one that was cut may come again at any time, as a newcomer.
+    A user's addresses count over all cores together. No address is banned: one that was cut may come again at any time,
+    as a newcomer. `grace`: seconds for which an address is silent before it gives way to another one.
     """
-
-    log = Logger()
 
     def __init__(
         self,
         reactor: IReactorTime,
-        *,
-        runs: Callable[[], Sequence[SeesConnections]],
-        limit_of: Callable[[str], Limit],
-        events: AddressEvents,
+        in_force: InForce,
+        connections: Connections,
+        events: LimitEvents,
         grouping: Grouping,
         grace: float,
     ) -> None:
         self._reactor = reactor
-        self._runs = runs
-        self._limit_of = limit_of
+        self._in_force = in_force
+        self._connections = connections
         self._events = events
         self._grouping = grouping
         self._grace = grace
         self._known: dict[str, _Addresses] = {}
         self._numbers = itertools.count()
-        self._batches = Batches(reactor, "enforcing address limits", self._hold)
+        self._checks = Checks(reactor, self._hold)
         self._tidy = Periodic("forgetting addresses of disconnected users", self._forget_gone, TIDY, reactor)
         self._to_tidy: list[str] = []
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
-
-    def __len__(self) -> int:
-        """The number of users whose addresses are remembered."""
-        return len(self._known)
+        connections.watch(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -87,14 +88,12 @@ class AddressLimits:
         self._tidy.start()
 
     def stop(self) -> None:
-        """Stop all checks; report what was collected."""
+        """Stop all checks."""
         self._tidy.stop()
-        self._batches.stop()
-        self._events.close()
+        self._checks.stop()
 
     def arrived(self, key: str, address: Address) -> None:
-        """Called for each new connection of a user."""
-        limit = self._limit_of(key)
+        limit = self._in_force.of(key)
         if not limit.addresses:
             return
         known = self._known.get(key)
@@ -102,35 +101,46 @@ class AddressLimits:
             known = self._known[key] = _Addresses()
         group = self._grouping.of(address)
         # A check under way may cut this address without having seen this connection.
-        looked_at = key in self._batches.under_way
+        looked_at = key in self._checks.under_way
         if group in known.order and not looked_at and (limit.addresses_tells or len(known.order) <= limit.addresses):
             return
         known.order.setdefault(group, next(self._numbers))
         if looked_at or len(known.order) > min(limit.addresses, known.room):
-            self._batches.ask([key], later=self._reactor.seconds() < known.cut + JUST_NOW)
+            self._checks.ask([key], later=self._reactor.seconds() < known.cut + JUST_NOW)
 
     def changed(self, keys: Iterable[str]) -> None:
-        """Called when the limits of these users may have changed."""
         over = []
         for key in keys:
-            if not self._limit_of(key).addresses:
+            if not self._in_force.of(key).addresses:
                 self._known.pop(key, None)
-            elif self._may_carry(key):
+            elif self._connections.may_carry(key):
                 over.append(key)
-        self._batches.ask(over)
+        self._checks.ask(over)
 
     async def addresses(self, keys: Collection[str]) -> dict[str, list[str]]:
         """The groups of addresses that these users are connected from now, by key, as far as the cores know them."""
         groups: defaultdict[str, set[Address]] = defaultdict(set)
-        for _, connections in (await self._look(keys))[0]:
+        found, _ = await look(self._connections.runs, keys)
+        for _, connections in found:
             for live in connections:
                 groups[live.key].add(self._grouping.of(live.address))
         return {key: [self._grouping.shown(group) for group in sorted(groups[key])] for key in groups}
 
+    def notes(self, key: str) -> list[str]:
+        """Where this user's address limit is not enforced, and why."""
+        if not self._in_force.of(key).addresses:
+            return []
+        if self._connections.blind:
+            return ["addresses are not enforced: the core does not report the users of its connections"]
+        unseen = {tag: why for run in self._connections.runs for tag, why in run.unseen.items()}
+        tags = sorted(tag for tag in self._in_force.tags_of(key) if tag in unseen)
+        return [f"addresses are not enforced in inbound {tag!r}: {unseen[tag]}" for tag in tags]
+
     async def _hold(self, keys: frozenset[str]) -> None:
         """Check these users once, and close the connections of excess addresses."""
         began = next(self._numbers)
-        found, self._fault = await self._look(keys)
+        found, faults = await look(self._connections.runs, keys)
+        self._fault = faults[-1].text if faults else ""
         by_user: dict[str, list[Live]] = {key: [] for key in keys}
         for _, connections in found:
             for live in connections:
@@ -139,11 +149,11 @@ class AddressLimits:
         for run, connections in found:
             await self._end(run, [live for live in connections if self._grouping.of(live.address) in leaving[live.key]])
         if self._fault:
-            self._batches.ask(keys, later=True)
+            self._checks.ask(keys, later=True)
 
     def _judge(self, key: str, connections: Iterable[Live], began: int) -> set[Address]:
         """Return the addresses of a user to disconnect, and remember the others."""
-        limit = self._limit_of(key)
+        limit = self._in_force.of(key)
         if not limit.addresses:
             return set()
         known = self._known.setdefault(key, _Addresses())
@@ -152,7 +162,7 @@ class AddressLimits:
         grace = math.inf if self._fault else self._grace
         leaving = giving_way(limit.addresses, grace, silent, known.order)
         if leaving:
-            self._events.over(key, limit)
+            self._events.too_many_addresses(key, limit)
         if limit.addresses_tells:
             leaving = set()
         if leaving:
@@ -183,41 +193,59 @@ class AddressLimits:
         self.ended += ended
         if ended < len(connections):
             # The others may have closed already; the next check finds out.
-            self._batches.ask({live.key for live in connections}, later=True)
-
-    async def _look(self, keys: Collection[str]) -> tuple[list[tuple[SeesConnections, list[Live]]], str]:
-        """Return the connections of these users by core, and why some are unknown, or ""."""
-        found, fault = [], ""
-        for run in self._runs():
-            carrying = {key for key in keys if run.may_carry(key)}
-            try:
-                connections = await run.look(carrying) if carrying else []
-            except CoreFailed as error:
-                fault = error.text
-            else:
-                found.append((run, [live for live in connections if live.key in carrying]))
-        return found, fault
-
-    def _may_carry(self, key: str) -> bool:
-        return any(run.may_carry(key) for run in self._runs())
+            self._checks.ask({live.key for live in connections}, later=True)
 
     def _forget_gone(self) -> None:
         """Forget users without a connection or an address limit, some at a time."""
         self._to_tidy = self._to_tidy or [*self._known]
         some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]
         for key in some:
-            if not (self._limit_of(key).addresses and self._may_carry(key)):
+            if not (self._in_force.of(key).addresses and self._connections.may_carry(key)):
                 self._known.pop(key, None)
 
 
-def notes(limit: Limit, tags: Iterable[str], unseen: Mapping[str, str], *, blind: bool) -> list[str]:
-    """Explain where an address limit is not enforced for a user of these inbounds, and why.
+class Checks:
+    """Calls `check` with users: many at once, and one call after the other."""
 
-    `unseen` has the inbounds whose connections the core cannot attribute to users, and why; `blind`: some core cannot
-    attribute any.
-    """
-    if not limit.addresses:
-        return []
-    if blind:
-        return ["addresses are not enforced: the core does not report the users of its connections"]
-    return [f"addresses are not enforced in inbound {tag!r}: {unseen[tag]}" for tag in sorted(tags) if tag in unseen]
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime, check: Callable[[frozenset[str]], Coroutine[Any, Any, None]]) -> None:
+        self._check = check
+        self._due: set[str] = set()
+        self._patient: set[str] = set()
+        self._alarm = Alarm(reactor, self._begin)
+        self._going: Deferred[None] | None = None
+        self._stopped = False
+        # The users of the check under way.
+        self.under_way: frozenset[str] = frozenset()
+
+    def ask(self, keys: Collection[str], *, later: bool = False) -> None:
+        """Add users to the next check. With `later` they may wait LATER seconds for it."""
+        (self._patient if later else self._due).update(keys)
+        self._arm()
+
+    def stop(self) -> None:
+        """Cancel the check under way, and begin no more."""
+        self._stopped = True
+        self._alarm.cancel()
+        if self._going is not None:
+            self._going.cancel()
+
+    def _arm(self) -> None:
+        if not self._stopped and self._going is None and (self._due or self._patient):
+            self._alarm.within(SOON if self._due else LATER)
+
+    def _begin(self) -> None:
+        self.under_way = frozenset(itertools.islice(itertools.chain(self._due, self._patient), MOST))
+        self._due -= self.under_way
+        self._patient -= self.under_way
+        going = self._going = ensureDeferred(self._check(self.under_way))
+        going.addErrback(self._failed).addBoth(self._over)
+
+    def _failed(self, failure: Failure) -> None:
+        if not self._stopped:
+            self.log.failure("enforcing address limits failed", failure)
+
+    def _over(self, _: object) -> None:
+        self._going, self.under_way = None, frozenset()
+        self._arm()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
 
 from node.base.settings import Options, chosen, names, number, setting, word
-from node.limits.calendar import period
-from node.limits.limits import Period
-from node.limits.meter import Meter
-from node.limits.sizes import size
-from node.machine.interfaces import Carried
+from node.events.kinds import Kind
+from node.limits.limits import Period, period
+from node.limits.parsing import size
+from node.machine.interfaces import Carried, Interfaces
 from protos.kept_pb2 import KeptNode
 from protos.service_pb2 import NodeQuota
 
 # The part of the quota at which the node reports that it is nearly used up.
 NEAR = 0.8
 NOTHING = Carried(0, 0)
+UNREAD = Interfaces("", {}, frozenset())
 
 
 class Flow(StrEnum):
@@ -70,18 +71,12 @@ class Allowance(Options):
     )
 
 
-class News(StrEnum):
-    """What can happen to the quota."""
-
-    NEAR = "near"
-    OVER = "over"
-
-
 @dataclass
 class Spent:
     """Bytes carried since `began`, the time of the last reading (`seen`, both Unix seconds), and what was reported.
 
-    `ahead`: the begin of the period that was counted before the clock was set back to an earlier period, or 0.
+    `last`: the last reading; it has no boot id before the first. `ahead`: the begin of the period that was counted
+    before the clock was set back to an earlier period, or 0.
     """
 
     began: float = 0.0
@@ -89,8 +84,21 @@ class Spent:
     carried: Carried = NOTHING
     near: bool = False
     over: bool = False
-    meter: Meter = field(default_factory=Meter)
+    last: Interfaces = UNREAD
     ahead: float = 0.0
+
+    def read(self, interfaces: Interfaces, counted: Collection[str]) -> Carried:
+        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading.
+
+        The kernel counts from when an interface appeared, and from zero when the machine starts. So a new interface
+        counts from zero, as do all interfaces after a start of the machine, and a counter that went down.
+        """
+        last, self.last = self.last, interfaces
+        before = last.carried if interfaces.boot == last.boot else {}
+        new = [_moved(before.get(name), now) for name, now in interfaces.carried.items() if name in counted]
+        if not last.boot:
+            return NOTHING
+        return Carried(sum(moved.received for moved in new), sum(moved.sent for moved in new))
 
     def book(self, moved: Carried, now: float, reset_day: int) -> bool:
         """Add the bytes moved since the last reading. Returns whether a new period has begun since then.
@@ -112,13 +120,13 @@ class Spent:
         self.carried = Carried(*map(sum, zip(self.carried, moved, strict=True)))
         return turned
 
-    def judge(self, allowance: Allowance) -> News | None:
+    def judge(self, allowance: Allowance) -> Kind | None:
         """Return what has to be reported now and was not yet: OVER takes precedence over NEAR."""
         used, was = self.used(allowance.flow), (self.near, self.over)
         self.near, self.over = used >= NEAR * allowance.bytes, used >= allowance.bytes
         if self.over and not was[1]:
-            return News.OVER
-        return News.NEAR if self.near and not any(was) else None
+            return Kind.NODE_QUOTA_OVER
+        return Kind.NODE_QUOTA_NEAR if self.near and not any(was) else None
 
     def used(self, flow: Flow) -> int:
         """Bytes that count, by NODE_QUOTA_WAY."""
@@ -134,12 +142,19 @@ class Spent:
         )
 
 
+def _moved(before: Carried | None, now: Carried) -> Carried:
+    """The difference of each direction: the 32-bit counters of old drivers overflow one at a time."""
+    if before is None:
+        return now
+    return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))
+
+
 def pack(spent: Spent) -> bytes:
     """Serialize for the state file."""
-    kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.meter.boot)
+    kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.last.boot)
     kept.used.received, kept.used.sent = spent.carried
     kept.ahead = spent.ahead
-    for name, carried in spent.meter.last.items():
+    for name, carried in spent.last.carried.items():
         kept.last[name].received, kept.last[name].sent = carried
     return kept.SerializeToString(deterministic=True)
 
@@ -149,4 +164,5 @@ def unpack(packed: bytes) -> Spent:
     kept = KeptNode.FromString(packed)
     last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
     used = Carried(kept.used.received, kept.used.sent)
-    return Spent(kept.began, kept.seen, used, kept.near, kept.over, Meter(kept.boot, last), kept.ahead)
+    interfaces = Interfaces(kept.boot, last, frozenset())
+    return Spent(kept.began, kept.seen, used, kept.near, kept.over, interfaces, kept.ahead)

@@ -1,4 +1,4 @@
-"""Limits and usage of all users: who is barred ("off") by a quota or expiry date, and what to report. Pure.
+"""Limits and usage of all users: who is barred ("off") by a quota or expiry date, and what to report.
 
 Users are identified by key. Times are Unix seconds.
 """
@@ -6,17 +6,32 @@ Users are identified by key. Times are Unix seconds.
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice, repeat
+from itertools import islice
 from typing import NamedTuple
 
-from node.limits.count import EXPIRY, NEAR, QUOTA, Count, is_due, left, next_change, reached, reasons, restart_if_due
-from node.limits.defaults import Defaults, Rules
-from node.limits.limits import Limit, Way
-from node.limits.records import Override, pack, unpack
+from node.events.kinds import Kind
+from node.limits.connections import Connections
+from node.limits.count import (
+    EXPIRY,
+    NEAR,
+    QUOTA,
+    Count,
+    is_due,
+    left,
+    next_change,
+    pack,
+    reached,
+    reasons,
+    restart_if_due,
+    unpack,
+)
+from node.limits.in_force import InForce
+from node.limits.limits import Limit
 from node.traffic.sums import Sums
 from protos.service_pb2 import LimitsSummary
 
@@ -33,42 +48,26 @@ MANY = 2000
 SPARE = 10_000
 
 
-class News(Enum):
-    """What can happen to a user by their limits."""
-
-    NEAR = "near"
-    REACHED = "reached"
-    CUT = "cut"
-    BACK = "back"
-
-
 class Report(NamedTuple):
     """What happened to which user, and by which limit."""
 
-    news: News
+    kind: Kind
     key: str
     reason: str
 
 
 class Book:
-    """Limits, overrides and usage by user. Satisfies `node.backend.desired.Limiter`.
+    """Usage by user. Satisfies `node.backend.desired.Limiter`; `Enforcement` takes what `news` and others collect.
 
-    `news` collects what happens; the caller takes it from there.
+    Tells the connections of users who came or went, or whose limits may have changed.
     """
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        defaults: Defaults | None = None,
-        tags_of: Callable[[str], tuple[str, ...]] = lambda _: (),
-        name_of: Callable[[str], str] = str,
-    ) -> None:
+    def __init__(self, in_force: InForce, connections: Connections, now: Callable[[], float] = time.time) -> None:
         self.now = now
-        self.name_of = name_of
-        self._tags_of = tags_of
+        self.in_force = in_force
+        self._connections = connections
+        # What has happened to users, in order.
         self.news: list[Report] = []
-        # Called with the users whose limits may have changed, or who came or went.
-        self.changed: Callable[[Collection[str]], None] = lambda _: None
         # Barred users; also has keys of removed users, which mean nothing.
         self.off: set[str] = set()
         # Users judged lately who may reach their quota soon.
@@ -77,125 +76,64 @@ class Book:
         self.needs_saving = False
         # Users whose record has changed since it was saved.
         self.dirty: set[str] = set()
-        self._rules = Rules(defaults or Defaults())
-        self._users: Collection[str] = ()
-        self._own_limits: Mapping[str, bytes] = {}
-        self._overrides: dict[str, Override] = {}
         self._counts: dict[str, Count] = {}
-        self._limits: dict[str, Limit] = {}
         # Heap of the moments at which users have to be judged again.
         self._moments: list[tuple[float, str]] = []
         # Users whom `judge_due` has yet to judge.
         self._later: dict[str, None] = {}
         # Users near their quota; also has keys of removed users, which mean nothing.
         self._near: set[str] = set()
-        # Caches; None where outdated.
+        # Cache; None where outdated.
         self._summary: LimitsSummary | None = None
-        self._limited: set[str] | None = None
-
-    # What holds
-
-    def limit_of(self, key: str) -> Limit:
-        """The limit that holds for a user. Cheap if it is cached, or if no user has limits."""
-        if not (self._own_limits or self._overrides or self._rules.by_inbound):
-            return self._rules.all_users
-        limit = self._limits.get(key)
-        if limit is None:
-            tags = self._tags_of(key) if self._rules.by_inbound else ()
-            limit = self._limits[key] = self._rules.of(self._own(key), tags)
-        return limit
-
-    @property
-    def limits_anybody(self) -> bool:
-        """Whether any user may have limits."""
-        return bool(self._own_limits or self._overrides or self._rules.by_inbound or self._rules.all_users.any)
-
-    def _own(self, key: str) -> bytes:
-        override = self._overrides.get(key)
-        own = self._own_limits.get(key, b"")
-        return override.limits if override is not None and override.own == own else own
-
-    def limited(self) -> AbstractSet[str]:
-        """The users who have limits."""
-        if self._limited is None:
-            by_default = self._rules.all_users.any or self._rules.by_inbound
-            candidates = self._users if by_default else {*self._own_limits, *self._overrides}
-            self._limited = {key for key in candidates if key in self._users and self.limit_of(key).any}
-        return self._limited
-
-    def is_user(self, key: str) -> bool:
-        return key in self._users
 
     def knows(self, key: str) -> bool:
         """Whether anything is known of this user."""
-        return key in self._users or key in self._counts or key in self._overrides
+        return key in self.in_force.users or key in self._counts or key in self.in_force.overrides
 
     def summary(self) -> LimitsSummary:
         """The numbers of users who have limits, are barred, and are near their quota."""
         if self._summary is None:
-            self._summary = self._sum_up()
+            off = [(self._counts[key], self.in_force.of(key)) for key in self.off if key in self.in_force.users]
+            expired = sum(count.expired and not limit.expires_tells for count, limit in off)
+            near = sum(key in self.in_force.users and key not in self.off for key in self._near)
+            limited, by_quota = len(self.in_force.limited()), len(off) - expired
+            self._summary = LimitsSummary(limited=limited, off_quota=by_quota, off_expired=expired, near=near)
         return self._summary
-
-    def _sum_up(self) -> LimitsSummary:
-        off = [(self._counts[key], self.limit_of(key)) for key in self.off if key in self._users]
-        expired = sum(count.expired and not limit.expires_tells for count, limit in off)
-        near = sum(key in self._users and key not in self.off for key in self._near)
-        return LimitsSummary(limited=len(self.limited()), off_quota=len(off) - expired, off_expired=expired, near=near)
 
     # The users
 
     def learn(self, said: Iterable[bytes]) -> None:
-        if not self._rules.by_inbound:
-            for packed in said:
-                self._rules.of(packed, ())
+        self.in_force.learn(said)
 
     def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
-        before, was, limits = self._own_limits, self._users, self._limits
-        self._own_limits, self._users, self._limits = said, users, {}
-        self._summary = self._limited = None
-        changed = [key for key, packed in said.items() if before.get(key) != packed]
-        changed += before.keys() - said.keys()
-        # Nothing was judged for these while they were no users.
-        known = self._counts.keys() | self._overrides.keys()
-        changed += [key for key in known if key in users and key not in was]
-        if self._rules.by_inbound:
-            # They may be in other inbounds now.
-            changed += [key for key in users if limits.get(key) != self.limit_of(key)]
-        elif self._rules.all_users.expires_at:
-            changed += [key for key in users if key not in was]
-        self._judge_changed(changed)
-        return self.off
+        """Take over all users and the packed limits of those who have some. Returns the users who are off.
 
-    def _judge_changed(self, changed: list[str]) -> None:
-        """Judge users whose limits may have changed. Of many, judge at once only those with a report or a bar."""
+        Of many changed users, only those with a report or a bar are judged at once; `judge_due` judges the others.
+        """
+        changed = self.in_force.install(said, users, self._counts.keys())
+        self._summary = None
         if len(changed) > MANY:
             self._later |= dict.fromkeys(changed)
             counts = ((key, self._counts.get(key)) for key in changed)
             changed = [key for key, count in counts if count is not None and (count.reported or count.off_since)]
         for key in changed:
             self._judge(key)
-        self.changed(changed)
+        self._connections.changed(changed)
+        return self.off
 
     def follow(self, key: str) -> bool:
-        self._limits.pop(key, None)
+        """Look again at a user who was added, changed or removed. Returns whether they are off."""
+        self.in_force.follow(key)
         self._summary = None
         self._judge(key)
-        if self._limited is not None:
-            (self._limited.add if key in self._users and self.limit_of(key).any else self._limited.discard)(key)
-        if self.limits_anybody:
-            self.changed((key,))
+        if self.in_force.any:
+            self._connections.changed((key,))
         return key in self.off
-
-    def own_limits(self, key: str) -> bytes:
-        """The packed limits of the user's own message."""
-        return self._own_limits.get(key, b"")
 
     def override(self, key: str, limits: bytes | None) -> None:
         """Set the override by SetLimits, or remove it with None."""
-        if limits is None:
-            self._overrides.pop(key, None)
-        else:
-            self._overrides[key] = Override(limits, self._own_limits.get(key, b""))
+        self.in_force.override(key, limits)
+        if limits is not None:
             self._counts.setdefault(key, Count(self.now()))
         self._mark_changed(key)
         self.follow(key)
@@ -204,18 +142,18 @@ class Book:
 
     def book(self, moved: Sums) -> list[tuple[str, int]]:
         """Add bytes that users carried. Returns the users with a quota, and their bytes in the counted direction."""
-        if not (self._counts or self._rules.all_users.quota or self._rules.by_inbound):
+        if not (self._counts or self.in_force.default.quota or self.in_force.by_inbound):
             return []
         return [
-            (key, _counted(up, down, limit.way))
+            (key, limit.way.of(up, down))
             for key, up, down in moved.rows()
             if (limit := self._add(key, up, down)) is not None
         ]
 
     def _add(self, key: str, up: int, down: int) -> Limit | None:
         """Add to one user's count. Returns the limit if the user has a quota."""
-        count, limit = self._counts.get(key), self.limit_of(key)
-        if key not in self._users or not limit.quota:
+        count, limit = self._counts.get(key), self.in_force.of(key)
+        if key not in self.in_force.users or not limit.quota:
             if count is not None and count.since is not None:
                 # A removed user may come back.
                 count.add(up, down)
@@ -229,17 +167,17 @@ class Book:
         self._apply(key, count, limit)
         return limit
 
-    def judge_due(self, most: int | None = None) -> bool:
+    def judge_due(self, most: int = sys.maxsize) -> bool:
         """Judge users whose moment has come by the clock, at most `most`. Returns whether there are more."""
         if some := [*islice(self._later, most)]:
             for key in some:
                 del self._later[key]
                 self._judge(key)
-            self.changed(some)
+            self._connections.changed(some)
             if self._later:
                 return True
         now = self.now()
-        for _ in repeat(None) if most is None else repeat(None, most):
+        for _ in range(most):
             if not self._moments or self._moments[0][0] > now:
                 return False
             _, key = heappop(self._moments)
@@ -252,7 +190,7 @@ class Book:
         due = {*islice(self._due(now), most)}
         if len(due) == most:
             return [*due]
-        return [key for key in due if (count := self._counts.get(key)) and is_due(count, self.limit_of(key), now)]
+        return [key for key in due if (count := self._counts.get(key)) and is_due(count, self.in_force.of(key), now)]
 
     def _due(self, now: float) -> Iterator[str]:
         """Users whose moment has come. A heap entry that is not due has no due ones below it."""
@@ -279,13 +217,13 @@ class Book:
 
     def counts(self, key: str) -> bool:
         """Whether this user's bytes are counted. Begins to count if the user has a quota."""
-        if key not in self._counts and key in self._users and self.limit_of(key).quota:
+        if key not in self._counts and key in self.in_force.users and self.in_force.of(key).quota:
             self._judge(key)
         return key in self._counts
 
     def left(self, key: str) -> int | None:
         """Bytes left of a user's quota; None without a quota."""
-        limit, count = self.limit_of(key), self._counts.get(key)
+        limit, count = self.in_force.of(key), self._counts.get(key)
         return left(count, limit) if count is not None and limit.quota else None
 
     # Saved state
@@ -294,46 +232,40 @@ class Book:
         """Load the records of an earlier node. They may come late: newer overrides stay, and bytes add up."""
         for key, packed in records:
             override, count = unpack(packed)
-            self._limits.pop(key, None)
             if override is not None:
-                self._overrides.setdefault(key, override)
+                self.in_force.restore(key, override)
             if count is not None:
                 self._counts[key] = self._joined(key, count)
-        self._limited = None
-        for key in [key for key in self._counts.keys() | self._overrides.keys() if key in self._users]:
+        for key in [key for key in self._counts.keys() | self.in_force.overrides.keys() if key in self.in_force.users]:
             self._judge(key)
 
     def _joined(self, key: str, earlier: Count) -> Count:
         """Merge an earlier node's count with what this node counted before it was loaded."""
         count = self._counts.get(key)
-        if count is not None and is_due(earlier, self.limit_of(key), self.now()):
+        if count is not None and is_due(earlier, self.in_force.of(key), self.now()):
             return count
         if count is not None:
             earlier.add(count.up, count.down)
             self._mark_changed(key)
-        if key in self._users and key not in self.off:
+        if key in self.in_force.users and key not in self.off:
             # The core lets them in: if they have to be barred, that has to be reported.
             earlier.off_since = 0.0
         return earlier
 
     def records(self, keys: Iterable[str]) -> dict[str, bytes | None]:
         """The records to save for these users; None where there is nothing to keep."""
-        return {key: self._record(key) for key in keys}
+        found = ((key, self.in_force.overrides.get(key), self._counts.get(key)) for key in keys)
+        return {key: pack(override, count) if override or count else None for key, override, count in found}
 
     def everything(self) -> dict[str, bytes | None]:
         """All records to save."""
         self.dirty.clear()
-        return self.records({*self._overrides, *self._counts})
+        return self.records({*self.in_force.overrides, *self._counts})
 
     @property
     def counted(self) -> list[str]:
         """The keys that have a count, including removed users."""
         return [*self._counts]
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the counts of removed users exceed MOST_GONE."""
-        return len(self._counts) > len(self._users) + MOST_GONE
 
     def forget_gone(self, keys: Iterable[str]) -> None:
         """Note which of these were removed, and forget those removed for longer than REMEMBERED."""
@@ -342,7 +274,7 @@ class Book:
             count = self._counts.get(key)
             if count is None:
                 continue
-            if key in self._users:
+            if key in self.in_force.users:
                 count.gone_since = 0.0
             elif not count.gone_since:
                 count.gone_since = now
@@ -351,37 +283,37 @@ class Book:
                 self._forget(key)
 
     def make_room(self) -> None:
-        """If `crowded`, forget those removed for longest, until half of MOST_GONE are left."""
-        if self.crowded:
-            gone = [
-                (count.gone_since or math.inf, key) for key, count in self._counts.items() if key not in self._users
-            ]
-            for _, key in nsmallest(len(gone) - MOST_GONE // 2, gone):
-                self._forget(key)
+        """If more than MOST_GONE were removed, forget those removed for longest, until half of MOST_GONE are left."""
+        users = self.in_force.users
+        if len(self._counts) <= len(users) + MOST_GONE:
+            return
+        gone = [(count.gone_since or math.inf, key) for key, count in self._counts.items() if key not in users]
+        for _, key in nsmallest(len(gone) - MOST_GONE // 2, gone):
+            self._forget(key)
 
     def _forget(self, key: str) -> None:
         """Forget a removed user. A later user of this name starts from zero."""
         del self._counts[key]
-        self._overrides.pop(key, None)
+        self.in_force.overrides.pop(key, None)
         self.off.discard(key)
         self._near.discard(key)
         self._mark_changed(key)
-
-    def _record(self, key: str) -> bytes | None:
-        override, count = self._overrides.get(key), self._counts.get(key)
-        return pack(override, count) if override or count else None
 
     # Judging
 
     def _judge(self, key: str) -> None:
         """Decide whether this user is barred, and when to judge them again."""
-        if key not in self._users:
+        if key not in self.in_force.users:
             return  # a removed user keeps their count
-        self._drop_stale_override(key)
-        limit, now = self.limit_of(key), self.now()
-        if not (limit.quota or limit.expires_at or key in self._counts or key in self._overrides):
+        if self.in_force.drop_stale_override(key):
+            self._mark_changed(key)
+        limit, now = self.in_force.of(key), self.now()
+        if not (limit.quota or limit.expires_at or key in self._counts or key in self.in_force.overrides):
             return
-        count = self._count(key, limit)
+        count = self._counts.get(key)
+        if count is None:
+            count = self._counts[key] = Count(now)
+            self._mark_changed(key)
         if restart_if_due(count, limit, now):
             self._mark_changed(key)
         if (moment := next_change(count, limit, now)) < math.inf:
@@ -391,24 +323,9 @@ class Book:
         if limit.quota and left(count, limit) < CLOSE:
             self.close.add(key)
 
-    def _drop_stale_override(self, key: str) -> None:
-        """Drop an override by SetLimits if the user's own message has changed since."""
-        override = self._overrides.get(key)
-        if override is not None and override.own != self._own_limits.get(key, b""):
-            del self._overrides[key]
-            self._mark_changed(key)
-
     def _mark_changed(self, key: str) -> None:
         self.dirty.add(key)
         self.needs_saving, self._summary = True, None
-
-    def _count(self, key: str, limit: Limit) -> Count:
-        count = self._counts.get(key)
-        if count is None:
-            count = self._counts[key] = Count(self.now())
-            restart_if_due(count, limit, self.now())
-            self._mark_changed(key)
-        return count
 
     def _apply(self, key: str, count: Count, limit: Limit) -> None:
         """Report what is new, and bar the user or let them in."""
@@ -425,15 +342,15 @@ class Book:
         if bool(why) != bool(count.off_since):
             self._mark_changed(key)
             count.off_since = now if why else 0.0
-            self.news.append(Report(News.CUT if why else News.BACK, key, why[0] if why else ""))
+            self.news.append(Report(Kind.LIMIT_CUT if why else Kind.LIMIT_BACK, key, why[0] if why else ""))
 
     def _report(self, key: str, count: Count, limit: Limit, at: tuple[str, ...], near: bool) -> None:
         if near and not count.near and QUOTA not in at:
-            self.news.append(Report(News.NEAR, key, QUOTA))
+            self.news.append(Report(Kind.LIMIT_NEAR, key, QUOTA))
         if QUOTA in at and limit.quota_tells and not count.reached:
-            self.news.append(Report(News.REACHED, key, QUOTA))
+            self.news.append(Report(Kind.LIMIT_REACHED, key, QUOTA))
         if EXPIRY in at and limit.expires_tells and not count.expired:
-            self.news.append(Report(News.REACHED, key, EXPIRY))
+            self.news.append(Report(Kind.LIMIT_REACHED, key, EXPIRY))
         state = near, QUOTA in at, EXPIRY in at
         if state != (count.near, count.reached, count.expired):
             count.near, count.reached, count.expired = state
@@ -442,10 +359,6 @@ class Book:
     def _tidy(self) -> None:
         if len(self._moments) > SPARE + 2 * len(self._counts):
             now = self.now()
-            looks = ((next_change(count, self.limit_of(key), now), key) for key, count in self._counts.items())
+            looks = ((next_change(count, self.in_force.of(key), now), key) for key, count in self._counts.items())
             self._moments = [look for look in looks if look[0] < math.inf]
             heapify(self._moments)
-
-
-def _counted(up: int, down: int, way: Way) -> int:
-    return (up if way is not Way.DOWN else 0) + (down if way is not Way.UP else 0)

@@ -1,4 +1,4 @@
-"""The usage of one user, and what follows from their limits: whether they are barred, and when to judge again. Pure.
+"""The usage of one user, what follows from their limits, and their record in the state file. Pure.
 
 Times are Unix seconds.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from node.limits.calendar import period
-from node.limits.limits import Limit, Period, Way
+from node.limits.limits import Limit, Period, Way, period
+from protos.kept_pb2 import KeptLimits
 
 # The part of a quota at which it counts as nearly used up.
 NEAR = 0.8
@@ -47,8 +48,7 @@ class Count:
         return self.near or self.reached or self.expired
 
     def used(self, way: Way) -> int:
-        counted = (self.up if way is not Way.DOWN else 0) + (self.down if way is not Way.UP else 0)
-        return min(self.before + counted, MOST)
+        return min(self.before + way.of(self.up, self.down), MOST)
 
     def add(self, up: int, down: int) -> None:
         if self.since is not None:
@@ -132,3 +132,39 @@ def next_change(count: Count, limit: Limit, now: float) -> float:
         _, end = period(now, limit.period, limit.reset_day)
         moments.append(end)
     return min(moments, default=math.inf)
+
+
+class Override(NamedTuple):
+    """An override by SetLimits, packed, and the limits of the user's own message at that time.
+
+    It holds until the user's own message says something else.
+    """
+
+    limits: bytes
+    own: bytes
+
+
+# Fields that a count and its record have in the same form.
+_KEPT = "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead"
+
+
+def pack(override: Override | None, count: Count | None) -> bytes:
+    """Serialize both as one record."""
+    kept = KeptLimits()
+    if override is not None:
+        kept.word, kept.over = override
+    if count is not None:
+        for name in _KEPT:
+            setattr(kept, name, min(getattr(count, name), MOST))
+        kept.since = -1 if count.since is None else count.since
+    return kept.SerializeToString()
+
+
+def unpack(packed: bytes) -> tuple[Override | None, Count | None]:
+    """Parse a record."""
+    kept = KeptLimits.FromString(packed)
+    override = Override(kept.word, kept.over) if kept.HasField("word") else None
+    if not kept.began:
+        return override, None
+    since = None if kept.since == -1 else kept.since
+    return override, Count(since=since, **{name: getattr(kept, name) for name in _KEPT})

@@ -6,24 +6,28 @@ Driven by the bytes that `node.traffic` books, and by the clock; bars users thro
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from twisted.internet.defer import TimeoutError, ensureDeferred
-from twisted.internet.task import deferLater
-from twisted.python.failure import Failure
 
+from node.backend.members import Members
+from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.reactor import PooledReactor
+from node.base.slices import a_turn, slices
 from node.contract.accounts import Refusal
+from node.contract.connections import Address
 from node.contract.counters import Scope
-from node.limits.book import Book, News, Report
+from node.events.kinds import Kind
+from node.limits.book import Book, Report
+from node.limits.connections import Connections, Watcher
 from node.limits.events import LimitEvents
 from node.limits.quota_readings import QuotaReadings
 from node.state.store import Store
-from node.traffic.readings import FEW, Wanted
+from node.traffic.polling import Traffic
+from node.traffic.readings import FEW
 from node.traffic.sums import Sums
 
 # Seconds between two checks of the clock; seconds to wait for a reading before a count is reset.
@@ -39,20 +43,8 @@ TURN = 100
 TIDY = 3600.0
 
 
-class People(Protocol):
-    """Applies barred users to the core: see `node.backend.members.Members`."""
-
-    async def in_turn(self) -> None: ...
-
-    async def keep_out(self, off: AbstractSet[str]) -> Sequence[Refusal]: ...
-
-
-class Enforcement:
-    """Bars users by their limits. Satisfies `node.traffic.polling.Limits`.
-
-    `read` reads the counters of all users or of some; `save` writes booked bytes to the state file; `may_carry` and
-    `interval` are for the `QuotaReadings`.
-    """
+class Enforcement(Watcher):
+    """Bars users by their limits. Satisfies `node.traffic.polling.Limits`."""
 
     log = Logger()
 
@@ -60,32 +52,29 @@ class Enforcement:
         self,
         reactor: PooledReactor,
         book: Book,
-        people: People,
+        connections: Connections,
+        members: Members,
+        traffic: Traffic,
         store: Store,
         events: LimitEvents,
-        *,
-        read: Callable[[Wanted], Awaitable[object]],
-        save: Callable[[], None],
-        may_carry: Callable[[str], bool],
-        interval: float,
     ) -> None:
         self._reactor = reactor
         self._book = book
-        self._people = people
+        self._members = members
+        self._traffic = traffic
         self._store = store
         self._events = events
-        self._read = read
-        self._save = save
-        self.readings = QuotaReadings(reactor, budget=self._budget, may_carry=may_carry, read=read, interval=interval)
+        self._readings = QuotaReadings(reactor, book, connections, traffic)
         self._clock = Periodic("checking users' quotas and expiry dates", self._tick, TICK, reactor)
+        self._soon = Alarm(reactor, self._begin)
         self._tidied = self._now = -math.inf
-        self._due = False
         # Users whom a SetLimits call is changing, and the latest such call.
         self._overriding: dict[str, object] = {}
         # News to report once the change is applied.
         self._unreported: list[Report] = []
         # When a change of barred users is retried, unless it succeeds before; infinite if none is pending.
         self._again_at = math.inf
+        connections.watch(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -98,26 +87,22 @@ class Enforcement:
     def stop(self) -> None:
         """The node ends: save the records; users stay as they are."""
         self._clock.stop()
-        self.readings.stop()
-        self._events.close()
+        self._readings.stop()
         self._keep(self._book.dirty)
 
     # Bytes
 
     def booked(self, moved: Sums) -> None:
-        """Satisfies `node.traffic.polling.Limits`."""
         for key, added in self._book.book(moved):
-            self.readings.moved(key, added)
+            self._readings.moved(key, added)
         self.handle_soon()
 
     def saving(self, keys: Collection[str]) -> None:
-        """Satisfies `node.traffic.polling.Limits`: usage is saved together with the bytes that it counts."""
         self._keep(self._book.dirty.intersection(keys))
 
-    def arrived(self, key: str) -> None:
-        """Called when the user has a new connection."""
+    def arrived(self, key: str, address: Address) -> None:
         if self._book.counts(key):
-            self.readings.look_at(key)
+            self._readings.look_at(key)
 
     # SetLimits
 
@@ -127,18 +112,19 @@ class Enforcement:
         Of overlapping calls and messages of the users' own the last one holds. Returns the users who may come in again
         and whom the core refused.
         """
-        await self._people.in_turn()
+        await self._members.in_turn()
         call = object()
+        in_force = self._book.in_force
         self._overriding |= dict.fromkeys(overrides, call)
-        over = {key: self._book.own_limits(key) for key in overrides}
+        over = {key: in_force.own(key) for key in overrides}
         try:
             await self._read_soon([key for key in overrides if self._book.count_of(key) is None])
-            for number, (key, limits) in enumerate(overrides.items(), 1):
-                # A later call or message takes precedence.
-                if self._overriding.get(key) is call and self._holds(key, over[key]):
-                    self._book.override(key, limits)
-                if number % TURN == 0:
-                    await deferLater(self._reactor, 0)
+            async for part in slices(self._reactor, overrides.items(), TURN):
+                for key, limits in part:
+                    # A later call or message takes precedence. A removed user has no message.
+                    same = key not in in_force.users or in_force.own(key) == over[key]
+                    if same and self._overriding.get(key) is call:
+                        self._book.override(key, limits)
         finally:
             for key in overrides:
                 if self._overriding.get(key) is call:
@@ -148,27 +134,24 @@ class Enforcement:
         await self._store.flush()
         return refused
 
-    def _holds(self, key: str, over: bytes) -> bool:
-        """Whether the user's own message is still this one; a removed user has none."""
-        return not self._book.is_user(key) or self._book.own_limits(key) == over
+    # Bars
 
     def handle_soon(self) -> None:
         """Handle what may have happened to users, soon and once."""
         close, self._book.close = self._book.close, set()
         for key in close:
-            self.readings.look_at(key)
-        if self._book.news and not self._due:
-            self._due = True
-            self._reactor.callLater(0, self._begin)
+            self._readings.look_at(key)
+        if self._book.news:
+            self._soon.within(0)
 
     def _begin(self) -> None:
-        ensureDeferred(self._enforce()).addErrback(self._not_done)
-
-    def _not_done(self, failure: Failure) -> None:
-        self.log.failure("users could not be barred or let in by their limits; the node tries again", failure)
+        ensureDeferred(self._enforce()).addErrback(
+            lambda failure: self.log.failure(
+                "users could not be barred or let in by their limits; the node tries again", failure
+            )
+        )
 
     async def _enforce(self) -> Sequence[Refusal]:
-        self._due = False
         news, self._book.news = self._book.news, []
         self._unreported += news
         noted = ensureDeferred(self._note())
@@ -176,17 +159,18 @@ class Enforcement:
             refused = await self._apply_bars(news)
         finally:
             await noted
-        while self._unreported:
-            reports, self._unreported = self._unreported[:TURN], self._unreported[TURN:]
+        while reports := self._unreported[:TURN]:
+            del self._unreported[:TURN]
             self._events.report(reports)
-            await self._yield(reports)
+            if self._unreported:
+                await a_turn(self._reactor)
         return refused
 
     async def _apply_bars(self, news: Iterable[Report]) -> Sequence[Refusal]:
         refused: Sequence[Refusal] = ()
-        if self._again_at < math.inf or any(report.news in (News.CUT, News.BACK) for report in news):
+        if self._again_at < math.inf or any(report.kind in (Kind.LIMIT_CUT, Kind.LIMIT_BACK) for report in news):
             self._again_at = self._reactor.seconds() + AGAIN
-            refused = await self._people.keep_out(self._book.off)
+            refused = await self._members.keep_out(self._book.off)
             self._again_at = math.inf
         return refused
 
@@ -200,13 +184,12 @@ class Enforcement:
         if self._book.next_turn <= now:
             await self._read_soon(self._book.about_to_reset(FEW + 1))
             while self._book.judge_due(TURN):
-                await deferLater(self._reactor, 0)
+                await a_turn(self._reactor)
         self._book.make_room()
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()
-            for part in _parts(self._book.counted):
+            async for part in slices(self._reactor, self._book.counted, TURN):
                 self._book.forget_gone(part)
-                await self._yield(part)
         if self._reactor.seconds() >= self._again_at:
             self._begin()
         if self._book.needs_saving:
@@ -219,34 +202,20 @@ class Enforcement:
             return
         wanted = frozenset((Scope.USER, key) for key in keys) if len(keys) <= FEW else None
         try:
-            await ensureDeferred(self._read(wanted)).addTimeout(PATIENCE, self._reactor)  # type: ignore[arg-type]
+            await ensureDeferred(self._traffic.read(wanted=wanted)).addTimeout(PATIENCE, self._reactor)
         except TimeoutError:
             self.log.debug(
                 "the core did not answer within {seconds} s: counts start from the last reading", seconds=PATIENCE
             )
 
-    def _budget(self, key: str) -> tuple[int, int] | None:
-        left = self._book.left(key)
-        return None if left is None or key in self._book.off else (self._book.limit_of(key).quota, left)
-
     async def _note(self) -> None:
         """Save all changed records, together with the bytes that they count."""
         self._book.needs_saving = False
-        self._save()
-        for part in _parts([*self._book.dirty]):
+        self._traffic.save_changed()
+        async for part in slices(self._reactor, [*self._book.dirty], TURN):
             self._keep(self._book.dirty.intersection(part))
-            await self._yield(part)
-
-    async def _yield(self, part: Sized) -> None:
-        """Give the reactor a turn after a full part."""
-        if len(part) == TURN:
-            await deferLater(self._reactor, 0)
 
     def _keep(self, keys: AbstractSet[str]) -> None:
         if keys:
             self._store.limits(self._book.records(keys))
             self._book.dirty -= keys
-
-
-def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (keys[begin : begin + TURN] for begin in range(0, len(keys), TURN))

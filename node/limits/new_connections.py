@@ -5,16 +5,14 @@ So the limit holds from the first byte, before the node knows the user, and for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from typing import Protocol
+from collections.abc import Mapping
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 
+from node.base.slices import slices
 from node.contract.accounts import Accounts
-from node.contract.connections import Paces
-from node.contract.driver import Generation
+from node.limits.connections import Connections, PacedRun
+from node.limits.in_force import InForce
 
 # Users checked before the reactor gets a turn, and largest part of the time that the checks may take.
 TURN, SHARE = 2000, 0.02
@@ -22,16 +20,14 @@ TURN, SHARE = 2000, 0.02
 KNOWN = 60.0
 
 
-class PacedRun(Generation, Paces, Protocol):
-    """A core whose connections can be paced."""
-
-
 class NewConnections:
-    """Sets the pace of new connections by inbound. `speed_of` returns a user's limit in bytes a second; 0: none."""
+    """Sets the pace of new connections by inbound."""
 
-    def __init__(self, reactor: IReactorTime, speed_of: Callable[[str], int]) -> None:
+    def __init__(self, reactor: IReactorTime, in_force: InForce, connections: Connections) -> None:
         self._reactor = reactor
-        self._speed_of = speed_of
+        self._in_force = in_force
+        self._connections = connections
+        # Bytes a second, and the number of users, by core and tag.
         self._told: dict[tuple[PacedRun, str], int] = {}
         self._sizes: dict[tuple[PacedRun, str], int] = {}
         # By tag of an inbound that was paced before: until when connections from that time may still be reported.
@@ -43,15 +39,18 @@ class NewConnections:
         """Called when users came or went, or have another speed."""
         self._stale = True
 
-    def may_be_held(self, key: str, runs: Iterable[PacedRun]) -> bool:
+    def may_be_held(self, key: str) -> bool:
         """Whether a new connection of this user, who has no speed limit, may come from a paced inbound."""
         if not self._told and not self._ended:
             return False
-        tags = {tag for _, tag in self._told} | self._recent()
-        return any(key in run.accounts.get(tag, ()) for run in runs for tag in tags)
+        now = self._reactor.seconds()
+        self._ended = {tag: until for tag, until in self._ended.items() if until > now}
+        tags = {tag for _, tag in self._told} | self._ended.keys()
+        return any(key in run.accounts.get(tag, ()) for run in self._connections.paced for tag in tags)
 
-    async def settle(self, runs: Collection[PacedRun]) -> None:
+    async def settle(self) -> None:
         """Apply changed paces to the cores, unless the last round was too short a time ago."""
+        runs = self._connections.paced
         now = self._reactor.seconds()
         sizes = {(run, tag): len(accounts) for run in runs for tag, accounts in run.accounts.items()}
         if now < self._rest_until or not (self._stale or sizes != self._sizes):
@@ -64,8 +63,10 @@ class NewConnections:
         self._rest_until = self._reactor.seconds() + (self._reactor.seconds() - now) / SHARE
 
     async def _tell(self, run: PacedRun) -> None:
+        # Connections of these inbounds may be of anybody.
         untold = run.unseen.keys() | run.unpaced.keys()
-        rates = {tag: await self._greatest(accounts) for tag, accounts in self._some(run, untold)}
+        users = {tag: {} if tag in untold else accounts for tag, accounts in run.accounts.items()}
+        rates = {tag: await self._greatest(accounts) for tag, accounts in users.items()}
         changed = {tag: rate for tag, rate in rates.items() if rate != self._told.get((run, tag))}
         if not changed:
             return
@@ -83,23 +84,13 @@ class NewConnections:
             elif self._told.pop((run, tag), None):
                 self._ended[tag] = self._reactor.seconds() + KNOWN
 
-    def _some(self, run: PacedRun, untold: AbstractSet[str]) -> list[tuple[str, Accounts]]:
-        """The users by inbound; none for inbounds in `untold`, whose connections may be of anybody."""
-        return [(tag, {} if tag in untold else accounts) for tag, accounts in run.accounts.items()]
-
     async def _greatest(self, accounts: Accounts) -> int | None:
         """The greatest speed limit of these users; None if a user has none, or there are no users."""
         greatest = 0
-        for number, key in enumerate(list(accounts), 1):
-            speed = self._speed_of(key)
-            if not speed:
-                return None
-            greatest = max(greatest, speed)
-            if number % TURN == 0:
-                await deferLater(self._reactor, 0)
+        async for part in slices(self._reactor, list(accounts), TURN):
+            for key in part:
+                speed = self._in_force.of(key).down // 8
+                if not speed:
+                    return None
+                greatest = max(greatest, speed)
         return greatest or None
-
-    def _recent(self) -> set[str]:
-        now = self._reactor.seconds()
-        self._ended = {tag: until for tag, until in self._ended.items() if until > now}
-        return {*self._ended}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from node.base.settings import Options, number, seconds, setting
 from node.limits import parsing
 from node.limits.addresses import Grouping
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from protos.service_pb2 import Limits
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Protocol
 
 from twisted.internet.defer import DeferredLock, ensureDeferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IReactorTime
 
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, shown
 from node.base.logs import Logger
 from node.base.periodic import Periodic
+from node.base.slices import slices
 from node.contract.connections import Address, Handle, Live, Paces
-from node.contract.generations import Generations
-from node.limits.limits import Limit
-from node.limits.new_connections import NewConnections, PacedRun
+from node.limits.connections import Connections, PacedRun, Watcher, look
+from node.limits.in_force import InForce
+from node.limits.new_connections import NewConnections
 from node.limits.speed import Down, Up
 
 # Seconds between two rounds for users with an upload limit, and between two rounds for all users; the latter grow up to
@@ -32,34 +32,29 @@ NOT_THERE = "speed is not enforced in inbound {}: {}"
 # A connection: its core, and its handle there.
 Flow = tuple[PacedRun, Handle]
 Flows = Mapping[Flow, Live]
+# `Paces.pace` or `Paces.narrow` of a core.
+Setting = Callable[[Mapping[Handle, int | None]], Awaitable[set[Handle]]]
 
 
-class Setting(Protocol):
-    """`Paces.pace` or `Paces.narrow` of a core."""
-
-    async def __call__(self, some: Mapping[Handle, int | None], /) -> set[Handle]: ...
-
-
-class Pacer:
-    """Enforces speed limits. `limits_of` returns a user's limits, by key."""
+class Pacer(Watcher):
+    """Enforces speed limits."""
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, generations: Generations, limits_of: Callable[[str], Limit]) -> None:
+    def __init__(self, reactor: IReactorTime, in_force: InForce, connections: Connections) -> None:
         self._reactor = reactor
-        self._generations = generations
-        self._limits_of = limits_of
-        self._runs: Sequence[PacedRun] = ()
+        self._in_force = in_force
+        self._connections = connections
         # Users who may be connected and have a speed limit, or had one; and those of them to handle in the next round.
         self._users: set[str] = set()
         self._soon: set[str] = set()
         self._down, self._up = Down[Flow](), Up[Flow]()
-        self._new_connections = NewConnections(reactor, lambda key: limits_of(key).down // 8)
+        self._new_connections = NewConnections(reactor, in_force, connections)
         self._lock = DeferredLock()
-        self._call: IDelayedCall | None = None
+        self._alarm = Alarm(reactor, self._wake)
         self._rest_until = self._looked = self._due = float("-inf")
         self._periodic = Periodic("enforcing speed limits", self._tick, TICK, reactor)
-        generations.watch(self._follow)
+        connections.watch(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -68,47 +63,39 @@ class Pacer:
 
     def start(self) -> None:
         self._periodic.start()
-        self._follow()
+        self.cores_changed()
 
     def stop(self) -> None:
         """The node ends: connections keep their pace."""
         self._periodic.stop()
-        self._cancel()
+        self._alarm.cancel()
 
     def notes(self, key: str) -> list[str]:
         """Where this user's speed limit is not enforced, and why."""
-        limit, run = self._limits_of(key), self._generations.current
+        limit, run = self._in_force.of(key), self._connections.current
         if run is None or not (limit.down or limit.up):
             return []
-        paced = next((one for one in self._runs if one is run), None)
-        if paced is None:
+        if not isinstance(run, Paces):
             return [NOT_PACED]
-        places = {**paced.unseen, **paced.unpaced}
+        places = {**run.unseen, **run.unpaced}
         return [NOT_THERE.format(shown(tag), why) for tag, why in places.items() if key in run.accounts.get(tag, ())]
 
-    def arrived(self, key: str, _: Address) -> None:
-        """Called when the user has a new connection, or one that the core has just reported."""
-        limit = self._limits_of(key)
-        if limit.down or limit.up or self._new_connections.may_be_held(key, self._runs):
+    def arrived(self, key: str, address: Address) -> None:
+        limit = self._in_force.of(key)
+        if limit.down or limit.up or self._new_connections.may_be_held(key):
             self._look_at({key}, max(GATHER, self._rest_until - self._reactor.seconds()))
 
     def changed(self, keys: Iterable[str]) -> None:
-        """Called when these users came or went, or have other limits."""
         self._new_connections.changed()
         self._look_at({key for key in keys if key in self._users or self._may_matter(key)}, 0)
 
-    def _may_matter(self, key: str) -> bool:
-        limit = self._limits_of(key)
-        return bool(limit.down or limit.up) and self._may_carry(key)
-
-    def _may_carry(self, key: str) -> bool:
-        return any(run.may_carry(key) for run in self._runs)
-
-    def _follow(self) -> None:
-        """Called when a core came or went."""
-        self._runs = [run for run in self._generations.serving if isinstance(run, Paces)]
+    def cores_changed(self) -> None:
         self._new_connections.changed()
         self._look_at(frozenset(), 0)
+
+    def _may_matter(self, key: str) -> bool:
+        limit = self._in_force.of(key)
+        return bool(limit.down or limit.up) and self._connections.may_carry(key)
 
     # Timing
 
@@ -116,20 +103,10 @@ class Pacer:
         """Handle these users in a round after so many seconds, or before."""
         self._soon |= keys
         self._users |= keys
-        if not self._periodic.running:
-            return
-        if self._call is not None and self._call.getTime() <= self._reactor.seconds() + seconds:
-            return
-        self._cancel()
-        self._call = self._reactor.callLater(seconds, self._wake)
-
-    def _cancel(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        if self._periodic.running:
+            self._alarm.within(seconds)
 
     def _wake(self) -> None:
-        self._call = None
         ensureDeferred(self._look_soon()).addErrback(
             lambda failure: self.log.failure(
                 "speed limits could not be applied to new connections; the node tries again", failure
@@ -139,7 +116,7 @@ class Pacer:
     async def _look_soon(self) -> None:
         async with self._lock:
             began = self._reactor.seconds()
-            await self._new_connections.settle(self._runs)
+            await self._new_connections.settle()
             if soon := self._take_soon():
                 await self._round(soon, soon, 0.0)
             now = self._reactor.seconds()
@@ -147,15 +124,18 @@ class Pacer:
 
     async def _tick(self) -> None:
         async with self._lock:
-            await self._new_connections.settle(self._runs)
+            await self._new_connections.settle()
             now = self._reactor.seconds()
             since, self._looked, all_users = now - self._looked, now, now >= self._due
             soon = self._take_soon()
-            keys = soon | {key for key in self._users if all_users or self._limits_of(key).up}
+            keys = soon | {key for key in self._users if all_users or self._in_force.of(key).up}
             flows = await self._round(keys, soon, since) if keys else {}
             self._up.look(flows, keys)
             if all_users:
-                await self._let_go(self._down.look(flows), self._up.lose(flows))
+                # Connections that no user with a limit has any more: a reverse proxy's may carry other users now, and
+                # an idle one may carry something after its user's limit is gone.
+                self._down.look(flows)
+                await self._apply(dict.fromkeys(self._down.lose(flows)), dict.fromkeys(self._up.lose(flows)))
                 took = self._reactor.seconds() - now
                 # Half a tick less, because a tick may come a little early.
                 self._due = now + min(max(EVERYBODY, took / SHARE), LONGEST) - TICK / 2
@@ -175,46 +155,34 @@ class Pacer:
         found, faults = await self._see(keys)
         rates: dict[Flow, int | None] = {}
         windows: dict[Flow, int | None] = {}
-        for number, key in enumerate(keys, 1):
-            if number % TURN == 0:
-                await deferLater(self._reactor, 0)
-            limit, flows = self._limits_of(key), found.get(key, {})
-            rates |= self._down.plan(limit.down // 8, flows, key in soon)
-            windows |= self._up.plan(key, limit.up // 8, flows, seconds)
-            if not faults and not ((limit.down or limit.up) and (flows or self._may_carry(key))):
-                self._users.discard(key)
-        for run in self._runs:
-            await _set(run, run.pace, rates, self._down.held)
-            await _set(run, run.narrow, windows, self._up.held)
+        async for part in slices(self._reactor, keys, TURN):
+            for key in part:
+                limit, flows = self._in_force.of(key), found.get(key, {})
+                rates |= self._down.plan(limit.down // 8, flows, key in soon)
+                windows |= self._up.plan(key, limit.up // 8, flows, seconds)
+                if not faults and not ((limit.down or limit.up) and (flows or self._connections.may_carry(key))):
+                    self._users.discard(key)
+        await self._apply(rates, windows)
         self._users |= self._soon
         if faults:
             self._soon |= {*soon}
             raise faults[0]
         return {flow: live for flows in found.values() for flow, live in flows.items()}
 
-    async def _let_go(self, lost: Collection[Flow], wide: Collection[Flow]) -> None:
-        """Remove the pace and the window from connections that no user with a limit has any more.
-
-        A reverse proxy's connection may carry other users now. An idle one may carry something after its user's limit
-        is gone.
-        """
-        for run in self._runs:
-            await _set(run, run.pace, dict.fromkeys(lost), self._down.held)
-            await _set(run, run.narrow, dict.fromkeys(wide), self._up.held)
-
     async def _see(self, keys: Collection[str]) -> tuple[dict[str, dict[Flow, Live]], list[CoreFailed]]:
         """Return the connections of these users over all cores, and the failures of cores that did not answer."""
+        by_core, faults = await look(self._connections.paced, keys)
         found: dict[str, dict[Flow, Live]] = {}
-        faults = []
-        for run in self._runs:
-            try:
-                lives = await run.look(keys)
-            except CoreFailed as error:
-                faults.append(error)
-                continue
+        for run, lives in by_core:
             for live in lives:
                 found.setdefault(live.key, {})[run, live.handle] = live
         return found, faults
+
+    async def _apply(self, rates: Mapping[Flow, int | None], windows: Mapping[Flow, int | None]) -> None:
+        """Set these speeds and windows on the connections; None: no limit."""
+        for run in self._connections.paced:
+            await _set(run, run.pace, rates, self._down.held)
+            await _set(run, run.narrow, windows, self._up.held)
 
 
 async def _set(run: PacedRun, setting: Setting, wanted: Mapping[Flow, int | None], held: dict[Flow, int]) -> None:

@@ -59,10 +59,23 @@ def changed(wanted: Mapping[F, int], held: Mapping[F, int]) -> dict[F, int]:
 
 
 @dataclass
-class Down(Generic[F]):
-    """Download: the speed that each connection is held to, and its progress at the last round."""
+class Held(Generic[F]):
+    """The speed or window that each connection is held to."""
 
     held: dict[F, int] = field(default_factory=dict)
+
+    def lose(self, flows: Mapping[F, Live]) -> list[F]:
+        """Given all connections, forget and return those that were held and are not among them."""
+        lost = [flow for flow in self.held if flow not in flows]
+        for flow in lost:
+            del self.held[flow]
+        return lost
+
+
+@dataclass
+class Down(Held[F]):
+    """Download: the speed that each connection is held to, and its progress at the last round."""
+
     seen: dict[F, Seen] = field(default_factory=dict)
 
     def plan(self, limit: int, flows: Mapping[F, Live], new: bool) -> dict[F, int | None]:
@@ -80,23 +93,21 @@ class Down(Generic[F]):
         """The busy connections."""
         return {flow for flow, live in flows.items() if self.seen.get(flow, UNSEEN).is_busy(live)}
 
-    def look(self, flows: Mapping[F, Live]) -> list[F]:
-        """Note the progress of all connections. Returns those that were held to a speed and are not among them."""
+    def look(self, flows: Mapping[F, Live]) -> None:
+        """Note the progress of all connections."""
         before, self.seen = self.seen, {}
         for flow, live in flows.items():
             sent, still = before.get(flow, UNSEEN)
             self.seen[flow] = Seen(live.sent, still + 1 if live.sent == sent else 0)
-        return _lose(self.held, flows)
 
 
 @dataclass
-class Up(Generic[F]):
+class Up(Held[F]):
     """Upload: limits the speed from clients by the receive windows of their connections.
 
     The true round trip is not known, so the resulting speed is measured and the windows are corrected.
     """
 
-    held: dict[F, int] = field(default_factory=dict)
     seen: dict[F, int] = field(default_factory=dict)
     # By user, the factor for the windows.
     factors: dict[str, float] = field(default_factory=dict)
@@ -120,17 +131,6 @@ class Up(Generic[F]):
         """Note the progress of these users, who are all users with an upload limit."""
         self.seen = {flow: live.received for flow, live in flows.items()}
         self.factors = {key: factor for key, factor in self.factors.items() if key in users}
-
-    def lose(self, flows: Mapping[F, Live]) -> list[F]:
-        """Given all connections, return those that were held to a window and are not among them."""
-        return _lose(self.held, flows)
-
-
-def _lose(held: dict[F, int], flows: Mapping[F, Live]) -> list[F]:
-    lost = [flow for flow in held if flow not in flows]
-    for flow in lost:
-        del held[flow]
-    return lost
 
 
 def corrected(factor: float, limit: int, measured: float) -> float:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
+from heapq import nsmallest
 
+from twisted.internet.interfaces import IReactorTime
+
+from node.backend.listing import MOST, MOST_BYTES, TURN
 from node.backend.runner import Runner
 from node.backend.supplied import check
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
+from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
-from node.contract.connections import Address, SeesConnections
 from node.contract.lasting import Lasting
 from node.contract.saved import Changes, Saved
-from node.events.journal import Tells
-from node.limits.address_events import AddressEvents
-from node.limits.address_limits import AddressLimits, notes
+from node.events.journal import Journal
+from node.limits.address_limits import AddressLimits
 from node.limits.book import Book
+from node.limits.connections import Connections
+from node.limits.count import Count, reached, reasons
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
-from node.limits.listing import Listing
+from node.limits.in_force import InForce
+from node.limits.limits import Limit, Period, period
 from node.limits.node_quota import NODE
 from node.limits.options import LimitOptions
 from node.limits.pacer import Pacer
@@ -29,16 +35,19 @@ from protos.service_pb2 import (
     BaseInfoResponse,
     GetLimitsRequest,
     GetLimitsResponse,
+    LimitState,
     SetLimitsRequest,
     SetLimitsResponse,
     User,
 )
 
 NO_USER = "not a user now: the limits apply once they are one"
+# Bytes of a row's tag and length in a reply.
+_FRAME = 6
 
 
 class UserLimits(Lasting):
-    """Owns and connects the parts that enforce users' limits. `interval`: seconds between two readings of counters."""
+    """Owns and connects the parts that enforce users' limits."""
 
     title = "the limits of users"
 
@@ -48,135 +57,127 @@ class UserLimits(Lasting):
         runner: Runner,
         traffic: Traffic,
         store: Store,
-        journal: Tells,
+        journal: Journal,
         options: LimitOptions,
-        interval: float,
     ) -> None:
-        self._reactor = reactor
-        self._desired = runner.desired
-        generations = self._generations = runner.generations
-        self._runs: Sequence[SeesConnections] = ()
-        self._blind = False
-        self.book = Book(time.time, options.defaults, lambda key: self._desired.roster.tags_of(key), self._name_of)
-        self._addresses = AddressLimits(
-            reactor,
-            runs=lambda: self._runs,
-            limit_of=self.book.limit_of,
-            events=AddressEvents(journal, reactor, self._name_of),
-            grouping=options.grouping,
-            grace=options.grace,
-        )
-        self._enforcement = Enforcement(
-            *(reactor, self.book, runner.users, store, LimitEvents(journal, reactor, self._name_of)),
-            read=lambda wanted: traffic.read(wanted=wanted),
-            save=traffic.save_changed,
-            may_carry=self._may_carry,
-            interval=interval,
-        )
-        self._pacer = Pacer(reactor, generations, self.book.limit_of)
-        self._listing = Listing(reactor, self.book, self)
-        self._listening = False
-        self.book.changed = self._changed
-        self._desired.limiter = self.book
+        in_force = InForce(runner.desired, options.defaults)
+        connections = Connections(runner.generations, in_force)
+        self._book = book = Book(in_force, connections)
+        self._events = events = LimitEvents(journal, reactor, in_force)
+        self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
+        self._addresses = AddressLimits(reactor, in_force, connections, events, options.grouping, options.grace)
+        pacer = Pacer(reactor, in_force, connections)
+        self._parts = self._enforcement, self._addresses, pacer
+        self._listing = Listing(reactor, book, self._addresses, pacer)
+        self.page = self._listing.page
+        runner.desired.limiter = book
         traffic.watched(self._enforcement)
-        generations.watch(self._follow)
 
     @property
     def warnings(self) -> list[str]:
         """Warnings for `info`."""
-        return [*self._enforcement.warnings, *self._addresses.warnings, *self._pacer.warnings]
+        return [warning for part in self._parts for warning in part.warnings]
 
     def start(self) -> None:
-        self._enforcement.start()
-        self._addresses.start()
-        self._pacer.start()
+        for part in self._parts:
+            part.start()
 
     def stop(self) -> None:
-        self._addresses.stop()
-        self._enforcement.stop()
-        self._pacer.stop()
+        for part in self._parts:
+            part.stop()
+        self._events.close()
 
     def leave(self) -> None:
         self.stop()
 
     def restore(self, saved: Saved) -> None:
-        self.book.restore((key, packed) for key, packed in saved.limits if key != NODE)
+        self._book.restore((key, packed) for key, packed in saved.limits if key != NODE)
         self._enforcement.handle_soon()
+
+    def save(self, changes: Changes) -> None:
+        changes.limits |= self._book.everything()
+
+    def summary(self, info: BaseInfoResponse) -> None:
+        """Add how many users have limits, how many are barred by them, and the like."""
+        info.limits.MergeFrom(self._book.summary())
+        info.limits.too_many_addresses = self._addresses.ended
 
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
         """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
         overrides = {}
         for user in request.users:
+            limits = user.limits if user.HasField("limits") else None
             try:
-                check(User(email=user.name, limits=user.limits if user.HasField("limits") else None))
+                check(User(email=user.name, limits=limits))
             except Unusable as error:
                 raise InvalidRequest(f"user {shown(user.name)}: {error}") from error
-            packed = user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else None
+            packed = None if limits is None else limits.SerializeToString(deterministic=True)
             overrides[key_of(user.name)] = user.name, packed
         refused = await self._enforcement.override({key: packed for key, (_, packed) in overrides.items()})
         reply = SetLimitsResponse()
         for key, (name, _) in overrides.items():
-            for text in self.notes(key) if self.book.is_user(key) else [NO_USER]:
+            for text in self._listing.notes(key) if key in self._book.in_force.users else [NO_USER]:
                 reply.notes.add(name=name, text=text)
         for email, reason in refused:
             if key_of(email) in overrides:
                 reply.notes.add(name=overrides[key_of(email)][0], text=f"the user is not in the core: {reason}")
         return reply
 
+
+class Listing:
+    """Makes the replies of GetLimits."""
+
+    def __init__(self, reactor: IReactorTime, book: Book, addresses: AddressLimits, pacer: Pacer) -> None:
+        self._reactor = reactor
+        self._book = book
+        self._addresses = addresses
+        self._pacer = pacer
+
+    def notes(self, key: str) -> list[str]:
+        """Which of this user's limits are not enforced, and why."""
+        return [*self._addresses.notes(key), *self._pacer.notes(key)]
+
     async def page(self, request: GetLimitsRequest) -> GetLimitsResponse:
-        """GetLimits: a page of the users with limits."""
-        return await self._listing.page(request.after, request.limit, request.names, request.off)
+        """The users after a name, as many as fit into a reply: those with limits, barred ones, or some by name."""
+        keys = self._asked(request.names, request.off)
+        begin, limit = key_of(request.after), min(request.limit or MOST, MOST)
+        reply, size = GetLimitsResponse(total=len(keys)), 0
+        page = nsmallest(limit + 1, (key for key in keys if key > begin))
+        addresses = await self._addresses.addresses(page)
+        for number, key in enumerate(page):
+            if number % TURN == 0:
+                await a_turn(self._reactor)
+            row = self._row(key, addresses.get(key, ()))
+            size += row.ByteSize() + _FRAME
+            if len(reply.users) == limit or (reply.users and size > MOST_BYTES):
+                reply.next = page[number - 1]
+                break
+            reply.users.append(row)
+        return reply
 
-    def save(self, changes: Changes) -> None:
-        changes.limits |= self.book.everything()
+    def _asked(self, names: Collection[str], off: bool) -> AbstractSet[str]:
+        book = self._book
+        if names:
+            return {key for key in map(key_of, names) if book.knows(key) and (not off or key in book.off)}
+        return book.off.intersection(book.in_force.users) if off else book.in_force.limited()
 
-    def summary(self, info: BaseInfoResponse) -> None:
-        """Add users with limits, barred users, and the like."""
-        info.limits.MergeFrom(self.book.summary())
-        info.limits.too_many_addresses = self._addresses.ended
+    def _row(self, key: str, addresses: Sequence[str]) -> LimitState:
+        book = self._book
+        limit, count = book.in_force.of(key), book.count_of(key)
+        row = LimitState(name=book.in_force.name_of(key), limits=limit.message(), addresses=addresses)
+        row.notes.extend(self.notes(key))
+        if count is not None or limit.quota:
+            # A user who has not connected yet has no count.
+            _fill(row, limit, count or Count(0.0), book.now())
+        return row
 
-    # Satisfies `node.limits.listing.Sight`
 
-    async def addresses(self, keys: Collection[str]) -> Mapping[str, Sequence[str]]:
-        return await self._addresses.addresses(keys)
-
-    def notes(self, key: str) -> Sequence[str]:
-        unseen = {tag: why for run in self._runs for tag, why in run.unseen.items()}
-        tags = self._desired.roster.tags_of(key)
-        addresses = notes(self.book.limit_of(key), tags, unseen, blind=self._blind)
-        return [*addresses, *self._pacer.notes(key)]
-
-    # The cores
-
-    def _follow(self) -> None:
-        """Called when a core came or went."""
-        serving = self._generations.serving
-        self._runs = [run for run in serving if isinstance(run, SeesConnections)]
-        self._blind = len(self._runs) < len(serving)
-        self._listen()
-
-    def _listen(self) -> None:
-        """Have the cores report new connections once any user has limits; before that the cost is saved."""
-        if self.book.limits_anybody:
-            for run in self._runs:
-                run.arrived = self._arrived
-            self._listening = True
-
-    def _changed(self, keys: Collection[str]) -> None:
-        """Called when the limits of these users may have changed, or they came or went."""
-        if not self._listening:
-            self._listen()
-        self._addresses.changed(keys)
-        self._pacer.changed(keys)
-
-    def _arrived(self, key: str, address: Address) -> None:
-        self._enforcement.arrived(key)
-        self._addresses.arrived(key, address)
-        self._pacer.arrived(key, address)
-
-    def _may_carry(self, key: str) -> bool:
-        return self._blind or any(run.may_carry(key) for run in self._runs)
-
-    def _name_of(self, key: str) -> str:
-        packed = self._desired.roster.users.get(key)
-        return key if packed is None else User.FromString(packed).email
+def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
+    """Add the usage and what follows from it."""
+    if limit.quota:
+        row.used_up, row.used_down, row.counted_since = count.up, count.down, count.began
+        row.left = max(0, limit.quota - count.used(limit.way))
+        if limit.period is not Period.NEVER:
+            row.resets_at = int(period(now, limit.period, limit.reset_day)[1])
+    row.off_since = count.off_since
+    row.off_for.extend(reasons(reached(count, limit, now), limit))

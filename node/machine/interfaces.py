@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-# Each start of the machine has a new id, in containers too.
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+from node.base import proc
+
 # Exists for interfaces that are hardware to the machine, also to a virtual machine.
 _DEVICE = "/sys/class/net/{}/device"
 LOOPBACK = "lo"
@@ -30,12 +30,17 @@ class Interfaces(NamedTuple):
     devices: frozenset[str]
 
 
+def read_carried() -> dict[str, Carried]:
+    """Read the counters of all interfaces. Raises `OSError`."""
+    counted = psutil.net_io_counters(pernic=True, nowrap=False)
+    return {name: Carried(one.bytes_recv, one.bytes_sent) for name, one in counted.items()}
+
+
 def read_interfaces() -> Interfaces:
     """Read the kernel's counters; takes some tenths of a millisecond. Raises `OSError`."""
-    counted = psutil.net_io_counters(pernic=True, nowrap=False)
-    carried = {name: Carried(one.bytes_recv, one.bytes_sent) for name, one in counted.items()}
+    carried = read_carried()
     devices = frozenset(name for name in carried if Path(_DEVICE.format(name)).exists())
-    return Interfaces(_BOOT.read_text().strip(), carried, devices)
+    return Interfaces(proc.boot(), carried, devices)
 
 
 def of_machine(interfaces: Interfaces) -> frozenset[str]:

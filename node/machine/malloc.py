@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from twisted.internet.interfaces import IDelayedCall
-from twisted.internet.threads import deferToThreadPool
-
+from node.base.alarm import Alarm
 from node.base.logs import Logger
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 
 # malloc.h: number of heaps for all threads. In Python they take turns anyway.
@@ -34,17 +33,16 @@ class Memory:
         self._trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)
         if self._trim is not None:
             libc.mallopt(_M_ARENA_MAX, _HEAPS)
-        self._due: IDelayedCall | None = None
+        self._alarm = Alarm(reactor, self._give_back)
 
     def give_back_soon(self) -> None:
         """Return memory after SOON seconds; further requests until then are merged."""
-        if self._trim is not None and self._due is None:
-            self._due = self._reactor.callLater(SOON, self._give_back, self._trim)
+        if self._trim is not None:
+            self._alarm.within(SOON)
 
-    def _give_back(self, trim: Callable[[int], int]) -> None:
-        self._due = None
+    def _give_back(self) -> None:
+        assert self._trim is not None
         # Takes some milliseconds, in which threads that allocate memory wait.
-        done = deferToThreadPool(self._reactor, self._reactor.getThreadPool(), trim, 0)
-        done.addErrback(
+        in_pool(self._reactor, self._trim, 0).addErrback(
             lambda failure: self.log.failure("freed memory could not be returned to the system (malloc_trim)", failure)
         )

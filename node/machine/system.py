@@ -11,16 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.base.part import Part
 from node.base.periodic import Periodic
-
-_LOOPBACK = "lo"  # its name in every network namespace of Linux
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Bytes that one network interface received and sent since it appeared."""
-
-    received: int
-    sent: int
+from node.machine.interfaces import LOOPBACK, Carried, read_carried
+from protos.service_pb2 import SystemStatsResponse
 
 
 @dataclass(frozen=True)
@@ -34,26 +26,16 @@ class Sample:
     mem_total: int
     mem_available: int
     uptime: int
-    interfaces: Mapping[str, Counters]
+    interfaces: Mapping[str, Carried]
 
 
-@dataclass(frozen=True)
-class SystemReading:
-    """SystemStatsResponse of service.proto, field by field: bytes, percent of all cores, bytes per second, seconds."""
+def reading(before: Sample, after: Sample) -> SystemStatsResponse:
+    """Compute the values from two samples; rates are over the actual time between them.
 
-    mem_total: int
-    mem_used: int
-    cpu_cores: int
-    cpu_usage: float
-    incoming_bandwidth_speed: int
-    outgoing_bandwidth_speed: int
-    uptime: int
-
-
-def reading(before: Sample, after: Sample) -> SystemReading:
-    """Compute the values from two samples; rates are over the actual time between them."""
+    They are in bytes, percent of all cores, bytes per second, and seconds.
+    """
     elapsed = after.at - before.at
-    return SystemReading(
+    return SystemStatsResponse(
         mem_total=after.mem_total,
         mem_used=after.mem_total - after.mem_available,
         cpu_cores=after.cores,
@@ -73,7 +55,7 @@ def cpu_usage(before: Sample, after: Sample) -> float:
     return min(100.0, max(0.0, 100.0 * (1.0 - idle / total)))
 
 
-def _speed(before: Sample, after: Sample, of: Callable[[Counters], int], elapsed: float) -> int:
+def _speed(before: Sample, after: Sample, of: Callable[[Carried], int], elapsed: float) -> int:
     """Bytes per second over all interfaces in both samples. An interface whose counter was reset counts as 0."""
     if elapsed <= 0:
         return 0
@@ -88,7 +70,6 @@ def read_sample() -> Sample:
     memory = psutil.virtual_memory()
     # The time of guests is part of user time, as psutil counts it too.
     total = sum(cpu) - cpu.guest - cpu.guest_nice
-    interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
     return Sample(
         at=time.monotonic(),
         cpu_idle=cpu.idle + cpu.iowait,
@@ -97,13 +78,11 @@ def read_sample() -> Sample:
         mem_total=memory.total,
         mem_available=memory.available,
         uptime=int(time.clock_gettime(time.CLOCK_BOOTTIME)),
-        interfaces={
-            name: Counters(io.bytes_recv, io.bytes_sent) for name, io in interfaces.items() if name != _LOOPBACK
-        },
+        interfaces={name: carried for name, carried in read_carried().items() if name != LOOPBACK},
     )
 
 
-def since_boot(sample: Sample) -> SystemReading:
+def since_boot(sample: Sample) -> SystemStatsResponse:
     """The values of a single sample: no speeds, and the CPU usage since the machine started."""
     return reading(replace(sample, cpu_idle=0.0, cpu_total=0.0), sample)
 
@@ -133,7 +112,7 @@ class SystemStats(Part):
         """Whether the values are old, because the counters cannot be read."""
         return self._sampling.warnings
 
-    def current(self) -> SystemReading:
+    def current(self) -> SystemStatsResponse:
         """The newest values, those of `since_boot` until there is a second sample."""
         return self._reading
 

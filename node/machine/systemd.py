@@ -59,10 +59,6 @@ class Notifier:
         """Send the sign of life of the reactor."""
         self._send("WATCHDOG=1")
 
-    def status(self, text: str) -> None:
-        """Set the line that `systemctl status` shows."""
-        self._send("STATUS=" + " ".join(text.split()))
-
     def _send(self, message: str) -> None:
         if self.through is not None:
             self.through(message)
@@ -91,7 +87,7 @@ def _watchdog(environ: Mapping[str, str]) -> float | None:
 
 
 class Systemd(Part):
-    """Sends READY=1 when `ready` is called, WATCHDOG=1 twice in each interval, and STOPPING=1 at the end."""
+    """Sends READY=1 when the node serves, WATCHDOG=1 twice in each interval, and STOPPING=1 at the end."""
 
     title = "the systemd notifier"
 
@@ -117,15 +113,12 @@ class Systemd(Part):
         return self._pings.warnings if self._pings else []
 
     def reloading(self) -> None:
-        """Report an upgrade in place. No pings are sent until the next version sends `ready`."""
+        """Report an upgrade in place. No pings are sent until the next version is ready."""
         self._notifier.reloading()
         if self._pings:
             self._notifier.watchdog()
 
-    def ready(self, status: str = "") -> None:
-        """Call after all ports are bound. `status`: the line that `systemctl status` shows."""
-        if status:
-            self._notifier.status(status)
+    def begin(self) -> None:
         self._notifier.ready()
         if self._pings:
             # The last ping may be that of the program before an upgrade, and the next one comes late.

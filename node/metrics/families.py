@@ -147,23 +147,30 @@ READ = (
 )
 FAMILIES = (*READ, *LIVE)
 
-# The metrics of common exporters of cores, named behind the prefix METRICS_NAMES.
+# The metrics of common exporters of cores, named behind the prefix METRICS_NAMES: those that are fields of the core's
+# statistics, and all.
+OF_THE_CORE = (
+    (Family("uptime_seconds", Kind.GAUGE, "Seconds since the core started"), "uptime"),
+    (Family("goroutines", Kind.GAUGE, "Goroutines of the core"), "num_goroutine"),
+    (Family("memstats_alloc_bytes", Kind.GAUGE, "Bytes of living objects"), "alloc"),
+    # Not a counter: in OpenMetrics it would have the name of the one before it.
+    (Family("memstats_alloc_bytes_total", Kind.UNTYPED, "Bytes allocated so far"), "total_alloc"),
+    (Family("memstats_sys_bytes", Kind.GAUGE, "Bytes that the core has obtained from the system"), "sys"),
+    (Family("memstats_mallocs_total", Kind.COUNTER, "Objects allocated so far"), "mallocs"),
+    (Family("memstats_frees_total", Kind.COUNTER, "Objects freed so far"), "frees"),
+    (Family("memstats_num_gc", Kind.UNTYPED, "Garbage collections so far"), "num_gc"),
+    (
+        Family("memstats_pause_total_ns", Kind.UNTYPED, "Nanoseconds of garbage collection pauses so far"),
+        "pause_total_ns",
+    ),
+)
 ALIASES = (
     Family("up", Kind.GAUGE, "1 if the core answered"),
     Family("scrape_duration_seconds", Kind.GAUGE, "Duration of this reading, in seconds"),
     Family("scrapes_total", Kind.COUNTER, "Readings so far"),
-    Family("uptime_seconds", Kind.GAUGE, "Seconds since the core started"),
     Family("traffic_uplink_bytes_total", Kind.COUNTER, "Bytes up", ("dimension", "target")),
     Family("traffic_downlink_bytes_total", Kind.COUNTER, "Bytes down", ("dimension", "target")),
-    Family("goroutines", Kind.GAUGE, "Goroutines of the core"),
-    Family("memstats_alloc_bytes", Kind.GAUGE, "Bytes of living objects"),
-    # Not a counter: in OpenMetrics it would have the name of the one before it.
-    Family("memstats_alloc_bytes_total", Kind.UNTYPED, "Bytes allocated so far"),
-    Family("memstats_sys_bytes", Kind.GAUGE, "Bytes that the core has obtained from the system"),
-    Family("memstats_mallocs_total", Kind.COUNTER, "Objects allocated so far"),
-    Family("memstats_frees_total", Kind.COUNTER, "Objects freed so far"),
-    Family("memstats_num_gc", Kind.UNTYPED, "Garbage collections so far"),
-    Family("memstats_pause_total_ns", Kind.UNTYPED, "Nanoseconds of garbage collection pauses so far"),
+    *(family for family, _ in OF_THE_CORE),
 )
 
 _MADE: Mapping[Kind, type[Metric]] = {

@@ -14,19 +14,18 @@ from twisted.internet.defer import TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
-from node.backend.runner import Runner
 from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.part import Parts
 from node.contract.counters import DIRECTIONS, Row, Scope
 from node.contract.driver import Generation, HasProcess
-from node.contract.generations import Generations
+from node.engine.engine import Engine
 from node.machine.usage import Usage, most_files, open_files, usage
-from node.metrics.families import Sample, Samples
+from node.metrics.families import OF_THE_CORE, Sample, Samples
 from node.metrics.lag import Lag
+from node.metrics.options import MetricsOptions
 from node.metrics.readiness import Readiness
 from node.state.store import Store
-from node.traffic.polling import Traffic
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, LimitsSummary
 
 # Seconds to wait for a core, and for the disk; after that the last known values are used.
@@ -37,37 +36,38 @@ Figure = tuple[str, Sequence[str], float]
 
 @dataclass(frozen=True)
 class Sources:
-    """The parts that are read. `connections` yields, for each, its port ("rest" or "grpc") and whether it is known."""
+    """What is read. `places`: the most connections.
 
-    runner: Runner
-    generations: Generations
-    traffic: Traffic
+    `connections` yields, for each, its port ("rest" or "grpc") and whether it is known. `expires`: when the certificate
+    does, in Unix time.
+    """
+
+    engine: Engine
+    parts: Parts
     store: Store
-    readiness: Readiness
-    lag: Lag
+    options: MetricsOptions
     state_dir: Path
     places: int
-    # Scopes whose bytes are reported.
-    scopes: Sequence[Scope]
     connections: Callable[[], Iterable[tuple[str, bool]]]
-    parts: Parts
     expires: Callable[[], float]
 
+    @property
     def limits(self) -> LimitsSummary:
         """The users with limits and, if there is one, the node's own quota."""
         info = BaseInfoResponse()
-        for part in self.parts:
-            part.summary(info)
+        self.parts.summary(info)
         return info.limits
 
 
 class Figures:
-    """Reads all metrics. `prefix`: METRICS_NAMES, or ""."""
+    """Reads all metrics."""
 
-    def __init__(self, reactor: IReactorTime, sources: Sources, prefix: str = "") -> None:
+    def __init__(self, reactor: IReactorTime, sources: Sources, lag: Lag, readiness: Readiness) -> None:
         self._reactor = reactor
         self._sources = sources
-        self.prefix = f"{prefix}_" if prefix else ""
+        self._lag = lag
+        self._readiness = readiness
+        self.prefix = f"{sources.options.prefix}_" if sources.options.prefix else ""
         self._readings = 0
         # The last statistics of the core about itself.
         self._stats = BackendStatsResponse()
@@ -75,13 +75,16 @@ class Figures:
     async def read(self) -> Samples:
         """Read all values. Waits at most PATIENCE for the disk and the counters, and as long again for the core."""
         began, sources = self._reactor.seconds(), self._sources
-        await sources.traffic.settled(PATIENCE)
-        found = [*_node(sources), *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
+        await sources.engine.traffic.settled(PATIENCE)
+        node = _node(sources, self._lag, self._readiness)
+        found = [*node, *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
         if self.prefix:
             up = await self._ask()
             self._readings += 1
-            figures = _aliases(self._stats, up, self._readings, self._reactor.seconds() - began)
-            found += [(self.prefix + name, labels, value) for name, labels, value in figures]
+            seconds = self._reactor.seconds() - began
+            own = {"up": up, "scrape_duration_seconds": seconds, "scrapes_total": self._readings}
+            stats = {alias.name: getattr(self._stats, field) for alias, field in OF_THE_CORE}
+            found += [(self.prefix + name, (), value) for name, value in {**own, **stats}.items()]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
         for name, labels, value in found:
             samples[name].append((labels, value))
@@ -89,7 +92,8 @@ class Figures:
 
     def _bytes(self) -> dict[str, Iterable[Sample]]:
         """The sums of bytes, made into samples lazily, when a thread writes them."""
-        scopes, totals = self._sources.scopes, self._sources.traffic.totals
+        totals = self._sources.engine.traffic.totals
+        scopes = [*Scope] if self._sources.options.users else [Scope.INBOUND, Scope.OUTBOUND]
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
         }
@@ -101,7 +105,7 @@ class Figures:
 
     async def _ask(self) -> bool:
         """Ask the core for its statistics. Returns whether it answered."""
-        run = self._sources.generations.current
+        run = self._sources.engine.generations.current
         if run is None:
             return False
         try:
@@ -111,7 +115,7 @@ class Figures:
         return True
 
 
-def _node(sources: Sources) -> Iterator[Figure]:
+def _node(sources: Sources, lag: Lag, readiness: Readiness) -> Iterator[Figure]:
     yield "txnode_info", (__version__,), 1
     own = usage() or Usage(0, 0.0, 0.0)
     yield "txnode_uptime_seconds", (), own.age
@@ -119,17 +123,17 @@ def _node(sources: Sources) -> Iterator[Figure]:
     yield "txnode_cpu_seconds_total", (), own.cpu
     yield "txnode_open_fds", (), open_files()
     yield "txnode_max_fds", (), most_files()
-    yield "txnode_reactor_lag_seconds", (), sources.lag.worst
+    yield "txnode_reactor_lag_seconds", (), lag.worst
     yield "txnode_warnings", (), len(sources.parts.warnings)
-    yield "txnode_ready", (), sources.readiness.ready
-    for check in sources.readiness.checks:
-        yield "txnode_check_ok", (check,), check not in sources.readiness.faults
+    yield "txnode_ready", (), readiness.ready
+    for check in readiness.checks:
+        yield "txnode_check_ok", (check,), check not in readiness.faults
     connections = Counter(sources.connections())
     for door in ("rest", "grpc"):
         for known in (True, False):
             yield "txnode_connections", (door, "yes" if known else "no"), connections[door, known]
     yield "txnode_max_connections", (), sources.places
-    if (limits := sources.limits()).HasField("node"):
+    if (limits := sources.limits).HasField("node"):
         quota = limits.node
         yield "txnode_quota_bytes", (), quota.bytes
         yield "txnode_quota_used_bytes", (), quota.used
@@ -137,7 +141,7 @@ def _node(sources: Sources) -> Iterator[Figure]:
 
 
 def _core(sources: Sources) -> Iterator[Figure]:
-    runner, runs = sources.runner, sources.generations
+    runner, runs = sources.engine.runner, sources.engine.generations
     if (accepted := runner.accepted) is not None:
         yield "txnode_core_info", (accepted.driver.name, accepted.version), 1
     yield "txnode_core_running", (), runner.status.running and runs.current is not None
@@ -170,10 +174,10 @@ def _usage(run: Generation | None) -> Usage:
 
 
 def _users(sources: Sources) -> Iterator[Figure]:
-    desired, current = sources.runner.desired, sources.generations.current
+    desired, current = sources.engine.runner.desired, sources.engine.generations.current
     confirmed = current.accounts if current is not None else {}
     yield "txnode_users_wanted", (), len(desired.roster.users)
-    limits = sources.limits()
+    limits = sources.limits
     yield "txnode_users_limited", (), limits.limited
     yield "txnode_users_off", ("quota",), limits.off_quota
     yield "txnode_users_off", ("expiry",), limits.off_expired
@@ -187,8 +191,8 @@ def _users(sources: Sources) -> Iterator[Figure]:
 
 
 def _traffic(sources: Sources) -> Iterator[Figure]:
-    yield "txnode_counters_age_seconds", (), sources.traffic.age
-    for scope, rows in sources.traffic.pending.items():
+    yield "txnode_counters_age_seconds", (), sources.engine.traffic.age
+    for scope, rows in sources.engine.traffic.pending.items():
         yield "txnode_ledger_rows", (scope.value,), rows
 
 
@@ -198,21 +202,6 @@ def _state(sources: Sources) -> Iterator[Figure]:
         yield "txnode_state_file_bytes", (), sources.store.size
         yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.state_dir).free
     yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
-
-
-def _aliases(stats: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
-    yield "up", (), up
-    yield "scrape_duration_seconds", (), seconds
-    yield "scrapes_total", (), readings
-    yield "uptime_seconds", (), stats.uptime
-    yield "goroutines", (), stats.num_goroutine
-    yield "memstats_alloc_bytes", (), stats.alloc
-    yield "memstats_alloc_bytes_total", (), stats.total_alloc
-    yield "memstats_sys_bytes", (), stats.sys
-    yield "memstats_mallocs_total", (), stats.mallocs
-    yield "memstats_frees_total", (), stats.frees
-    yield "memstats_num_gc", (), stats.num_gc
-    yield "memstats_pause_total_ns", (), stats.pause_total_ns
 
 
 def _both(rows: Iterable[Row]) -> Iterator[Sample]:

@@ -2,54 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
-from node.base.part import Parts
 from node.base.reactor import PooledReactor
-from node.contract.counters import Scope
-from node.engine.engine import Engine
 from node.metrics.figures import Figures, Sources
 from node.metrics.lag import Lag
 from node.metrics.pages import Meters, Pages
 from node.metrics.readiness import Readiness, checks
-from node.state.store import Store
 
 
 class Monitoring:
-    """Event loop delay and readiness, each a service to start and stop, and the pages."""
+    """The event loop's delay and readiness, two parts, and the pages. `changed` gets each change of readiness."""
 
     def __init__(
-        self,
-        reactor: PooledReactor,
-        engine: Engine,
-        parts: Parts,
-        store: Store,
-        meters: Meters,
-        *,
-        state_dir: Path,
-        places: int,
-        users: bool,
-        prefix: str,
-        connections: Callable[[], Iterable[tuple[str, bool]]],
-        expires: Callable[[], float],
-        changed: Callable[[bool], None],
+        self, reactor: PooledReactor, sources: Sources, meters: Meters, changed: Callable[[bool], None]
     ) -> None:
-        """`users`: whether bytes are reported by user, too. For the rest see `Sources`, `Figures` and `Readiness`."""
-        self.lag = Lag(reactor)
-        self.readiness = Readiness(reactor, checks(store, engine.runner.status, engine.generations), changed)
-        sources = Sources(
-            runner=engine.runner,
-            generations=engine.generations,
-            traffic=engine.traffic,
-            store=store,
-            readiness=self.readiness,
-            lag=self.lag,
-            state_dir=state_dir,
-            places=places,
-            scopes=[*Scope] if users else [Scope.INBOUND, Scope.OUTBOUND],
-            connections=connections,
-            parts=parts,
-            expires=expires,
-        )
-        self.pages = Pages(reactor, Figures(reactor, sources, prefix), meters, self.readiness).all()
+        engine = sources.engine
+        lag = Lag(reactor)
+        readiness = Readiness(reactor, checks(sources.store, engine.runner.status, engine.generations), changed)
+        self.pages = Pages(reactor, Figures(reactor, sources, lag, readiness), meters, readiness).all()
+        self.parts = lag, readiness

@@ -13,10 +13,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.api.pages import Answer, Page
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.metrics.families import ALIASES, CALLS, READ, REFUSALS, Samples, made
 from node.metrics.figures import Figures
@@ -115,7 +115,7 @@ class Pages:
     async def _write(self, kind: str) -> bytes:
         """Write the page, in a thread: with series by user there may be 100,000 lines."""
         collector = _Collector(await self._figures.read(), self._figures.prefix, self._meters)
-        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _WRITERS[kind], collector)
+        return await in_pool(self._reactor, _WRITERS[kind], collector)
 
     async def _livez(self, accept: str, known: bool) -> Answer:
         """Any reply means alive."""

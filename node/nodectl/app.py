@@ -10,7 +10,7 @@ import click
 
 from node import __version__
 from node.nodectl.exits import Exit
-from node.nodectl.options import options
+from node.nodectl.options import shared
 
 # Commands and their lines in the help. Each is `command` in the module of its name in `node.nodectl.commands`.
 COMMANDS: dict[str, str] = {
@@ -57,7 +57,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@partial(options, envvar="NODECTL_NODES")
+@partial(shared, envvar="NODECTL_NODES")
 @click.version_option(__version__, prog_name="nodectl", message="%(prog)s %(version)s")
 def main() -> None:
     """Operate proxy nodes: the one on this machine, or those in a nodes file (docs/nodectl.md)."""

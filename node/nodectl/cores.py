@@ -12,8 +12,8 @@ from drivers.install.releases import CORES, Core, choose
 from drivers.install.releases import InstallError as InstallError
 from node.nodectl.local_node import LocalNode
 
-NAMES = tuple(CORES)
-_DIRECTORY = "TXNODE_CORES"
+# The releases that are installed by default, by the names of the cores.
+PINNED: Mapping[str, Core] = {name: releases[0] for name, releases in CORES.items()}
 
 
 @dataclass(frozen=True)
@@ -29,29 +29,14 @@ class Found:
 
 def directory_of(local: LocalNode) -> Path:
     """The directory of this node's cores. Raises `InstallError`."""
-    named = local.values.get(_DIRECTORY)
+    named = local.values.get("TXNODE_CORES")
     return (local.directory / named).absolute() if named else cores_directory()
-
-
-def variable(name: str) -> str:
-    """The name of the setting for the core's executable."""
-    return CORES[name][0].variable("EXECUTABLE_PATH")
-
-
-def pinned(name: str) -> str:
-    """The version that is installed by default."""
-    return CORES[name][0].version
-
-
-def assets(local: LocalNode, name: str) -> str:
-    """The directory of this core's geo files in the settings; empty if it is not set."""
-    return local.values.get(CORES[name][0].variable("ASSETS_PATH"), "")
 
 
 def used(local: LocalNode, name: str) -> tuple[Path, str] | None:
     """The executable that the node would start now, and its version. Raises `InstallError` if it is not this core."""
-    core = CORES[name][0]
-    path = find(core, local.values.get(variable(name)) or None, directory=directory_of(local))
+    core = PINNED[name]
+    path = find(core, local.values.get(core.variable("EXECUTABLE_PATH")) or None, directory=directory_of(local))
     return (path, version_of(core, path)) if path else None
 
 
@@ -60,17 +45,12 @@ def found(local: LocalNode) -> Iterator[Found]:
     directory = directory_of(local)
     for name, releases in CORES.items():
         now = used(local, name)
-        for core in releases:
-            path = executable(core, directory)
+        paths = {core.release: _executable(core, directory) for core in releases}
+        for release, path in paths.items():
             there = str(path) if path.exists() else ""
-            yield Found(name, core.release, there, core is releases[0], now is not None and now[0] == path)
-        if now and now[0] not in {executable(core, directory) for core in releases}:
+            yield Found(name, release, there, release == releases[0].release, now is not None and now[0] == path)
+        if now and now[0] not in paths.values():
             yield Found(name, now[1], str(now[0]), False, True)
-
-
-def executable(core: Core, directory: Path) -> Path:
-    """The path of an installed release."""
-    return directory / f"{core.name}-{core.release}" / core.executable
 
 
 def install(local: LocalNode, name: str, release: str | None = None, newest: bool = False) -> Path:
@@ -86,7 +66,7 @@ def named(local: LocalNode, name: str, which: str) -> Path:
     """The executable of an installed release, or at a path. Raises `InstallError` if it is not this core."""
     releases: Mapping[str, Core] = {core.release: core for core in CORES[name]}
     if which in releases:
-        path = executable(releases[which], directory_of(local))
+        path = _executable(releases[which], directory_of(local))
         if not path.exists():
             raise InstallError(
                 f"{releases[which].label} is not installed: nodectl core install {name} --version {which}"
@@ -95,5 +75,10 @@ def named(local: LocalNode, name: str, which: str) -> Path:
     path = Path(which).expanduser().absolute()
     if not path.is_file():
         raise InstallError(f"{which} is neither a release of {name} ({', '.join(releases)}) nor a file")
-    version_of(CORES[name][0], path)
+    version_of(PINNED[name], path)
     return path
+
+
+def _executable(core: Core, directory: Path) -> Path:
+    """The path of an installed release."""
+    return directory / f"{core.name}-{core.release}" / core.executable

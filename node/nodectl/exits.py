@@ -34,23 +34,25 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-_CODES: tuple[tuple[type[NodeError], Exit], ...] = (
-    (NoReply, Exit.UNREACHABLE),
-    (errors.Unauthenticated, Exit.KEY_REFUSED),
-    (errors.Forbidden, Exit.KEY_REFUSED),
-    (errors.NotInitialized, Exit.NOT_RUNNING),
-    (errors.NotStarted, Exit.NOT_RUNNING),
-    (errors.CoreFailed, Exit.NOT_RUNNING),
-    (errors.UsersRefused, Exit.USERS_REFUSED),
-)
-_ADVICE: tuple[tuple[type[NodeError], str], ...] = (
-    (UnexpectedReply, "check port and transport in the nodes file"),
-    (NoReply, "check that the node runs, that its port is reachable, and that the certificate is this node's"),
-    (errors.Unauthenticated, "give the node's key as key_file in the nodes file, or in NODECTL_KEY"),
-    (errors.Forbidden, "use a key with a wider scope"),
-    (errors.NotInitialized, "start the core first: nodectl start CONFIG"),
-    (errors.NotStarted, "the node is starting the core: try again in a few seconds"),
-    (errors.CoreFailed, "for the core's last lines: nodectl logs"),
+# Errors of calls, with their exit codes and what to do about them; empty where the error's own text says that.
+_ERRORS: tuple[tuple[type[NodeError], Exit, str], ...] = (
+    (UnexpectedReply, Exit.UNREACHABLE, "check port and transport in the nodes file"),
+    (
+        NoReply,
+        Exit.UNREACHABLE,
+        "check that the node runs, that its port is reachable, and that the certificate is this node's",
+    ),
+    (
+        errors.Unauthenticated,
+        Exit.KEY_REFUSED,
+        "give the node's key as key_file in the nodes file, or in NODECTL_KEY",
+    ),
+    (errors.Forbidden, Exit.KEY_REFUSED, "use a key with a wider scope"),
+    (errors.NotInitialized, Exit.NOT_RUNNING, "start the core first: nodectl start CONFIG"),
+    (errors.NotStarted, Exit.NOT_RUNNING, "the node is starting the core: try again in a few seconds"),
+    (errors.CoreFailed, Exit.NOT_RUNNING, "for the core's last lines: nodectl logs"),
+    (errors.UsersRefused, Exit.USERS_REFUSED, ""),
+    (NodeError, Exit.FAILED, ""),
 )
 
 
@@ -65,12 +67,12 @@ class Unusable(click.ClickException):
 
 
 def code_of(error: NodeError) -> Exit:
-    return next((code for kind, code in _CODES if isinstance(error, kind)), Exit.FAILED)
+    return next(code for kind, code, _ in _ERRORS if isinstance(error, kind))
 
 
 def advice_for(error: NodeError) -> str:
     """What to do about an error; empty where its own text says that."""
-    return next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
+    return next(advice for kind, _, advice in _ERRORS if isinstance(error, kind))
 
 
 def together(codes: Iterable[Exit]) -> Exit:

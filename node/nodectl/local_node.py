@@ -1,19 +1,26 @@
-"""Find the node on this machine and its settings: those of a directory, else those of the service."""
+"""The node on this machine: its settings, those of a directory or else of the service, and how to call it."""
 
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+
 from node.base import env_file
+from node.base.secret_file import write_secret
 from node.certificate import CERTIFICATE
+from node.client import Target
+from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
 from node.nodectl.exits import Unusable
-from node.settings import BadSettings, given, keys_file
+from node.settings import BadSettings, Settings, given, keys_file, load
 
 # The places in `deploy/node.service`.
 SERVICE_SETTINGS = Path("/etc/txnode/node.env")
@@ -21,6 +28,7 @@ SERVICE: Mapping[str, str] = {"STATE_DIR": "/var/lib/txnode", "TXNODE_CORES": "/
 _STATE_DIR = "var"
 # OpenSSL and programs that use it read the first one, too: as the file of trusted authorities.
 _PAIR = ("SSL_CERT_FILE", "SSL_KEY_FILE")
+_REMEDY = "change to the node's directory, run this as the node's user or root, or name another node: --node NAME"
 
 
 @dataclass(frozen=True)
@@ -100,3 +108,63 @@ def _require_ours(directory: Path, names: Iterable[str]) -> None:
 def owner(file: Path) -> int:
     """The uid of the owner; of a link, its own."""
     return file.lstat().st_uid
+
+
+def local_target(directory: Path, environ: Mapping[str, str]) -> Target:
+    """How to call the node with settings in this directory, else the service. Raises `Unusable`."""
+    try:
+        place = find(directory, environ)
+        return _target(load({}, place.directory, place.environ, drivers=()))
+    except BadSettings as bad:
+        raise Unusable(f"no usable settings of a node found here: {'; '.join(bad.faults)}. {_REMEDY}")
+    except (OSError, ValueError) as error:
+        raise Unusable(f"cannot call the node on this machine: {error}. {_REMEDY}")
+
+
+def _target(settings: Settings) -> Target:
+    door = settings.door
+    return Target(
+        "rest" if door.rest_port else "grpc",
+        "localhost" if door.host in ANY else door.host,
+        door.rest_port or door.grpc_port or 0,
+        settings.keys.key,
+        door.cert_file,
+        certificate_name=name_of(door.cert_file.read_bytes()),
+    )
+
+
+def name_of(pem: bytes) -> str:
+    """A name in this certificate: localhost if it is there, else the first one. Raises `ValueError`."""
+    certificate = x509.load_pem_x509_certificate(pem)
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ""
+    found = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    return "localhost" if "localhost" in found or not found else found[0].replace("*", "node", 1)
+
+
+def write_setting(file: Path, name: str, value: str) -> None:
+    """Set one setting in a file of settings, which keeps its owner and mode. Raises `OSError`, `ValueError`.
+
+    It follows no link: root may run this in another user's directory.
+    """
+    if file.is_symlink():
+        raise ValueError(f"{file} is a link to {file.readlink()}: write the setting there; --print prints it")
+    old, mode = "", 0o600
+    with suppress(FileNotFoundError):
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor) as opened:
+            old, mode = opened.read(), stat.S_IMODE(os.fstat(descriptor).st_mode)
+    write_secret(file, with_setting(old, name, value).encode(), mode)
+
+
+def with_setting(text: str, name: str, value: str) -> str:
+    """The text with the setting: in place of its last occurrence, else at the end. Raises `ValueError`."""
+    if re.search(r"[\r\n\"']", value):
+        raise ValueError(f"{value!r} cannot be written to a file of settings: it has quotes or line breaks")
+    line = f'{name}="{value}"' if re.search(r"[\s#]", value) else f"{name}={value}"
+    lines = text.splitlines()
+    place = max((number for number, each in enumerate(lines) if name in env_file.read(each)), default=len(lines))
+    lines[place : place + 1] = [line]
+    return "\n".join(lines) + "\n"

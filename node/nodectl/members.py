@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from node.base.errors import Forbidden, UsersRefused
+from node.nodectl.exits import Exit
+from node.nodectl.fleet import Node, Outcome, answers
 from node.nodectl.output import note
-from node.nodectl.running import Node
 from node.nodectl.users.difference import Difference
 from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
@@ -44,7 +45,7 @@ async def listed(node: Node, names: Sequence[str] = (), credentials: bool = Fals
     return found
 
 
-async def send(node: Node, users: Sequence[pb.User], done: Callable[[int], object] = bool) -> list[tuple[str, str]]:
+async def send(node: Node, users: Sequence[pb.User], done: Callable[[int], object] = bool) -> dict[str, str]:
     """Add, change or remove these users. Returns the refused ones with reasons; calls `done` with each batch's size."""
     client = node.client.within(PATIENCE)
     for begin in range(0, len(users), BATCH):
@@ -53,9 +54,13 @@ async def send(node: Node, users: Sequence[pb.User], done: Callable[[int], objec
         with suppress(UsersRefused):
             await client.sync_chunked(batch)
         done(len(batch))
-    coming = [user for user in users if user.inbounds]
+    return await unconfirmed(node, users)
+
+
+async def unconfirmed(node: Node, users: Sequence[pb.User]) -> dict[str, str]:
+    """Look up which of these users the core has not confirmed as they were sent, by name, with reasons."""
     rows = (await listed(node, [user.email for user in users])).users if users else []
-    return not_in(coming, rows)
+    return not_in([user for user in users if user.inbounds], rows)
 
 
 async def apply(node: Node, plan: Difference, done: Callable[[int], object]) -> dict[str, Any]:
@@ -66,13 +71,23 @@ async def apply(node: Node, plan: Difference, done: Callable[[int], object]) -> 
         "changed": len(plan.changed),
         "removed": len(plan.removed),
         "same": plan.same,
-        "refused": [{"name": name, "why": why} for name, why in refused],
+        "refused": refusals(refused),
     }
 
 
-def note_refused(name: str, refused: Sequence[Mapping[str, str]]) -> None:
-    """Print which users the node could not apply, and why."""
-    for user in refused[:SHOWN]:
-        note(f"{name}: {user['name']} was refused: {user['why']}")
-    if len(refused) > SHOWN:
-        note(f"{name}: and {len(refused) - SHOWN} more; to list them all: nodectl users list --unconfirmed")
+def refusals(refused: Mapping[str, str]) -> list[dict[str, str]]:
+    """The JSON form of users who could not be applied, and why."""
+    return [{"name": name, "why": why} for name, why in refused.items()]
+
+
+def note_refused(outcomes: Sequence[Outcome[dict[str, Any]]]) -> Exit:
+    """Print which users the nodes could not apply, and why. Returns the exit code."""
+    code = Exit.OK
+    for node, answer in answers(outcomes):
+        for user in answer["refused"][:SHOWN]:
+            note(f"{node}: {user['name']} was refused: {user['why']}")
+        if (more := len(answer["refused"]) - SHOWN) > 0:
+            note(f"{node}: and {more} more; to list them all: nodectl users list --unconfirmed")
+        if answer["refused"]:
+            code = Exit.USERS_REFUSED
+    return code

@@ -1,4 +1,4 @@
-"""Draw a full-screen view on the terminal, and read keys."""
+"""Draw a view on the whole terminal with each answer of the nodes, until q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,25 +7,37 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from rich.console import Console, RenderableType
 from rich.live import Live
-from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorFDSet
 from twisted.internet.main import CONNECTION_DONE
 from twisted.python.failure import Failure
-from zope.interface import implementer
+
+from node.nodectl.fleet import Fleet, Outcome, Work
+from node.nodectl.run import Descriptor
+
+T = TypeVar("T")
 
 
-@contextmanager
-def screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
-    """Take the whole screen, and restore it afterwards. Yields a function that draws."""
+async def show(
+    fleet: Fleet, console: Console, work: Work[T], every: float, drawn: Callable[[Outcome[T]], RenderableType]
+) -> None:
+    """Poll the nodes `every` seconds, and show what `drawn` makes of each answer. Restores the screen at the end."""
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda drawn: live.update(drawn, refresh=True)
+        polling = Deferred.fromCoroutine(
+            fleet.poll(work, every, lambda outcome: live.update(drawn(outcome), refresh=True))
+        )
+        quitting = _keys(IReactorFDSet(fleet.reactor), lambda key: polling.cancel() if key in "qQ" else None)
+        with quitting, suppress(CancelledError):
+            await polling
 
 
 @contextmanager
-def keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
+def _keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
     """Call `pressed` with each key, without echo. Does nothing if standard input is not a terminal."""
     if not sys.stdin.isatty():
         yield
@@ -33,34 +45,18 @@ def keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[Non
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     tty.setcbreak(number)
-    reader = _Keys(reactor, number, pressed)
+
+    def read() -> Failure | None:
+        found = os.read(number, 64)
+        for key in found.decode("ascii", "ignore"):
+            pressed(key)
+        return None if found else Failure(CONNECTION_DONE)
+
+    # If the terminal is gone, a signal ends this process.
+    reader = Descriptor(number, read, lambda: reactor.removeReader(reader))
     reactor.addReader(reader)
     try:
         yield
     finally:
         reactor.removeReader(reader)
         termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-
-@implementer(IReadDescriptor)
-class _Keys:
-    def __init__(self, reactor: IReactorFDSet, number: int, pressed: Callable[[str], None]) -> None:
-        self._reactor = reactor
-        self._number = number
-        self._pressed = pressed
-
-    def fileno(self) -> int:
-        return self._number
-
-    def logPrefix(self) -> str:
-        return "keys"
-
-    def doRead(self) -> Failure | None:
-        read = os.read(self._number, 64)
-        for key in read.decode("ascii", "ignore"):
-            self._pressed(key)
-        return None if read else Failure(CONNECTION_DONE)
-
-    def connectionLost(self, reason: Failure) -> None:
-        """The terminal is gone; a signal will end this process."""
-        self._reactor.removeReader(self)

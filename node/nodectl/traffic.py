@@ -1,24 +1,27 @@
-"""Bytes by name from the rows of GetStats, and their rates."""
+"""Traffic of users, inbounds or outbounds: bytes by name, their rates between two readings, and tables of both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from node.nodectl.running import Node, Work
+from rich.console import RenderableType
+
+from node.base.errors import NodeError
+from node.base.logs import printable
+from node.nodectl.fleet import Outcome, Work
+from node.nodectl.output import rate, size, table
 from protos import service_pb2 as pb
 
 KINDS = {"users": pb.UsersStat, "inbounds": pb.Inbounds, "outbounds": pb.Outbounds}
 ONE = {"users": pb.UserStat, "inbounds": pb.Inbound, "outbounds": pb.Outbound}
+COLUMNS = ("name", "uplink", "downlink", "up", "down")
 
 
 def traffic(kind: str, name: str = "", reset: bool = False) -> Work[pb.StatResponse]:
     """Work that reads the rows of a kind from a node, or only those of one name."""
-
-    async def ask(node: Node) -> pb.StatResponse:
-        return await node.client.stats(ONE[kind] if name else KINDS[kind], name, reset)
-
-    return ask
+    return lambda node: node.client.stats(ONE[kind] if name else KINDS[kind], name, reset)
 
 
 class Bytes(NamedTuple):
@@ -27,10 +30,6 @@ class Bytes(NamedTuple):
     uplink: int = 0
     downlink: int = 0
 
-    @property
-    def both(self) -> int:
-        return self.uplink + self.downlink
-
 
 class Rate(NamedTuple):
     """Bytes a second."""
@@ -38,29 +37,74 @@ class Rate(NamedTuple):
     uplink: float = 0.0
     downlink: float = 0.0
 
+
+class Line(NamedTuple):
+    """The traffic of one name on one node."""
+
+    node: str
+    name: str
+    bytes: Bytes
+    rate: Rate
+
     @property
-    def both(self) -> float:
-        return self.uplink + self.downlink
+    def cells(self) -> tuple[str, ...]:
+        """The cells of `COLUMNS`."""
+        count, speed = self.bytes, self.rate
+        return self.name, size(count.uplink), size(count.downlink), rate(speed.uplink), rate(speed.downlink)
+
+
+@dataclass
+class Watched:
+    """The traffic of one node: the last reading, and its rates since the one before."""
+
+    node: str
+    counts: Mapping[str, Bytes] = field(default_factory=dict)
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    error: NodeError | None = None
+    at: float | None = None
+
+    def take(self, outcome: Outcome[pb.StatResponse], now: float) -> None:
+        self.error = outcome.error
+        if outcome.answer is None:
+            self.rates = {}
+            return
+        counts = by_name(outcome.answer.stats)
+        if self.at is not None and now > self.at:
+            self.rates = rates(self.counts, counts, now - self.at)
+        self.counts, self.at = counts, now
+
+    def lines(self) -> Iterator[Line]:
+        for name, count in self.counts.items():
+            yield Line(self.node, name, count, self.rates.get(name, Rate()))
+
+
+def busiest(watched: Iterable[Watched]) -> list[Line]:
+    """All names, by their rate now, then by their total, the largest first."""
+    lines = (line for one in watched for line in one.lines())
+    return sorted(lines, key=lambda line: (-sum(line.rate), -sum(line.bytes), line.node, line.name))
+
+
+def drawn(lines: Sequence[Line], many: bool = False) -> RenderableType:
+    """A table of these lines; with `many` nodes, the first column names the node."""
+    heads = ("node", *COLUMNS) if many else COLUMNS
+    return table(heads, [[printable(cell) for cell in ((line.node,) if many else ()) + line.cells] for line in lines])
 
 
 def by_name(rows: Iterable[pb.Stat]) -> dict[str, Bytes]:
+    """Bytes by name from the rows of GetStats."""
     found: dict[str, Bytes] = {}
     for row in rows:
-        before = found.get(row.name, Bytes())
-        if row.type == "uplink":
-            found[row.name] = before._replace(uplink=row.value)
-        elif row.type == "downlink":
-            found[row.name] = before._replace(downlink=row.value)
+        if row.type in Bytes._fields:
+            found[row.name] = found.get(row.name, Bytes())._replace(**{row.type: row.value})
     return found
 
 
 def rates(before: Mapping[str, Bytes], now: Mapping[str, Bytes], seconds: float) -> dict[str, Rate]:
     """The rates between two readings. A new name has a rate of zero: when it began is not known."""
-    return {name: _rate(before.get(name, count), count, seconds) for name, count in now.items()}
-
-
-def _rate(before: Bytes, now: Bytes, seconds: float) -> Rate:
-    return Rate(_grown(before.uplink, now.uplink) / seconds, _grown(before.downlink, now.downlink) / seconds)
+    return {
+        name: Rate(*(_grown(*pair) / seconds for pair in zip(before.get(name, count), count, strict=True)))
+        for name, count in now.items()
+    }
 
 
 def _grown(before: int, now: int) -> int:

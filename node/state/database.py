@@ -14,13 +14,14 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from node.contract.counters import Row, Scope
 from node.contract.saved import Changes, Margins, Packed, Saved
 from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
-# Users written by one statement: one at a time takes half as long again.
+# Users or limits written by one statement: one at a time takes half as long again.
 _AT_ONCE = 50
 
 
@@ -65,10 +66,8 @@ class Database:
         """Write changes in one transaction. Raises `Unwritable` and `Damaged`."""
         with self._converted_errors(), self._transaction() as connection:
             if changes.clean:
-                connection.execute("DELETE FROM traffic")
-                connection.execute("DELETE FROM totals")
-                connection.execute("DELETE FROM limits")
-                connection.execute("DELETE FROM booked")
+                for table in ("traffic", "totals", "limits", "booked"):
+                    connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
                 connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
                 connection.execute("DROP TABLE users")
@@ -76,10 +75,10 @@ class Database:
             elif changes.clean or changes.clean_users:
                 connection.execute("DELETE FROM users")
             self._write_backend(connection, changes)
-            _write_users(connection, "users", changes.users)
+            _write_packed(connection, "users", changes.users)
             _write_rows(connection, "traffic", changes.rows.values())
             _write_rows(connection, "totals", changes.totals.values())
-            _write_limits(connection, changes.limits)
+            _write_packed(connection, "limits", changes.limits)
             _write_events(connection, changes)
             _write_booked(connection, changes)
 
@@ -89,7 +88,7 @@ class Database:
             connection.execute("DROP TABLE IF EXISTS staged")
             if users:
                 connection.execute(STAGED)
-                _write_users(connection, "staged", users)
+                _write_packed(connection, "staged", users)
 
     def close(self) -> None:
         """Close the file. SQLite merges the WAL into it then."""
@@ -198,48 +197,35 @@ def _load(connection: sqlite3.Connection) -> Saved:
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
     # A read-only file of an earlier node lacks the last column.
-    backend = connection.execute("SELECT * FROM backend").fetchone()
-    users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
-    _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
-    packed = tuple(packed for (packed,) in users)
-    rows, totals = _rows(connection, "traffic"), _rows(connection, "totals")
+    _, request, left, routing = (*next(iter(_all(connection, "backend")), (1, b"", None)), b"")[:4]
+    margins = [Margins(*row) for row in _all(connection, "journal", "epoch, first, ceiling")]
+    booked: dict[str, dict[str, int]] = {}
+    for run, counter, value in _all(connection, "booked", "run, counter, value"):
+        booked.setdefault(run, {})[counter] = value
     return Saved(
-        request, left, packed, rows, routing, *_journal(connection), totals, _limits(connection), _booked(connection)
+        request=request,
+        left=left,
+        users=tuple(packed for _, packed in _all(connection, "users", "place, packed")),
+        rows=_rows(connection, "traffic"),
+        routing=routing,
+        margins=margins[0] if margins else None,
+        events=tuple(Packed(*row) for row in _all(connection, "events", "sequence, packed")) if margins else (),
+        totals=_rows(connection, "totals"),
+        limits=tuple(_all(connection, "limits", "key, packed")),
+        booked=booked,
     )
 
 
-def _has(connection: sqlite3.Connection, table: str) -> bool:
-    """Whether the table exists: a read-only file of an earlier node may lack it."""
-    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
-
-
-def _limits(connection: sqlite3.Connection) -> tuple[tuple[str, bytes], ...]:
-    if not _has(connection, "limits"):
-        return ()
-    return tuple(connection.execute("SELECT key, packed FROM limits").fetchall())
-
-
-def _booked(connection: sqlite3.Connection) -> Mapping[str, Mapping[str, int]]:
-    found: dict[str, dict[str, int]] = {}
-    if _has(connection, "booked"):
-        for run, counter, value in connection.execute("SELECT run, counter, value FROM booked"):
-            found.setdefault(run, {})[counter] = value
-    return found
+def _all(connection: sqlite3.Connection, table: str, columns: str = "*") -> list[Any]:
+    """All rows, by their first column; none if the table is missing in a read-only file of an earlier node."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        return []
+    return connection.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall()  # noqa: S608 - ours
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    if not _has(connection, table):
-        return ()
-    found = connection.execute(f"SELECT scope, name, uplink, downlink FROM {table}")  # noqa: S608 - ours
-    return tuple(map(_row, found))
-
-
-def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Packed, ...]]:
-    if not _has(connection, "journal"):
-        return None, ()
-    margins = connection.execute("SELECT epoch, first, ceiling FROM journal").fetchone()
-    events = connection.execute("SELECT sequence, packed FROM events ORDER BY sequence").fetchall()
-    return (Margins(*margins), tuple(Packed(*event) for event in events)) if margins else (None, ())
+    found = _all(connection, table, "scope, name, uplink, downlink")
+    return tuple(Row(Scope(scope), name, uplink, downlink) for scope, name, uplink, downlink in found)
 
 
 def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> None:
@@ -252,11 +238,11 @@ def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> Non
     connection.execute("DROP TABLE IF EXISTS staged")
 
 
-def _write_users(connection: sqlite3.Connection, table: str, users: Mapping[str, bytes | None]) -> None:
-    """Write users; each goes to the end of the order, as in `node.backend.roster.Roster`."""
-    gone = [(key,) for key, packed in users.items() if packed is None]
+def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[str, bytes | None]) -> None:
+    """Write users or limits by key; each user goes to the end of the order, as in `node.backend.roster.Roster`."""
+    gone = [(key,) for key, one in packed.items() if one is None]
     connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608 - ours
-    there = (entry for entry in users.items() if entry[1] is not None)
+    there = (entry for entry in packed.items() if entry[1] is not None)
     while part := [*chain.from_iterable(islice(there, _AT_ONCE))]:
         places = ", ".join(["(?, ?)"] * (len(part) // 2))
         connection.execute(f"INSERT OR REPLACE INTO {table} (key, packed) VALUES {places}", part)  # noqa: S608 - ours
@@ -280,13 +266,6 @@ def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
         connection.execute(f"DELETE FROM booked WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
 
 
-def _write_limits(connection: sqlite3.Connection, limits: Mapping[str, bytes | None]) -> None:
-    gone = [(key,) for key, packed in limits.items() if packed is None]
-    connection.executemany("DELETE FROM limits WHERE key = ?", gone)
-    there = [row for row in limits.items() if row[1] is not None]
-    connection.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?)", there)
-
-
 def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:
     if changes.margins is None:
         return
@@ -297,8 +276,3 @@ def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:
     kept = [event for event in changes.events if event.sequence >= first]
     connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?)", kept)
     connection.execute("INSERT OR REPLACE INTO journal VALUES (1, ?, ?, ?)", changes.margins)
-
-
-def _row(columns: tuple[str, str, int, int]) -> Row:
-    scope, name, uplink, downlink = columns
-    return Row(Scope(scope), name, uplink, downlink)

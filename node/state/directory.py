@@ -14,6 +14,7 @@ from pathlib import Path
 
 from node.base.part import Part
 from node.base.settings import Options, setting
+from node.contract.keeper import Keeper
 
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
 _SOCKET_NAME = 40
@@ -41,7 +42,9 @@ class StateDirectory(Part):
 
     title = "the lock of the state directory"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keeper: Keeper | None = None) -> None:
+        """`keeper` holds the lock for the next node process."""
+        self._keeper = keeper or Keeper()
         # Resolved: systemd's StateDirectory may be a link, and cores carry the path.
         self.path = path.resolve()
         self._lock: int | None = None
@@ -66,6 +69,10 @@ class StateDirectory(Part):
         """The descriptor of the lock. The directory must be claimed."""
         assert self._lock is not None
         return self._lock
+
+    def start(self) -> None:
+        self.claim(next(iter(self._keeper.take("lock")), None))
+        self._keeper.put("lock", [self.lock])
 
     def claim(self, lock: int | None = None) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it.

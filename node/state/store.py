@@ -84,6 +84,10 @@ class Store(Lasting):
         if self._database.peek() is None:
             raise OSError(f"{self._path} cannot be read by this version")
 
+    def peek(self) -> Saved | None:
+        """What the file has now, while another node writes it; None if it cannot be read. Blocking."""
+        return self._database.peek()
+
     def go_back(self) -> None:
         """Undo the upgrade of the file by a newer node. Call it before `open`. Blocking."""
         try:
@@ -118,6 +122,10 @@ class Store(Lasting):
                 part.disk(self.fault)
             if self.damage:
                 part.damaged(self.damage)
+
+    @property
+    def unsteady(self) -> str:
+        return self.fault  # the next version starts from the state file
 
     async def leave(self) -> None:
         await self.stop()
@@ -220,7 +228,7 @@ class Store(Lasting):
         self._write()
 
     def event(self, margins: Margins, event: Packed | None = None) -> None:
-        """Append an event, if given, and save the margins. Satisfies `node.events.journal.Keep`."""
+        """Append an event, if given, and save the margins."""
         self._changes.margins = margins
         kept = [other for other in self._changes.events if other.sequence >= margins.first]
         self._changes.events = [*kept, event] if event else kept
@@ -305,8 +313,7 @@ class Store(Lasting):
             )
         first, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes, self._staged = Changes(), None
-        if not self._retry.pending:
-            self._retry.set(AGAIN)
+        self._retry.within(AGAIN)
         if first:
             for part in self._lasting:
                 part.disk(self.fault)

@@ -13,9 +13,9 @@ from functools import partial
 from itertools import islice, repeat
 
 from node.contract.accounts import key_of
-from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
+from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, _key, counter_name
 from node.traffic.sums import Sums, columns
-from node.traffic.totals import Added, Totals
+from node.traffic.totals import Totals
 
 UP, DOWN = DIRECTIONS
 # Makes a row of its four values, without the Python-level call that `Row` and `Row._make` cost.
@@ -52,18 +52,12 @@ class SetAside:
     scope: Scope
     sums: Sums
 
-    @property
-    def rows(self) -> Mapping[str, Both]:
-        return {key: self.sums.both(key) for key in self.sums.names}
-
 
 class Ledger:
     """Bytes per user, inbound and outbound, each way, since the last delivery; `totals` since the state file began."""
 
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
-        # Called with the bytes of users, by key, as they are booked.
-        self.booked: Callable[[Sums], None] = lambda _: None
         # By key: users with bytes; inbounds and outbounds with bytes, and those that run.
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # Bytes of replies that are not delivered yet.
@@ -79,20 +73,19 @@ class Ledger:
         """The number of rows of each scope, including inbounds and outbounds without bytes."""
         return {scope: len(sums) for scope, sums in self._pending.items()}
 
-    def book(self, run: object, reading: Reading) -> bool:
-        """Book what a run of a core has counted since its last reading. Returns whether there were any bytes.
+    def book(self, run: object, reading: Reading) -> Mapping[Scope, Sums]:
+        """Book what a run of a core has counted since its last reading. Returns the bytes, those of users by key.
 
         A reading may come in parts: missing counters are taken as unchanged.
         """
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
-        self.totals.book(_added(found, self.totals.scopes))
+        self.totals.book(found)
+        if Scope.USER in found:
+            found[Scope.USER] = self._by_key(found[Scope.USER])
         for scope, sums in found.items():
-            if scope is Scope.USER:
-                sums = self._by_key(sums)
-                self.booked(sums)
             self._add(scope, sums)
-        return any(sums.moved for sums in found.values())
+        return found
 
     def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
         """A run's counters of these rows at its last reading, which the rows include."""
@@ -124,10 +117,6 @@ class Ledger:
             spelling = self._spelling.copy()
             return ((spelling.get(key, key), up, down) for key, up, down in rows) if spelling else rows
         return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
-
-    def all(self, scope: Scope) -> Iterator[Row]:
-        """The same as `Row` objects."""
-        return (Row(scope, *row) for row in self.listed(scope))
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None if there is none."""
@@ -236,11 +225,3 @@ class Ledger:
             self._spelling.pop(key, None)
         else:
             self._spelling[key] = name
-
-
-def _added(found: Mapping[Scope, Sums], scopes: Collection[Scope]) -> Iterator[Added]:
-    """Yield the booked bytes of these scopes, one item for each counter."""
-    for scope, sums in found.items():
-        if scope in scopes:
-            yield from ((scope, name, False, more) for name, more in sums.up.items())
-            yield from ((scope, name, True, more) for name, more in sums.down.items())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Protocol
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 
 from node.base.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.base.logs import Logger
 from node.base.periodic import Periodic
+from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
@@ -37,15 +36,14 @@ FRESH = 0.1
 # Counters are booked and replies built in parts of this many (2 to 3 ms), with a turn of the reactor between.
 SLICE = 2000
 
-_ALL = {
-    service_pb2.Outbounds: Scope.OUTBOUND,
-    service_pb2.Inbounds: Scope.INBOUND,
-    service_pb2.UsersStat: Scope.USER,
-}
-_ONE = {
-    service_pb2.Outbound: Scope.OUTBOUND,
-    service_pb2.Inbound: Scope.INBOUND,
-    service_pb2.UserStat: Scope.USER,
+# What each type of request asks for, and whether by name.
+_ASKED = {
+    service_pb2.Outbounds: (Scope.OUTBOUND, False),
+    service_pb2.Outbound: (Scope.OUTBOUND, True),
+    service_pb2.Inbounds: (Scope.INBOUND, False),
+    service_pb2.Inbound: (Scope.INBOUND, True),
+    service_pb2.UsersStat: (Scope.USER, False),
+    service_pb2.UserStat: (Scope.USER, True),
 }
 
 
@@ -78,7 +76,7 @@ class Traffic(Lasting):
         self._generations = generations
         self._is_user = is_user
         self._store = store
-        self._interval = interval
+        self.interval = interval
         self._ledger = Ledger(totals)
         self._limits: Limits | None = None
         self._readings = Readings(reactor, self._read_one)
@@ -116,7 +114,6 @@ class Traffic(Lasting):
     def watched(self, limits: Limits) -> None:
         """Report the bytes of users to these limits from now on."""
         self._limits = limits
-        self._ledger.booked = limits.booked
 
     def known(self, run: Generation) -> Mapping[str, int]:
         """The booked counters of a run."""
@@ -174,13 +171,14 @@ class Traffic(Lasting):
                 self.log.debug("totals are reported as last known: the core or the disk is slow")
 
     async def _refresh(self) -> None:
-        if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
+        if self._reactor.seconds() - self._read_at >= FRESH * self.interval:
             await self.read()
 
     async def _keep(self) -> None:
         while sums := self._ledger.totals.changes(SLICE):
             self._store.totals(sums)
-            await self._breathe(sums)
+            if len(sums) == SLICE:
+                await a_turn(self._reactor)
         # The store has all of these sums; bytes booked during the flush are not in it.
         saved = {scope: self._ledger.totals.all(scope) for scope in Scope}
         await self._store.flush()
@@ -249,7 +247,7 @@ class Traffic(Lasting):
     async def _tick(self) -> None:
         now = self._reactor.seconds()
         # Half a tick early is as good.
-        due = self._interval * (1 - TICK / 2)
+        due = self.interval * (1 - TICK / 2)
         if not self._generations.counting:
             self._whole_at = now
         elif now - self._read_at > due:
@@ -287,23 +285,19 @@ class Traffic(Lasting):
         return text
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
-        counters, moved = iter(reading.items()), False
-        while part := dict(islice(counters, SLICE)):
-            moved |= self._ledger.book(generation, part)
-            await self._breathe(part)
+        moved = False
+        async for part in slices(self._reactor, reading.items(), SLICE):
+            booked = self._ledger.book(generation, dict(part))
+            moved |= any(sums.moved for sums in booked.values())
+            if self._limits is not None and Scope.USER in booked:
+                self._limits.booked(booked[Scope.USER])
         return moved
 
     async def _reply(self, rows: Iterator[NamedBytes], zeros: bool) -> Stats:
         reply = Stats()
-        while part := list(islice(rows, SLICE)):
+        async for part in slices(self._reactor, rows, SLICE):
             reply.stat.extend(packed(part, zeros))
-            await self._breathe(part)
         return reply
-
-    async def _breathe(self, part: Sized) -> None:
-        """Give the reactor a turn after a full part."""
-        if len(part) == SLICE:
-            await deferLater(self._reactor, 0)
 
     def _row(self, scope: Scope, name: str) -> Row:
         row = self._ledger.one(scope, name)
@@ -330,8 +324,7 @@ async def read_counters(generation: Generation, wanted: Wanted) -> Reading:
 
 def requested(request: StatRequest) -> tuple[Scope, str | None]:
     """The requested scope and name; None for all names. Raises `InvalidRequest`."""
-    if request.type in _ALL:
-        return _ALL[request.type], None
-    if request.type in _ONE:
-        return _ONE[request.type], request.name
-    raise InvalidRequest(f"unknown statistics type {request.type}")
+    if request.type not in _ASKED:
+        raise InvalidRequest(f"unknown statistics type {request.type}")
+    scope, by_name = _ASKED[request.type]
+    return scope, request.name if by_name else None

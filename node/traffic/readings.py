@@ -26,9 +26,10 @@ FEW = 32
 
 @dataclass
 class Batch:
-    """The callers that wait for one reading of a run, and the names that they want."""
+    """The callers that wait for one reading of a run, the names that they want, and when the reading began."""
 
     wanted: Wanted
+    began: float = 0.0
     waiting: list[Deferred[bool]] = field(default_factory=list)
 
     def join(self, wanted: Wanted) -> Deferred[bool]:
@@ -46,17 +47,12 @@ class Readings:
     def __init__(self, reactor: IReactorTime, read: Callable[[Generation, Wanted], Coroutine[Any, Any, bool]]) -> None:
         self._reactor = reactor
         self._read = read
-        self._under_way: dict[Generation, Batch] = {}
-        self._since: dict[Generation, float] = {}
+        self.under_way: dict[Generation, Batch] = {}
         self._next: dict[Generation, Batch] = {}
-
-    @property
-    def under_way(self) -> Collection[Generation]:
-        return self._under_way.keys()
 
     def one(self, run: Generation, wanted: Wanted = None) -> Deferred[bool]:
         """The result of a reading that begins now, or after the one under way. Each caller gets its own Deferred."""
-        if run in self._under_way:
+        if run in self.under_way:
             return self._next.setdefault(run, Batch(wanted)).join(wanted)
         batch = Batch(wanted)
         result = batch.join(wanted)
@@ -67,7 +63,7 @@ class Readings:
         """Read several runs. Returns whether any reading returned True, or takes longer than PATIENCE."""
         now = self._reactor.seconds()
         # No caller waits for a core that hangs already: else callers would queue behind it.
-        slow = {run for run in runs if now - self._since.get(run, now) >= PATIENCE}
+        slow = {run for run, batch in self.under_way.items() if run in runs and now - batch.began >= PATIENCE}
         awaited = [self.one(run, wanted) for run in runs if run not in slow]
         try:
             moved = await ensureDeferred(together(awaited)).addTimeout(PATIENCE, self._reactor)
@@ -76,12 +72,12 @@ class Readings:
         return any(moved) or bool(slow)
 
     def _begin(self, run: Generation, batch: Batch) -> None:
-        self._under_way[run], self._since[run] = batch, self._reactor.seconds()
+        batch.began = self._reactor.seconds()
+        self.under_way[run] = batch
         ensureDeferred(self._read(run, batch.wanted)).addBoth(self._done, run)
 
     def _done(self, outcome: bool | Failure, run: Generation) -> None:
-        del self._since[run]
-        batch = self._under_way.pop(run)
+        batch = self.under_way.pop(run)
         if run in self._next:
             self._begin(run, self._next.pop(run))
         for waiter in batch.waiting:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
 from node.contract.counters import Both, Row, Scope, _key
+from node.traffic.sums import Sums
 
 # Names kept for each scope at most; the bytes of further names are booked together, as OTHERS.
 MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000}
 OTHERS = "(others)"
 LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND})
-
-# Scope, name, whether down or up, bytes.
-Added = tuple[Scope, str, bool, int]
 
 
 class Totals:
@@ -25,16 +23,11 @@ class Totals:
         # Rows that changed since `changes` returned them last.
         self._dirty: set[tuple[Scope, str]] = set()
 
-    @property
-    def scopes(self) -> Collection[Scope]:
-        """The scopes that are kept."""
-        return self._rows.keys()
-
-    def book(self, found: Iterable[Added]) -> None:
+    def book(self, found: Mapping[Scope, Sums]) -> None:
         """Add counted bytes."""
-        for scope, name, down, added in found:
-            if scope in self._rows:
-                self._add(scope, name, (0, added) if down else (added, 0))
+        for scope in self._rows.keys() & found.keys():
+            for name, up, down in found[scope].rows():
+                self._add(scope, name, (up, down))
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Add the totals of an earlier node to those counted already."""

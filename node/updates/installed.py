@@ -10,7 +10,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
 
-from node.updates.jobs import Refused
+from node.updates.record import Refused
 
 NAME = "txnode"
 

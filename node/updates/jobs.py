@@ -12,18 +12,19 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock, TimeoutError, ensureDeferred
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.base.errors import Crowded, NodeError, ShuttingDown, UnknownName, cut, shown, size
 from node.base.logs import Logger, LogRing, printable
+from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.secret_file import write_secret
-from node.events.journal import Tells
+from node.events.journal import Journal
 from node.events.kinds import Kind
 from protos import service_pb2 as pb
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+ENDED, UPGRADED = "the node stopped during this job: ask again", "the node was upgraded during this job: ask again"
 # The most jobs to remember, and to run or wait at the same time.
 KEPT = 50
 WAITING_MOST = 8
@@ -35,9 +36,6 @@ ENDING = 10.0
 WRITTEN = 3.0
 
 
-ENDED, UPGRADED = "the node stopped during this job: ask again", "the node was upgraded during this job: ask again"
-
-
 class Stage(Enum):
     """What the running job does, as far as an upgrade in place is concerned."""
 
@@ -47,10 +45,6 @@ class Stage(Enum):
     CHANGING = auto()
     # It is the upgrade, or waits for it.
     BECOMING = auto()
-
-
-class Refused(NodeError):
-    """An update failed, and what ran before goes on, unless the text says otherwise. The text has the reason."""
 
 
 @dataclass
@@ -74,10 +68,6 @@ class Step:
         """Set how many bytes of a download there are."""
         self.job.fetched, self.job.total = done, total
 
-    async def kept(self) -> None:
-        """Wait until the job's state is on disk."""
-        await self.jobs.kept()
-
 
 Work = Callable[[Step], Awaitable[None]]
 
@@ -100,7 +90,7 @@ class Jobs:
         reactor: PooledReactor,
         file: Path,
         ring: LogRing,
-        journal: Tells,
+        journal: Journal,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
@@ -173,11 +163,7 @@ class Jobs:
         self._ring.event(line)
         self._journal.tell(kind, line, job=job.id, of=job.kind, before=job.before, after=job.after)
         (self.log.warn if kind is Kind.UPDATE_FAILED else self.log.info)("update: {line}", line=line)
-        ensureDeferred(self._save())
-
-    async def kept(self) -> None:
-        """Wait until the state of all jobs is on disk."""
-        await self._save()
+        ensureDeferred(self.save())
 
     async def written(self) -> None:
         """Wait for the writes under way, at most `WRITTEN` seconds.
@@ -189,28 +175,28 @@ class Jobs:
             await turn
             self._writing.release()
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """Cancel the running job and fail those that wait. A half-done step is completed or undone."""
         self._closed = True
         await self._break_off()
         for asked in list(self._asked):
             if asked.job.state == WAITING:
                 self._over(None, asked)
-        await self._save()
+        await self.save()
 
     async def leave(self) -> None:
         """Prepare for an upgrade in place: cancel a download, and begin no more jobs."""
         self._closed, self._reason = True, UPGRADED
         if self.stage is Stage.FETCHING:
             await self._break_off()
-            await self._save()
+            await self.save()
 
     async def _break_off(self) -> None:
         for asked in list(self._asked):
             if asked.under_way is not None:
                 asked.under_way.cancel()
-                # Work that must not be interrupted completes in this time.
-                await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, _given_up)
+                # Work that must not be interrupted completes in this time; what takes longer ends with the node.
+                await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, lambda *_: None)
 
     def _begin(self, asked: _Asked) -> None:
         asked.job.state, asked.job.began, self.stage = RUNNING, self._now(), Stage.CHANGING
@@ -242,12 +228,12 @@ class Jobs:
         elif self._asked and not self._closed:
             self._begin(self._asked[0])
 
-    async def _save(self) -> None:
-        """Write the file in the thread pool, one write at a time."""
+    async def save(self) -> None:
+        """Write the state of all jobs to disk, one write at a time."""
         await self._writing.acquire()
         try:
             packed = pb.Jobs(jobs=self._known).SerializeToString()
-            await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), _write, self._file, packed)
+            await in_pool(self._reactor, _write, self._file, packed)
         except OSError as error:
             self.log.error(
                 "{file} cannot be written: {error}; a restart would lose the state of update jobs",
@@ -268,10 +254,6 @@ def _plain(text: str) -> str:
     while first and (room := room - size("\n" + lines[first - 1])) >= 0:
         first -= 1
     return cut("\n".join(lines[first:] or lines[-1:]), TEXT)
-
-
-def _given_up(*_: object) -> None:
-    """Ignore a timeout: the work ends with the node."""
 
 
 def _write(file: Path, packed: bytes) -> None:

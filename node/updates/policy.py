@@ -70,12 +70,10 @@ class Policy(Options):
 
 @dataclass(frozen=True)
 class Sources:
-    """By a core's name: `mirrors` has the base URL of `/v<version>/<archive>`, `configured` the operator's executable.
+    """By a core's name, `mirrors` has the base URL of `/v<version>/<archive>`.
 
-    `reads_lists` is the type of the core that reads geo files, `lists_configured` their directory set by the operator.
+    `reads_lists` is the type of the core that reads geo files.
     """
 
     mirrors: Mapping[str, str] = field(default_factory=dict)
-    configured: Mapping[str, str] = field(default_factory=dict)
     reads_lists: int = 0
-    lists_configured: str = ""

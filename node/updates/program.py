@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
 
 from twisted.internet.defer import CancelledError
-from twisted.internet.threads import deferToThreadPool
 
 from node import __version__
 from node.base.errors import NodeError
-from node.base.reactor import PooledReactor
+from node.base.pool import in_pool
 from node.base.waiting import finished
+from node.handover.upgrade import Upgrades
 from node.updates.installed import holds, installation, pack, require_writable, wheel_name
-from node.updates.jobs import Refused, Stage, Step
-from node.updates.tool import Tool
+from node.updates.jobs import Stage, Step
+from node.updates.record import Refused
+from node.updates.replaceable import Kit
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}")
-_PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
+_PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index")
 
 
 class Program:
-    """Updates of the node. `directory` has wheels, `kept` the copy of its modules to which a failed upgrade returns.
+    """Updates of the node, from wheels below `url`.
 
-    `test` checks whether the modules in a directory could take over. `become` upgrades in place; it returns only if
-    that fails, with the reason. Both raise `NodeError` where they refuse.
+    `kept` has the copy of its modules to which a failed upgrade returns.
     """
 
-    def __init__(
-        self,
-        reactor: PooledReactor,
-        directory: Path,
-        kept: Path,
-        tool: Tool,
-        url: str,
-        test: Callable[[Path], Awaitable[str]],
-        become: Callable[[], Awaitable[str]],
-    ) -> None:
-        self._reactor = reactor
-        self._directory = directory
+    def __init__(self, kit: Kit, kept: Path, url: str, upgrades: Upgrades) -> None:
+        self._reactor = kit.reactor
+        self._tool = kit.tool
+        self._directory = kit.directory / "node"
+        self._next = self._directory / "next"
+        self._before = self._directory / "before"
         self._kept = kept
-        self._tool = tool
         self._url = url
-        self._test = test
-        self._become = become
+        self._upgrades = upgrades
 
     async def update(self, version: str, sha256: str, step: Step) -> None:
         """Upgrade to this version, or to what is installed now. Never returns; raises `Refused`."""
@@ -54,10 +46,10 @@ class Program:
         if version:
             await self._install(version, sha256, step)
         step.say("upgrading the node to it")
-        await step.kept()
+        await step.jobs.save()
         step.jobs.stage = Stage.BECOMING
         try:
-            reason = await self._become()
+            reason = await self._upgrades.wanted()
         except CancelledError as ended:
             # Whether the new version can take over is not proven, so the next start must not run it.
             if version:
@@ -77,14 +69,14 @@ class Program:
         if not _VERSION.fullmatch(version):
             raise Refused(f"{version!r} is not a version")
         url = f"{self._url.rstrip('/')}/{wheel_name(version)}"
-        wheel = await self._tool.bring(step, "wheel", "--url", url, "--into", str(self._next), "--sha256", sha256)
+        wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256)
         try:
             await self._try(wheel, step)
         except (NodeError, CancelledError):
             await self._remove(self._next)
             raise
         step.say("installing it", after=version)
-        await step.kept()
+        await step.jobs.save()
         try:
             # Not cancelled: a half-installed node does not start.
             await finished(self._pip(wheel, step))
@@ -95,12 +87,13 @@ class Program:
     async def _try(self, wheel: Path, step: Step) -> None:
         """Check that the wheel could take over, and pack what is installed, to go back to."""
         step.say("trying it")
-        await self._tool.run(step, [sys.executable, *_PIP[:-2], "--no-index", "--dry-run", str(wheel)])
+        # With its dependencies: all of them have to be installed.
+        await self._tool.run(step, [sys.executable, *_PIP, "--dry-run", str(wheel)])
         tried = self._directory / "try"
         await self._remove(tried)
         try:
-            await self._tool.run(step, [sys.executable, *_PIP, "--target", str(tried), str(wheel)])
-            await self._test(tried)
+            await self._tool.run(step, [sys.executable, *_PIP, "--no-deps", "--target", str(tried), str(wheel)])
+            await self._upgrades.test(tried)
         finally:
             await self._remove(tried)
         await self._in_pool(lambda: pack(installation(self._kept)[1], self._before))
@@ -132,24 +125,15 @@ class Program:
             return False
         return holds(place, self._next / wheel_name(version))
 
-    @property
-    def _next(self) -> Path:
-        return self._directory / "next"
-
-    @property
-    def _before(self) -> Path:
-        return self._directory / "before"
-
     async def _pip(self, wheel: Path, step: Step) -> None:
-        await self._tool.run(step, [sys.executable, *_PIP, "--force-reinstall", str(wheel)])
+        await self._tool.run(step, [sys.executable, *_PIP, "--no-deps", "--force-reinstall", str(wheel)])
 
     async def _remove(self, directory: Path) -> None:
         await self._in_pool(lambda: rmtree(directory, ignore_errors=True))
 
     async def _in_pool(self, work: Callable[[], object]) -> None:
         try:
-            await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
+            await in_pool(self._reactor, work)
         except OSError as error:
-            raise Refused(
-                f"{error.filename or self._directory} cannot be written: {error.strerror or error}"
-            ) from error
+            file = error.filename or self._directory
+            raise Refused(f"{file} cannot be written: {error.strerror or error}") from error

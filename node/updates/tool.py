@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from node.updates.jobs import Refused, Stage, Step
+from node.contract.driver import Done
+from node.updates.jobs import Stage, Step
+from node.updates.record import Refused
 
-# Seconds that such a program may take. Downloads have their own limit: `drivers.install.archive.PATIENCE`.
+# Seconds that such a program may take. Downloads have their own limit: `drivers.install.fetch.PATIENCE`.
 SECONDS = 3600.0
 # The directory of the node's own packages.
 ROOT = Path(__file__).parents[2]
@@ -23,31 +25,9 @@ _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
-class Done(Protocol):
-    """The result of a program."""
-
-    @property
-    def code(self) -> int: ...
-
-    @property
-    def lines(self) -> Sequence[str]: ...
-
-    @property
-    def output(self) -> bytes: ...
-
-
-class Run(Protocol):
-    """Runs a program to its end."""
-
-    def __call__(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        seconds: float,
-        output: int,
-        heard: Callable[[list[str]], None],
-    ) -> Awaitable[Done]: ...
+# Runs a command with an environment to its end, for at most so many seconds. What it writes to the descriptor of that
+# number is the output; the last parameter gets its other lines.
+Run = Callable[[Sequence[str], Mapping[str, str], float, int, Callable[[list[str]], None]], Awaitable[Done]]
 
 
 class Tool:
@@ -56,14 +36,15 @@ class Tool:
     def __init__(self, run: Run, environment: Mapping[str, str], proxy: str = "") -> None:
         self._run = run
         passed = {name: value for name, value in environment.items() if name in _PASSED or name.lower() in PROXIES}
-        named = dict.fromkeys(PROXIES[:2], proxy) if proxy else {}
         if proxy:
             passed = {name: value for name, value in passed.items() if name.lower() not in PROXIES[:2]}
-        self.environment = {**passed, **named}
+            passed |= dict.fromkeys(PROXIES[:2], proxy)
+        self._environment = passed
 
-    async def bring(self, step: Step, *arguments: str) -> Path:
-        """Run `drivers.install.update` and return the path that it prints. Raises `Refused`."""
-        command = [sys.executable, "-P", "-m", "drivers.install.update", *arguments]
+    async def bring(self, step: Step, kind: str, into: Path, **parameters: object) -> Path:
+        """Run `drivers.install.update` with these parameters and return the path that it prints. Raises `Refused`."""
+        words = json.dumps({"into": str(into), **parameters})
+        command = [sys.executable, "-P", "-m", "drivers.install.update", kind, words]
 
         def heard(line: str) -> None:
             if line.startswith((_FETCHES, *_CHANGES)):
@@ -88,8 +69,7 @@ class Tool:
             for line in filter(None, lines):
                 (heard or step.say)(line)
 
-        environment = {**self.environment, **more}
-        done = await self._run(command, environment=environment, seconds=SECONDS, output=1, heard=all_heard)
+        done = await self._run(command, {**self._environment, **more}, SECONDS, 1, all_heard)
         if done.code != 0:
             # Progress does not explain the failure.
             reasons = [line for line in done.lines[-5:] if not _PROGRESS.match(line)]

@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from node.backend.runner import Runner
 from node.base.errors import NodeError
 from node.contract.driver import Generation
-from node.updates.jobs import Refused
+from node.updates.record import Refused
 
 # Seconds that a new core must last, between two checks of it, and to wait for the one that replaces a failed one.
 HOLD, LOOK, BACK = 5.0, 0.25, 20.0
-
-Due = Callable[[Generation], bool]
-
-
-def always(_: Generation) -> bool:
-    """Replace whatever runs."""
-    return True
-
-
-class Status(Protocol):
-    @property
-    def awaited(self) -> bool:
-        """Whether a core is about to start."""
-
-
-class Happened(Protocol):
-    @property
-    def losses(self) -> Mapping[str, int]:
-        """The number of cores that ended unexpectedly, by reason."""
-
-
-class Runner(Protocol):
-    """The part of `node.backend.runner` that is used here."""
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def happened(self) -> Happened: ...
-
-    @property
-    def on_probation(self) -> bool: ...
-
-    @property
-    def returned(self) -> str: ...
-
-    async def exchange(self, core: str, use: Callable[[], None], back: Callable[[], None], due: Due) -> bool: ...
 
 
 class Trial:
@@ -60,7 +23,9 @@ class Trial:
         self._reactor = reactor
         self._runner = runner
 
-    async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], due: Due = always) -> bool:
+    async def bring_in(
+        self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
+    ) -> bool:
         """Switch the core of this name to what `use` chooses: see `Runner.exchange`.
 
         Returns whether a new core took over, and lasted; False if none had to. Raises `Refused` with the reason if it
@@ -96,11 +61,7 @@ class Trial:
         if reason := self._runner.returned:
             return reason
         try:
-            await self._runner.exchange(core, _nothing, _nothing, always)
+            await self._runner.exchange(core, lambda: None, lambda: None, lambda _: True)
         except NodeError as error:
             return f"the new core failed soon after it took over, and the one before it does not start: {error.text}"
         return "the new core failed soon after it took over, and the one before it runs again"
-
-
-def _nothing() -> None:
-    pass

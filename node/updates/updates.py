@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from google.protobuf.message import Message
 
 from node import __version__
 from node.base.errors import Forbidden, InvalidRequest, shown
-from node.base.logs import LogRing
+from node.base.part import Part
 from node.base.periodic import Periodic
-from node.base.reactor import PooledReactor
 from node.base.secret_file import clear
-from node.contract.choices import Choices
 from node.contract.driver import Driver
-from node.events.journal import Tells
-from node.updates.chosen import Record
-from node.updates.cores import Cores
-from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step
-from node.updates.lists import Lists
+from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Step, Work
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
-from node.updates.tool import Run, Tool
-from node.updates.trial import Runner, Trial
+from node.updates.record import Refused
+from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 
 CORE, GEO, NODE = "core", "geo", "node"
@@ -38,55 +30,30 @@ WORD = 128
 LOOK, SPREAD = 600.0, 0.1
 # Seconds until a check that failed is tried again.
 AGAIN = 3600.0
-ASK_FOR = "program updates are off on this node: UPDATES=on lets keys of scope all replace cores and the node"
 
 
-class Updates:
-    """Satisfies `node.api.operations.Updates`. `choices` follow `record`.
+class Updates(Part):
+    """Updates of cores, geo files and the node itself. A request begins a job; all requests raise `NodeError`."""
 
-    `kept` has the copy of the node's modules to which a failed upgrade returns.
-    """
+    title = "the updates"
 
     def __init__(
         self,
-        reactor: PooledReactor,
-        directory: Path,
-        *,
-        kept: Path,
-        ring: LogRing,
-        journal: Tells,
+        kit: Kit,
+        jobs: Jobs,
+        program: Program,
+        drivers: Mapping[int, Driver],
         policy: Policy,
         sources: Sources,
-        drivers: Mapping[int, Driver],
-        runner: Runner,
-        record: Record,
-        choices: Choices,
-        run: Run,
-        environment: Mapping[str, str],
-        test: Callable[[Path], Awaitable[str]],
-        become: Callable[[], Awaitable[str]],
-        now: Callable[[], float] = time.time,
     ) -> None:
-        tool, trial = Tool(run, environment, policy.proxy), Trial(reactor, runner)
-        self.jobs = Jobs(reactor, directory / "jobs", ring, journal, now)
-        self._directory = directory
-        self._policy = policy
+        self.jobs = jobs
+        self._kit = kit
+        self._program = program
         self._drivers = drivers
-        self._record = record
-        self._now = now
-        self._cores = Cores(
-            *(reactor, directory / "cores", tool, trial, record, choices), sources.mirrors, sources.configured
-        )
-        self._lists = Lists(
-            *(reactor, directory / "geo", tool, trial, record, choices),
-            url=policy.lists_url,
-            configured=sources.lists_configured,
-            reads=lambda: drivers[sources.reads_lists],
-            now=now,
-        )
-        self._program = Program(reactor, directory / "node", kept, tool, policy.program_url, test, become)
+        self._policy = policy
+        self._sources = sources
         self._every = policy.lists_every * (1 + random.random() * SPREAD)  # noqa: S311 - no secret
-        self._looking = Periodic("checking for newer geo files", self._look, LOOK, reactor)
+        self._looking = Periodic("checking for newer geo files", self._look, LOOK, kit.reactor)
         self._asked = 0.0
         self._left: list[pb.Job] = []
 
@@ -98,82 +65,93 @@ class Updates:
     # Requests
 
     def core(self, request: pb.UpdateCoreRequest) -> pb.Job:
-        """Queue an update of a core. Raises `Forbidden` and `InvalidRequest`, as the next two do."""
-        self._require(self._policy.programs, ASK_FOR)
+        """Queue an update of a core."""
+        self._require_programs()
         driver = self._drivers.get(request.type)
         if driver is None:
             raise InvalidRequest(f"this node has no core of type {request.type}")
         if request.back == bool(request.version):
             raise InvalidRequest("set either version or back: one of them, and not both")
         _require_short(request.version, request.sha256)
-        subject = f"{driver.name} {'back to the earlier release' if request.back else shown(request.version)[1:-1]}"
+        core = ReplaceableCore(self._kit, driver)
+        mirror = self._sources.mirrors.get(driver.name, "")
 
         async def work(step: Step) -> None:
             if request.back:
-                await self._cores.go_back(driver, step)
+                await core.go_back(step)
             else:
-                await self._cores.update(driver, request.version, request.sha256.lower(), step)
+                await core.update(request.version, request.sha256.lower(), mirror, step)
 
-        return self._ask(CORE, subject, request, work)
+        which = "back to the earlier release" if request.back else shown(request.version)[1:-1]
+        return self._ask(CORE, f"{driver.name} {which}", request, work)
 
     def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
-        self._require(self._policy.lists, "geo file updates are off on this node (GEO_UPDATES=off)")
+        """Queue an update of geo files."""
+        if not self._policy.lists:
+            raise Forbidden("geo file updates are off on this node (GEO_UPDATES=off)")
         if len(request.files) > FILES or (request.back and request.files):
             raise InvalidRequest(f"set either files, at most {FILES}, or back, not both")
         _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
 
         async def work(step: Step) -> None:
-            await (self._lists.go_back(step) if request.back else self._lists.update(wanted, step))
+            lists = ReplaceableLists(self._kit, self._drivers[self._sources.reads_lists])
+            await (lists.go_back(step) if request.back else lists.update(wanted, self._policy.lists_url, step))
 
         subject = "geo files back to the earlier ones" if request.back else "geo files"
         return self._ask(GEO, subject, request, work)
 
     def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
-        self._require(self._policy.programs, ASK_FOR)
+        """Queue an update of the node."""
+        self._require_programs()
+        _require_short(request.version, request.sha256)
 
         async def work(step: Step) -> None:
             await self._program.update(request.version, request.sha256.lower(), step)
 
-        _require_short(request.version, request.sha256)
         subject = f"txnode {shown(request.version)[1:-1] or 'as it is installed'}"
         return self._ask(NODE, subject, request, work)
 
     async def get(self, request: pb.JobRequest) -> pb.Jobs:
-        """Report one job or all, once this state of them is on disk. Raises `UnknownName`."""
+        """Report one job or all, once this state of them is on disk."""
         found = pb.Jobs(jobs=self.jobs.get(request.id))
         await self.jobs.written()
         return found
 
-    def _ask(self, kind: str, subject: str, request: Message, work: Callable[[Step], Awaitable[None]]) -> pb.Job:
+    def _ask(self, kind: str, subject: str, request: Message, work: Work) -> pb.Job:
         # A waiting job keeps the request: not its unknown fields.
         request.DiscardUnknownFields()
         return self.jobs.ask(kind, subject, request.SerializeToString(deterministic=True), work)
 
-    @staticmethod
-    def _require(allowed: bool, otherwise: str) -> None:
-        if not allowed:
-            raise Forbidden(otherwise)
+    def _require_programs(self) -> None:
+        if not self._policy.programs:
+            raise Forbidden(
+                "program updates are off on this node: UPDATES=on lets keys of scope all replace cores and the node"
+            )
 
-    # The process
+    # The life of the node
 
-    def load(self) -> None:
+    def start(self) -> None:
         """Read the jobs of the previous node process, and remove releases that it did not bring into use.
 
         Blocking, brief.
         """
+        # Again: the node before may have changed it until its end.
+        self._kit.record.load()
         for name in ("jobs", "chosen"):
-            clear(self._directory / name)
+            clear(self._kit.directory / name)
         self._left = self.jobs.load()
-        self._cores.clear()
-        self._lists.clear()
+        self._kit.record.clear(*(self._kit.directory / thing.place for thing in (ReplaceableCore, ReplaceableLists)))
 
-    def begin(self, outcome: str | None) -> None:
-        """Settle the jobs left from the previous process. `outcome` of the upgrade in place; None if there was none."""
+    def settle(self, outcome: str | None) -> None:
+        """Settle the jobs left from the previous process, which is sure to have ended.
+
+        `outcome` of the upgrade in place; None if there was none.
+        """
         for job in self._left:
             # Only a job that ran may have succeeded; those that waited have not begun.
             if job.kind == NODE and job.state == RUNNING:
-                self._settle(job, outcome)
+                self._end_update(job, outcome)
             else:
                 self.jobs.end(job, FAILED, ENDED)
         self._left = []
@@ -181,11 +159,20 @@ class Updates:
             self._looking.start()
             self._look()
 
-    async def close(self) -> None:
-        self._looking.stop()
-        await self.jobs.close()
+    @property
+    def unsteady(self) -> str:
+        subject = self.jobs.under_way
+        return f"an update of {subject} is under way" if subject else ""
 
-    def _settle(self, job: pb.Job, outcome: str | None) -> None:
+    async def leave(self) -> None:
+        await self.jobs.leave()
+
+    async def stop(self) -> None:
+        """End the running job, and fail those that wait."""
+        self._looking.stop()
+        await self.jobs.stop()
+
+    def _end_update(self, job: pb.Job, outcome: str | None) -> None:
         """End a job of the previous process that updated the node."""
         # No outcome: the node was killed, maybe after the new version was on disk, which then runs now.
         if outcome == "" or (outcome is None and job.after and self._program.is_installed(job.after)):
@@ -193,21 +180,19 @@ class Updates:
             self.jobs.end(job, DONE, f"{__version__} runs")
             return
         reason = outcome or ENDED
-        if not job.after:
-            self.jobs.end(job, FAILED, reason)
-            return
-
-        async def put_back(step: Step) -> None:
-            await self._program.put_back(step)
-            raise Refused(reason)
-
         self.jobs.end(job, FAILED, reason)
-        self.jobs.ask(NODE, f"txnode {__version__} back on disk", b"back", put_back)
+        if job.after:
+
+            async def put_back(step: Step) -> None:
+                await self._program.put_back(step)
+                raise Refused(reason)
+
+            self.jobs.ask(NODE, f"txnode {__version__} back on disk", b"back", put_back)
 
     def _look(self) -> None:
-        now = self._now()
+        now = self._kit.now()
         # A time in the future, from a clock that was ahead, does not delay the check.
-        if not 0 <= now - self._record.looked < self._every and now - self._asked >= AGAIN:
+        if not 0 <= now - self._kit.record.looked < self._every and now - self._asked >= AGAIN:
             self._asked = now
             self.geo(pb.UpdateGeoFilesRequest())
 

@@ -36,7 +36,7 @@ from node.door.rpc import RpcServer
 from node.door.sockets import listen
 from node.door.tls import GRPC_FIRST, Certificates
 from node.door.upstream import Upstream
-from node.tap import SWITCH_INTERVAL
+from node.service import SWITCH_INTERVAL
 from protos.service_pb2 import BaseInfoResponse, Empty
 from scripts.bench.raw import log_stream
 from scripts.staging import certs

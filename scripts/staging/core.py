@@ -32,7 +32,7 @@ def find_xray() -> Path:
         return _named(newer)
     found = install.find(XRAY_BUILDABLE, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
     if found is None:
-        command = f"python -m drivers.install --version {XRAY_BUILDABLE.version} xray"
+        command = f"python -m scripts.cores --version {XRAY_BUILDABLE.version} xray"
         raise install.InstallError(
             f"{XRAY_BUILDABLE.label} is not installed: run `{command}`, or set TXNODE_TEST_XRAY to its executable"
         )

@@ -82,7 +82,7 @@ class NodeProcess:
 
     @property
     def node_pid(self) -> int:
-        """The PID of the node below the keeper: it leads a group. Raises `AssertionError` if none runs."""
+        """The PID of the node below the keeper. Raises `AssertionError` if none runs."""
         return self.pid if self.environment.get("KEEPER") == "off" else node_below(self.pid)
 
     @property
@@ -202,12 +202,18 @@ class NodeProcess:
 
 
 def node_below(keeper: int) -> int:
-    """The PID of the node below a keeper. Raises `AssertionError` if there is none."""
-    for child in psutil.Process(keeper).children():
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(child.pid) == child.pid:
+    """The PID of the node below a keeper, the older one of two. Raises `AssertionError` if there is none."""
+    there = psutil.Process(keeper)
+    for child in sorted(there.children(), key=lambda child: (child.create_time(), child.pid)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_node(child, there):
                 return child.pid
     raise AssertionError("no node runs below the keeper")
+
+
+def is_node(child: psutil.Process, keeper: psutil.Process) -> bool:
+    """Whether a child of a keeper is a node: it runs the keeper's interpreter, and is not about to execute a core."""
+    return bool(child.exe() == keeper.exe()) and not any("leash" in word for word in child.cmdline())
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:

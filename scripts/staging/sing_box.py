@@ -35,7 +35,7 @@ def find_sing_box(build: str = "built") -> Path:
     core = BUILDS[build]
     found = install.find(core, pinned=True)
     if found is None:
-        command = f"python -m drivers.install sing-box --version {core.release}"
+        command = f"python -m scripts.cores sing-box --version {core.release}"
         raise install.InstallError(f"{core.label} is not installed: run `{command}`")
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from drivers.sing_box.counter_names import LACKING
+from drivers.sing_box.tally import LACKING
 from protos.service_pb2 import Backend, Limits, Quota, Speed, User
 from scripts.staging import certs
 from scripts.staging.backend import user as message_of
@@ -32,7 +32,7 @@ PEOPLE = 7
 # Seconds that a core may drain, and that the node waits for a Start after a deployed panel's Stop.
 DRAIN_TIMEOUT, STOP_GRACE = 25, 2
 _SOURCE = "127.0.0.2"
-# `drivers.sing_box.counter_names.LACKING`, in the log.
+# `drivers.sing_box.tally.LACKING`, in the log.
 _OMITTED = re.compile("#warn\\] ([0-9,]+)" + re.escape(LACKING.removeprefix("{:,}")))
 # The difference between configurations.
 _LOGS: Mapping[Ground, Sequence[Mapping[str, str]]] = {

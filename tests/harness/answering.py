@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.sessions import Sessions
+from drivers.sockets.steering import Datagrams
 from scripts.staging.ports import free_port
 
 PROGRAM = """

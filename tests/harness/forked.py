@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from multiprocessing.connection import Connection, wait
@@ -20,7 +21,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
-from node.handover.keeper import FORWARDED, Keeper
+from node.handover.keeper import Keeper
 from scripts.staging.process import Child, Running
 
 # What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
@@ -124,13 +125,34 @@ def _become(argv: list[str], environment: dict[str, str], directory: Path, outpu
     if environment.get("KEEPER") == "off":
         _run()
     else:
-        Keeper([{}, argv], _run).run()
+        _Keeper([{}, argv]).run()
+
+
+class _Keeper(Keeper):
+    """Its nodes are forks of it."""
+
+    def execute(self, words: list[str], environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        # As in an executed interpreter.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
+        code = 1
+        try:
+            _run()
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+            else:
+                code = int(end.code or 0)
+        except Exception:  # noqa: BLE001 - printed; it must not go on in the fork
+            traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 def _run() -> None:
-    # An executed program has no handlers of the keeper.
-    for number in (*FORWARDED, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
     from twisted.scripts.twistd import run
 
     run()

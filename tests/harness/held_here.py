@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from node.contract.keeper import Spawned
+from node.contract.keeper import Keeper
 
 
-class HeldHere:
-    """Satisfies `Keeper`. `take` gives duplicates again and again, as to one node after the other."""
+class HeldHere(Keeper):
+    """`take` gives duplicates again and again, as to one node after the other."""
 
     lasts = True
 
     def __init__(self) -> None:
         self.held: dict[str, list[int]] = {}
-
-    def spawn(self, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> Spawned:
-        raise NotImplementedError
-
-    def spawned(self, pid: int) -> Spawned | None:
-        return None
-
-    def when_exited(self, pid: int, exited: Callable[[int], None]) -> None:
-        raise NotImplementedError
-
-    def forget(self, pid: int) -> None:
-        raise NotImplementedError
 
     def put(self, name: str, descriptors: Sequence[int]) -> None:
         held = [os.dup(descriptor) for descriptor in descriptors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from drivers.xray import overrides
+from drivers.xray import messages
 from drivers.xray.config import Endpoint, Plan, plan, render
 from drivers.xray.long_names import FIXED_IN
 from node.contract.accounts import Accounts
@@ -49,12 +49,12 @@ def apps(message: Config, type_name: str) -> list[TypedMessage]:
 
 
 def policy(made: Plan) -> xray_pb2.PolicyConfig:
-    (app,) = apps(made.base, overrides.POLICY)
+    (app,) = apps(made.base, messages.POLICY)
     return xray_pb2.PolicyConfig.FromString(app.value)
 
 
 def router(message: Config) -> xray_pb2.RouterConfig:
-    (app,) = apps(message, overrides.ROUTER)
+    (app,) = apps(message, messages.ROUTER)
     return xray_pb2.RouterConfig.FromString(app.value)
 
 

@@ -39,5 +39,5 @@ def upgrade(node: NodeProcess, words: str = READY) -> None:
 
 def die_in_between(version: Version, core: int) -> None:
     """Kill this core between the two versions: when the next one begins, but not in its trial run."""
-    die = f"_take = Succession.take\ndef _die(self):\n    _take(self)\n    os.kill({core}, 9)\nSuccession.take = _die"
-    version.add("node/handover/succession.py", die)
+    die = f"_take = Arrival.take\ndef _die(self):\n    _take(self)\n    os.kill({core}, 9)\nArrival.take = _die"
+    version.add("node/handover/arrival.py", die)

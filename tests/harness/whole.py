@@ -57,7 +57,8 @@ class Whole(Operations):
         parts: Parts | None = None,
     ) -> None:
         self.parts = parts or Parts()
-        self.engine = Engine(clock, ring, drivers, store, Journal(clock), options, self.parts)
+        self.engine = Engine(clock, ring, drivers, store, Journal(clock), options)
+        self.parts.add(*self.engine.parts)
         super().__init__(self.engine, SystemStats(clock), self.parts)
 
     def begin(self, saved: Saved) -> None:

@@ -18,7 +18,7 @@ from node import __version__
 from node.api.methods import METHODS
 from node.base.errors import KINDS
 from node.certificate import ensure, ensure_api_key
-from node.tap import SETTINGS
+from node.command_line import SETTINGS
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child

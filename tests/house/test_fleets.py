@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from drivers.install.releases import CORES
-from node.tap import SETTINGS
+from node.command_line import SETTINGS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ROLE = DEPLOY / "ansible" / "roles" / "txnode"

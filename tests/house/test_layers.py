@@ -28,11 +28,10 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract"},
     "node.traffic": {"node.contract", "node.state"},
     "node.backend": {"node.contract", "node.events", "node.machine", "node.state"},
-    "node.handover": {"node", "node.backend", "node.contract", "node.events", "node.traffic"},
-    "node.engine": {
-        *("node.backend", "node.contract", "node.events", "node.handover.leaving", "node.limits", "node.state"),
-        "node.traffic",
+    "node.handover": {
+        *("node", "node.contract", "node.engine.leaving", "node.events", "node.machine.systemd", "node.state.store"),
     },
+    "node.engine": {"node.backend", "node.contract", "node.events", "node.limits", "node.state", "node.traffic"},
     "node.api": {
         *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
@@ -44,23 +43,26 @@ ROOMS: dict[str, set[str]] = {
     "node.events": {"node", "node.contract"},
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),
-        "node.traffic",
     },
-    "node.door": {"node.api", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
+    "node.door": {"node.api", "node.contract.keeper", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
     "node.http2": set(),
-    "node.updates": {"node", "node.contract", "node.events"},
+    "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.keys", "node.nodectl.users"),
-        *("node.settings", "drivers.install"),
+        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
+        "drivers.install",
     },
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
-        *("node.client", "node.doctor", "node.limits.parsing", "node.nodectl", "node.nodectl.users"),
+        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
+        *("node.nodectl.users", "node.settings"),
     },
     "drivers": {"node.contract", "node.http2"},
-    "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "drivers.json_text", "drivers.sockets", "node.contract"},
+    "drivers.install": {"drivers.leash"},
+    "drivers.process": {
+        *("drivers.channel", "drivers.install", "drivers.json_text", "drivers.leash", "drivers.sockets"),
+        "node.contract",
+    },
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
@@ -75,8 +77,8 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `settings` collects the settings of rooms, `registry` names the drivers.
-WIRING = {"node.tap", "node.settings", "drivers.registry"}
+# The wiring: `tap` puts the node together, `service` runs it, `settings` collects settings, `registry` names drivers.
+WIRING = {"node.tap", "node.service", "node.command_line", "node.settings", "drivers.registry"}
 # Packages whose own module has a constant: the version.
 HEADS = {"node"}
 # What the test stage may import: what a controller has, and the search for cores.
@@ -260,7 +262,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows the protocol of drivers, not the drivers; a new core is one line in the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
-    assert drivers == {("node.tap", "drivers.registry")}
+    assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
     # The command line installs cores.
     assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
 
@@ -387,7 +389,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (
             ["urllib.request", "http.client"],
             {
-                *("drivers.install.archive", "drivers.install.fetch", "drivers.install.install", "node.ready"),
+                *("drivers.install.fetch", "node.ready"),
             },
         ),
         (
@@ -409,7 +411,7 @@ def test_modules_that_spawn() -> None:
     # A separate program, without threads.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper"}
     assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    becoming = {"drivers.process.leash", "node.handover.keeper", "node.handover.launch"}
+    becoming = {"drivers.leash", "node.handover.keeper", "node.handover.launch"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 
@@ -437,7 +439,7 @@ def test_modules_that_log() -> None:
 def test_modules_that_cross_threads() -> None:
     """Only the bridge passes work to another thread's loop, besides the reactor's pool and a signal handler."""
     assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.base.aio"}
-    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.tap"}
+    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.base.aio", "node.service"}
 
 
 def test_the_plugin_directory_is_not_a_package() -> None:

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from drivers.install.releases import SING_BOX, XRAY, InstallError
-from node.tap import SETTINGS
+from node.command_line import SETTINGS
 from scripts import demo
 from scripts.staging.core import find_xray
 from scripts.staging.ports import free_port
@@ -169,7 +169,7 @@ def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
 
 
 _CHECKS = ["ruff", "ruff", "codespell_lib", "mypy"]
-_CORES = ["drivers.install"] * 3
+_CORES = ["scripts.cores"] * 3
 _PROCESSORS = len(os.sched_getaffinity(0))
 
 
@@ -235,7 +235,7 @@ def _debian(directory: Path, status: str) -> str:
 def test_what_the_tests_of_the_machine_are(tmp_path: Path) -> None:
     """`--machine` finds both cores first, then runs the marked tests one after another."""
     *cores, tests = _tested(tmp_path, "--machine", PATH=_debian(tmp_path, "installed"))
-    assert [core.split()[0] for core in cores] == ["drivers.install"] * 3
+    assert [core.split()[0] for core in cores] == ["scripts.cores"] * 3
     assert tests == "pytest --timeout 600 -m machine -o testpaths=tests/machine"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivers.process.executable import Files
-from drivers.xray.geo import private_geoip
+from drivers.xray.executable import private_geoip
 from scripts.staging import transfer
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller, RpcController

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from drivers.leash import leashed
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched
-from drivers.process.leash import leashed
 from drivers.process.paths import Paths
-from drivers.xray.geo import private_geoip
+from drivers.xray.executable import private_geoip
 from protos.service_pb2 import SING_BOX, XRAY, Backend
 from scripts.staging import certs
 from scripts.staging.certs import Certificate

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from node.backend.probation import SECONDS as PROBATION
 from protos.service_pb2 import UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, RestController, traffic
@@ -115,6 +116,34 @@ def test_bytes_are_exact(real: NodeProcess, house: House, controller: Controller
     assert told() == 0
     killed(real, controller)
     assert told() < 10_000
+
+
+@pytest.mark.slow
+def test_while_a_core_waits_for_its_restart(
+    real: NodeProcess, house: House, controller: Controller, echo: EchoServer
+) -> None:
+    """It crashes again and again: those that drain stay, with their bytes, and another one starts beside them."""
+
+    def told() -> int:
+        return traffic(controller.stats(UsersStat)).get(ANNA.email, {}).get("downlink", 0)
+
+    old = house.start(ANNA)
+    with connection(house.home, ANNA, echo) as link:
+        transfer.download(link, MIB)
+        house.start(ANNA, BERT)
+        time.sleep(PROBATION)
+        until(lambda: told() >= MIB, 10, "the first bytes are told")
+        for _ in range(3):
+            core = until(lambda: controller.info().state == "running" and runs(real) - {old}, 10, "a core serves")
+            for pid in core or ():
+                os.kill(pid, signal.SIGKILL)
+            until(lambda core=core: not core & runs(real), 10, "it has ended")  # type: ignore[misc]
+        until(lambda: controller.info().state == "restarting", 10, "the node waits to restart it")
+        killed(real, controller)
+        assert old in runs(real) and gets_in(house.home, BERT, echo)
+        transfer.download(link, MIB)
+    until(lambda: told() >= 2 * MIB, 10, "all is told")
+    assert told() < 2 * MIB + 10_000
 
 
 @pytest.mark.slow

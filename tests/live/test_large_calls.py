@@ -11,8 +11,9 @@ from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
+from drivers.stats import MAX_REQUEST
 from drivers.xray.accounts import pack
-from drivers.xray.api import MAX_REQUEST, Api, Operation
+from drivers.xray.api import Api, Operation
 from drivers.xray.driver import Xray
 from node.backend.roster import Roster
 from node.base.logs import LogRing

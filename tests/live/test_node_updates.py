@@ -120,7 +120,7 @@ WRONG = {
     "raises at import": (wheel(NEXT, {"node/tap.py": BREAK}), "broken on purpose"),
     "raises at start": (wheel(NEXT, {"node/tap.py": _STARTS}), "broken on purpose"),
     "raises at the hand-over": (
-        wheel(NEXT, {"drivers/xray/plan.py": _RECOVERS}),
+        wheel(NEXT, {"drivers/xray/driver.py": _RECOVERS}),
         "broken on purpose",
     ),
     "does not come up": (

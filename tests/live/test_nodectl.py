@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,3 +221,28 @@ def test_top(end: str, nodectl: Nodectl, traffic: None) -> None:
         assert terminal.wait() == 0
         assert b"\x1b[?1049l" in terminal.raw
         assert terminal.modes == before
+
+
+def test_watching_in_a_pipe(nodectl: Nodectl, traffic: None) -> None:
+    """Each reading is a line of JSON, or rows with the node's name; nodectl ends when the pipe's reader is gone."""
+    with nodectl.following("stats", "--watch", "0.2", "--node", "rest,dead") as watching:
+        watching.ready(lambda: "KiB/s" in watching.output or "B/s" in watching.output, 20, "a reading")
+        assert any(line.split()[:2] == ["node", "name"] for line in watching.lines)
+        watching.ready(lambda: any(line.startswith("dead: no answer") for line in watching.lines), 20, "an error")
+    argv = [sys.executable, "-m", "node.nodectl", "stats", "--watch", "60", "--json", "--node", "rest"]
+    with subprocess.Popen(
+        argv, env=nodectl.environment, cwd=nodectl.directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        reading = json.loads(process.stdout.readline())
+        assert reading["node"] == "rest" and "anna" in {row["name"] for row in reading["result"]["stats"]}
+        process.stdout.close()
+        assert process.wait(20) == 1
+
+
+def test_logs_of_several_nodes(nodectl: Nodectl, started: None) -> None:
+    """Each line has its node's name; the error of one node does not end the lines of another."""
+    done = nodectl("logs", "--source", "node", "--node", "rest,dead")
+    assert f"rest: {RUNNING}" in done.out.splitlines()
+    assert done.err.startswith("dead: no answer") and done.code == 1
+    assert nodectl("logs", "--node", "dead").code == 3

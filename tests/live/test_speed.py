@@ -22,6 +22,7 @@ from node.base.logs import LogRing
 from node.contract.connections import Address, Paces
 from node.contract.driver import Generation, Host
 from node.contract.generations import Generations
+from node.limits.connections import Connections
 from node.limits.limits import NONE, Limit
 from node.limits.pacer import Pacer
 from scripts.staging import plain_vless
@@ -34,6 +35,7 @@ from scripts.staging.protocols import vless
 from scripts.staging.sing_box import VLESS, Door
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
+from tests.harness.limited import Given
 from tests.harness.sing_box_run import SingBoxRun
 
 reactor: Any = installed
@@ -59,11 +61,12 @@ class SpeedTests(SingBoxRun):
 
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
-        self.limits: dict[str, Limit] = {}
+        given: Any = Given()
+        self.limits: dict[str, Limit] = given.limits
         # The inbound of the core's clients.
         self.door: Door | None = None
         self.generations = Generations()
-        self.pacer = Pacer(reactor, self.generations, lambda key: self.limits.get(key, NONE))
+        self.pacer = Pacer(reactor, given, Connections(self.generations, given))
         self.port = free_port()
         await self.started(self.port)
         self.pacer.start()

@@ -22,7 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.tap import DESCRIPTORS, SETTINGS
+from node.command_line import SETTINGS
+from node.handover.keeper import DESCRIPTORS
 from scripts.staging import certs
 from scripts.staging.backend import backend
 from scripts.staging.controller import ControllerError, RestController, RpcController

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import threading
@@ -18,7 +17,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from node import tap
 from node.base.errors import NodeError
 from protos.service_pb2 import Inbounds, Limits, Quota, User, UsersStat
 from scripts.staging import transfer
@@ -87,6 +85,41 @@ def test_nobody_is_dropped(
         assert core in real.core_pids()
         controller.sync_user(member(CARL, home))
         assert gets_in(home, CARL, echo)
+
+
+@pytest.mark.slow
+@pytest.mark.both
+def test_users_change_while_the_next_version_prepares(
+    tmp_path: Path, real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """It has built their accounts by then: those who are removed, changed and added have what the controller wants."""
+    prepared, changed = tmp_path / "prepared", tmp_path / "changed"
+    wait = f"""
+import pathlib, time
+_prepare = Arrival.prepare
+async def _wait(self):
+    await _prepare(self)
+    pathlib.Path({str(prepared)!r}).touch()
+    while not pathlib.Path({str(changed)!r}).exists():
+        time.sleep(0.01)
+Arrival.prepare = _wait
+"""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    version.name("9.0.0")
+    version.add("node/handover/arrival.py", wait)
+    with connection(home, ANNA, echo) as link, talking(link):
+        os.kill(real.pid, signal.SIGUSR2)
+        until(prepared.exists, 20, "the next version is prepared")
+        bert = TestUser.new(BERT.email)
+        for one in (member(bert, home), member(CARL, home)):
+            controller.sync_user(one)
+        assert gets_in(home, CARL, echo)
+        changed.touch()
+        until(lambda: said(real, "txnode 9.0.0 is ready") > 0, 20, "the next version is ready")
+        until(lambda: controller.info().state == "running", 10, "the backend runs")
+        assert all(gets_in(home, one, echo) for one in (ANNA, bert, CARL)) and stays_out(home, BERT, echo)
+    controller.sync_user(member(CARL))
+    assert stays_out(home, CARL, echo)
 
 
 @pytest.mark.slow
@@ -166,7 +199,7 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     ),
     "hangs": (
         "node/tap.py",
-        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
+        "import time\ndef _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
         "did not come up",
     ),
     "with everything opened": (
@@ -182,12 +215,12 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     "when all is there": (
         "node/tap.py",
         "def _broken(self):\n    raise RuntimeError('not ready')\nNodeService._ready = _broken",
-        "does not get ready",
+        "RuntimeError: not ready",
     ),
     "at the hand-over": (
-        "node/api/operations.py",
+        "node/engine/leaving.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
-        "    self._leaving._heirs = heirs\n    self._runner.inherit(no)\nBackend.inherit = _broken",
+        "    self._heirs = heirs\n    self._runner.inherit(no)\nLeaving.inherit = _broken",
         "no hand-over",
     ),
 }
@@ -217,9 +250,11 @@ def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """It is notified often enough, also if a version hangs: else it would end the node and the core."""
     version, silence, heard = Version(tmp_path), 15, [time.monotonic()]
     version.add("node/handover/program.py", "PATIENCE = 8.0")
-    version.add(*BROKEN["hangs with everything opened"][:2])
-    (version.root / "node/tap.py").rename(tmp_path / "hangs.py")
-    shutil.copy2(tap.__file__, version.root / "node/tap.py")
+    module, code, _ = BROKEN["hangs with everything opened"]
+    whole = (version.root / module).read_text()
+    version.add(module, code)
+    hangs = (version.root / module).read_text()
+    (version.root / module).write_text(whole)
     there = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def listen() -> None:
@@ -236,7 +271,7 @@ def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
             with closing(RestController(node)) as controller:
                 run(controller, [home], [member(ANNA, home)])
             with connection(home, ANNA, echo) as link, talking(link):
-                (tmp_path / "hangs.py").rename(version.root / "node/tap.py")
+                (version.root / module).write_text(hangs)
                 upgrade(node, FAILED)
             until(lambda: time.monotonic() - heard[-1] < 1, silence, "the version before is heard of")
         there.shutdown(socket.SHUT_RDWR)

@@ -237,7 +237,7 @@ def test_lines_of_one_that_drains(
 # Faults of a version that takes over several cores.
 BROKEN: Mapping[str, tuple[str, str, str]] = {
     "at one that drains": (
-        "node/handover/leaving.py",
+        "node/engine/leaving.py",
         "_one = Leaving._one\nasync def _broken(self, left, plan, accepted, heirs, exact):\n"
         "    if accepted is not None:\n        heirs.go_back('no way to drain')\n"
         "    return await _one(self, left, plan, accepted, heirs, exact)\nLeaving._one = _broken",

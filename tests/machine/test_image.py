@@ -20,6 +20,7 @@ import pytest
 
 from node import __version__
 from scripts.staging.core import find_xray
+from scripts.staging.node import is_node
 from scripts.staging.wait import until
 from tests.harness.container import Container, Image
 from tests.machine.conftest import CLONE
@@ -130,8 +131,8 @@ def _healthy(container: Container) -> bool:
 
 def _children(container: Container) -> dict[str, psutil.Process]:
     """The children of the keeper, the first process: the node as `twistd`, cores by the names of their programs."""
-    children = psutil.Process(container.pid).children()
-    return {"twistd" if os.getpgid(child.pid) == child.pid else child.name(): child for child in children}
+    keeper = psutil.Process(container.pid)
+    return {"twistd" if is_node(child, keeper) else child.name(): child for child in keeper.children()}
 
 
 def _status(container: Container) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import cast
 import psutil
 import pytest
 
+from scripts.staging.node import is_node
 from scripts.staging.wait import until
 from tests.machine.conftest import CLONE, Server
 
@@ -108,10 +108,10 @@ def _goes_on(server: Server, end: Callable[[], object], seconds: float) -> None:
 
 
 def _node(server: Server) -> psutil.Process:
-    """The node below the keeper; it leads a process group."""
+    """The node below the keeper."""
     processes = _processes(server)
     [keeper] = [process for process in processes if any("keeper" in word for word in process.cmdline())]
-    [node] = [child for child in keeper.children() if os.getpgid(child.pid) == child.pid]
+    [node] = [child for child in keeper.children() if is_node(child, keeper)]
     return node
 
 

@@ -17,17 +17,17 @@ from node import deployed
 from node.backend.options import BackendOptions
 from node.base.logs import LogOptions
 from node.clock.clock import ClockOptions
+from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.options import KeyOptions, key_fault
 from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
-from node.limits.defaults import Defaults
+from node.limits.limits import Defaults
 from node.limits.options import LimitOptions
 from node.metrics.options import MetricsOptions
 from node.settings import BadSettings, Settings, load
 from node.state.directory import StateOptions
-from node.tap import SETTINGS, Options
 from node.traffic.options import TrafficOptions
 from node.updates.policy import LISTS_URL, Policy
 

@@ -75,7 +75,6 @@ class Endpoints:
         return True
 
     def holder(self, where: Endpoint) -> str | None:
-        """The key of the endpoint's owner, if known."""
         return self._young.get(where) or self._old.get(where) or None
 
     def knows(self, where: Endpoint, socket: int) -> bool:
@@ -146,7 +145,6 @@ class Endpoints:
         return taken
 
     def drop(self, count: int) -> None:
-        """Forget the oldest endpoints."""
         self.forget(list(islice((where for part in (self._guesses, self._old, self._young) for where in part), count)))
 
     def packed(self) -> Places:

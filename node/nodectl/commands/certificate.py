@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
-from node.nodectl import certificates
+from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure, names_of
+from node.nodectl.exits import Unusable
+from node.nodectl.local_node import LocalNode
 from node.nodectl.options import json_option
 from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
 
-# Characters of a PEM that deployed panels store, and days before its end from which to replace it.
-PANEL, SOON = 2048, 30
+# Days before its end from which to replace a certificate.
+SOON = 30
 
 
 @click.group
@@ -29,10 +37,9 @@ def command() -> None:
     help="Show the certificate in this file instead.",
 )
 @json_option
-@click.pass_obj
 def show(session: Session, source: Path | None) -> None:
     """Show the certificate's names, dates and fingerprint, and the PEM for controllers."""
-    found = certificates.described(source or certificates.file_of(session.local_node))
+    found = _described(source or file_of(session.local_node))
     if session.json:
         print_json(found)
     else:
@@ -42,8 +49,8 @@ def show(session: Session, source: Path | None) -> None:
         click.echo(f"\n{pem}", nl=False)
     if found["days_left"] < SOON:
         note(f"the certificate expires on {found['valid_until']}: make a new one by nodectl certificate make --force")
-    if len(found["pem"]) > PANEL:
-        note(f"this PEM has {len(found['pem'])} characters; some panels store only {PANEL}")
+    if len(found["pem"]) > MAX_PEM:
+        note(f"this PEM has {len(found['pem'])} characters; some panels store only {MAX_PEM}")
 
 
 @command.command
@@ -60,9 +67,63 @@ def make(session: Session, names: tuple[str, ...], directory: Path | None, force
     """Make a key and a self-signed certificate with the names of this machine."""
     local = session.local_node
     sans = tuple(filter(None, map(str.strip, local.values.get("SSL_SANS", "").split(","))))
-    made, left_out = certificates.make(directory or local.state, (*names, *sans), force)
-    found = certificates.described(made)
-    click.echo(f"{made}: {', '.join(found['names'])}\n{found['pem']}", nl=False)
-    if left_out:
-        note(f"names left out (invalid, or no room in the certificate): {', '.join(left_out)}")
+    made = _made(directory or local.state, (*names, *sans), force)
+    found = _described(made.certificate)
+    click.echo(f"{made.certificate}: {', '.join(found['names'])}\n{found['pem']}", nl=False)
+    if made.left_out:
+        note(f"names left out (invalid, or no room in the certificate): {', '.join(made.left_out)}")
     note("a running node loads it within ten seconds; give controllers the new PEM")
+
+
+def file_of(local: LocalNode) -> Path:
+    """The file of the certificate that the node serves."""
+    named = local.values.get("SSL_CERT_FILE")
+    return (local.directory / named).absolute() if named else local.state / CERTIFICATE
+
+
+def _described(file: Path) -> dict[str, Any]:
+    """Subject, names, dates, fingerprint, and the PEM that controllers pin. Raises `Unusable`."""
+    try:
+        first = x509.load_pem_x509_certificates(file.read_bytes())[0]
+    except OSError as error:
+        raise Unusable(f"{file} cannot be read: {error}; to make one: nodectl certificate make")
+    except ValueError as error:
+        raise Unusable(f"{file} is not a certificate: {error}")
+    return {
+        "file": str(file),
+        "subject": first.subject.rfc4514_string(),
+        "names": list(names_of(first)),
+        "valid_from": first.not_valid_before_utc.isoformat(),
+        "valid_until": first.not_valid_after_utc.isoformat(),
+        "days_left": (first.not_valid_after_utc - datetime.now(UTC)).days,
+        "sha256": first.fingerprint(hashes.SHA256()).hex(":").upper(),
+        "pem": first.public_bytes(serialization.Encoding.PEM).decode(),
+    }
+
+
+def _made(directory: Path, names: tuple[str, ...], force: bool) -> Certificate:
+    """Make a certificate and its key in this directory. Raises `Unusable`."""
+    before = [file for file in (directory / CERTIFICATE, directory / KEY) if file.exists()]
+    if before and not force:
+        files = " and ".join(map(str, before))
+        raise Unusable(f"already there: {files}. --force replaces them; controllers then need the new certificate")
+    try:
+        return _replaced(directory, names, before) if before else ensure(directory, names)
+    except (OSError, ValueError) as error:
+        raise Unusable(f"cannot make a certificate: {error}")
+
+
+def _replaced(directory: Path, names: tuple[str, ...], before: Sequence[Path]) -> Certificate:
+    """Make a new pair, and restore the old files if that fails.
+
+    The old files are moved, not copied: in another user's directory one may be a link to a file that this user must
+    not get a copy of.
+    """
+    with TemporaryDirectory(prefix=".replaced.", dir=directory) as aside:
+        moved = {file: file.rename(Path(aside) / file.name) for file in before}
+        try:
+            return ensure(directory, names)
+        except BaseException:
+            for file, place in moved.items():
+                place.replace(file)
+            raise

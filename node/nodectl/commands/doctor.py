@@ -3,60 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
-from node.base.errors import NodeError
+from node.certificate import own_names
 from node.doctor import kernel, running
 from node.doctor.findings import Check, Finding, Level, fail
-from node.doctor.local import examine
-from node.nodectl.doctor_input import collect
+from node.doctor.local import Place, examine
+from node.doctor.running import Core
+from node.nodectl import cores
+from node.nodectl.detect_core import WITH_GEO
 from node.nodectl.exits import Exit
+from node.nodectl.fleet import Node, Outcome
+from node.nodectl.local_node import LocalNode
+from node.nodectl.nodes_file import LOCAL
 from node.nodectl.options import options
-from node.nodectl.output import Row
-from node.nodectl.profiles import LOCAL
-from node.nodectl.running import Node, Outcome
 from node.nodectl.session import Session
+from node.settings import BadSettings, load
 
-COLUMNS = ("check", "level", "found", "remedy")
+_DAY = 86_400.0
 
 
 @click.command
 @options
-@click.pass_obj
 def command(session: Session) -> None:
     """Check for common problems and print remedies: on this machine, or on the nodes given by --node or --all."""
-    outcomes = _elsewhere(session) if session.named or session.all else [_local_findings(session)]
+    elsewhere = session.named or session.all
+    outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]
     documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
-    session.report(documents, COLUMNS, rows, _code(finding for one in outcomes for finding in one.answer or ()))
+    failed = any(finding.level is Level.FAIL for one in outcomes for finding in one.answer or ())
+    code = Exit.FAILED if failed else Exit.OK
+    session.report(documents, ("check", "level", "found", "remedy"), lambda found: map(_row, found), code)
 
 
-def rows(findings: Sequence[dict[str, str]]) -> Iterator[Row]:
-    for finding in findings:
-        yield finding["name"], finding["level"], finding["found"], finding["remedy"]
+def _row(finding: dict[str, str]) -> tuple[str, ...]:
+    return finding["name"], finding["level"], finding["found"], finding["remedy"]
 
 
-def _code(findings: Iterable[Finding]) -> Exit:
-    return Exit.FAILED if any(finding.level is Level.FAIL for finding in findings) else Exit.OK
-
-
-def _elsewhere(session: Session) -> list[Outcome[list[Finding]]]:
-    return session.ask(_remote_findings)
-
-
-def _local_findings(session: Session) -> Outcome[list[Finding]]:
+def _local_findings(session: Session) -> list[Finding]:
     """Findings of this machine, and of the node on it if it runs and its settings can be read."""
-    examined = collect(session.local_node)
-    findings = examine(examined)
-    if examined.settings is not None and kernel.node_of(examined.state) is not None:
+    place = _place(session.local_node)
+    findings = examine(place)
+    if place.settings is not None and kernel.node_of(place.state) is not None:
         for outcome in session.ask(_remote_findings):
-            findings += outcome.answer or _silent(outcome.error)
-    return Outcome(LOCAL, findings)
-
-
-def _silent(error: NodeError | None) -> list[Finding]:
-    return [fail(Check.NODE, f"the node does not answer: {error.text}")] if error else []
+            if outcome.error is not None:
+                findings.append(fail(Check.NODE, f"the node does not answer: {outcome.error.text}"))
+            findings += outcome.answer or ()
+    return findings
 
 
 async def _remote_findings(node: Node) -> list[Finding]:
@@ -65,3 +60,41 @@ async def _remote_findings(node: Node) -> list[Finding]:
     async with node.client.events(kinds=["core.exited"], follow=False) as stream:
         events = [event async for event in stream]
     return list(running.node(info, events, time.time()))
+
+
+def _place(local: LocalNode) -> Place:
+    """What the doctor examines of this node: its settings or their faults, its cores and their geo files."""
+    settings, faults = None, list[str]()
+    try:
+        settings = load({}, local.directory, local.environ, drivers=())
+    except BadSettings as bad:
+        faults = bad.faults
+    found = list(_cores(local))
+    return Place(settings, faults, local.state, found, _geo(local, found), tuple(own_names()))
+
+
+def _cores(local: LocalNode) -> Iterator[Core]:
+    for name, pinned in cores.PINNED.items():
+        try:
+            path, release = cores.used(local, name) or ("", "")
+        except cores.InstallError as error:
+            yield Core(name, fault=str(error))
+        else:
+            yield Core(name, str(path), release, pinned.version)
+
+
+def _geo(local: LocalNode, found: list[Core]) -> dict[str, float | None]:
+    """Ages of the geo files in days, None for a missing one; empty where no installed core reads them."""
+    executable = next((core.path for core in found if core.name == WITH_GEO and core.path), "")
+    if not executable:
+        return {}
+    named = local.values.get(cores.PINNED[WITH_GEO].variable("ASSETS_PATH"))
+    directory = Path(named or Path(executable).resolve().parent)
+    return {name: _age(directory / name) for name in ("geoip.dat", "geosite.dat")}
+
+
+def _age(file: Path) -> float | None:
+    try:
+        return (time.time() - file.stat().st_mtime) / _DAY
+    except OSError:
+        return None

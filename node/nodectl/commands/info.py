@@ -8,7 +8,6 @@ import click
 
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Node
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
@@ -17,14 +16,9 @@ COLUMNS = ("state", "core", "version", "node", "remarks")
 
 @click.command
 @options
-@click.pass_obj
 def command(session: Session) -> None:
     """Show the state, core, versions and warnings of each node."""
-    session.report(session.ask(_info), COLUMNS, rows)
-
-
-async def _info(node: Node) -> pb.BaseInfoResponse:
-    return await node.client.info()
+    session.report(session.ask(lambda node: node.client.info()), COLUMNS, rows)
 
 
 def rows(info: pb.BaseInfoResponse) -> Iterator[Row]:

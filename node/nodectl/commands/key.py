@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
-from node.nodectl import keyring
+from node.keys import manage
+from node.keys.keyfile import SCOPES, BadKeys
+from node.nodectl.exits import Unusable
 from node.nodectl.options import json_option
 from node.nodectl.output import note, print_json, print_table
 from node.nodectl.session import Session
@@ -29,15 +32,13 @@ def command() -> None:
 
 @command.command
 @click.argument("name")
-@click.option(
-    "--scope", type=click.Choice(keyring.SCOPES), default="all", show_default=True, help="What the key allows."
-)
+@click.option("--scope", type=click.Choice([*SCOPES]), default="all", show_default=True, help="What the key allows.")
 @_FILE
 @json_option
-@click.pass_obj
 def new(session: Session, name: str, scope: str, source: Path | None) -> None:
     """Make a key and print it. It is not shown again."""
-    key = keyring.new(source or session.local_node.keys, name, scope)
+    with _keys(session, source) as file:
+        key = manage.new(file, name, scope)
     if session.json:
         print_json({"name": name, "scope": scope, "key": key})
     else:
@@ -48,10 +49,10 @@ def new(session: Session, name: str, scope: str, source: Path | None) -> None:
 @command.command("list")
 @_FILE
 @json_option
-@click.pass_obj
 def list_keys(session: Session, source: Path | None) -> None:
     """List the names and scopes of the keys in the file. A key in the setting API_KEY is not listed."""
-    found: list[dict[str, Any]] = keyring.known(source or session.local_node.keys)
+    with _keys(session, source) as file:
+        found = [{"name": key.name, "scope": key.scope.word} for key in manage.keys(file)]
     if session.json:
         print_json(found)
     else:
@@ -64,5 +65,19 @@ def list_keys(session: Session, source: Path | None) -> None:
 @click.pass_obj
 def revoke(session: Session, name: str, source: Path | None) -> None:
     """Remove a key. The node refuses it from then on, and closes streams that were opened with it."""
-    keyring.revoke(source or session.local_node.keys, name)
+    with _keys(session, source) as file:
+        manage.revoke(file, name)
     note(_RELOADED)
+
+
+@contextmanager
+def _keys(session: Session, source: Path | None) -> Iterator[Path]:
+    """The file of keys. Raises `Unusable` if it cannot be used, or as it was to be."""
+    file = source or session.local_node.keys
+    try:
+        yield file
+    except BadKeys as error:
+        text = str(error)
+        raise Unusable(text if str(file) in text else f"{file}: {text}")
+    except OSError as error:
+        raise Unusable(f"{file} cannot be used: {error}; run this as the node's user or as root")

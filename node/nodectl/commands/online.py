@@ -9,10 +9,10 @@ from functools import partial
 import click
 
 from node.base.errors import UnknownName
+from node.nodectl.fleet import Node, parallel
 from node.nodectl.members import listed
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Node, parallel
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
@@ -25,7 +25,6 @@ TIMEOUT = 60.0
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @options
-@click.pass_obj
 def command(session: Session, names: tuple[str, ...]) -> None:
     """Show from how many addresses each user is connected; for named users, the addresses and times.
 

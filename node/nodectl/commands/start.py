@@ -12,12 +12,10 @@ import click
 from node.base.errors import UnknownPath
 from node.nodectl import detect_core, userfile
 from node.nodectl.commands.info import COLUMNS, rows
-from node.nodectl.exits import Exit
-from node.nodectl.members import listed, note_refused
+from node.nodectl.fleet import Node
+from node.nodectl.members import note_refused, refusals, unconfirmed
 from node.nodectl.options import options
-from node.nodectl.running import Node, each
 from node.nodectl.session import Session
-from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
 
 # Seconds: a core with many users starts slowly.
@@ -49,7 +47,6 @@ TIMEOUT = 120.0
     help="Keep the users that CONFIG has in this inbound; may be repeated.",
 )
 @options
-@click.pass_obj
 def command(
     session: Session, config: Path, users: Path | None, core: str | None, keep_alive: int, exclude: tuple[str, ...]
 ) -> None:
@@ -65,19 +62,14 @@ def command(
         keep_alive=keep_alive,
         exclude_inbounds=exclude,
     )
-
     outcomes = session.ask(partial(_start, backend), TIMEOUT)
-    refused = {node: answer["refused"] for node, answer in each(outcomes)}
-    for node, missing in refused.items():
-        note_refused(node, missing)
-    code = Exit.USERS_REFUSED if any(refused.values()) else Exit.OK
+    code = note_refused(outcomes)
     session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
 
 
 async def _start(backend: pb.Backend, node: Node) -> dict[str, Any]:
     info = await node.client.start(backend)
+    refused: dict[str, str] = {}
     with suppress(UnknownPath):  # an older node has no ListUsers
-        wanted = [user for user in backend.users if user.inbounds]
-        found = (await listed(node, [user.email for user in wanted])).users if wanted else []
-        return {"info": info, "refused": [{"name": name, "why": why} for name, why in not_in(wanted, found)]}
-    return {"info": info, "refused": []}
+        refused = await unconfirmed(node, [user for user in backend.users if user.inbounds])
+    return {"info": info, "refused": refusals(refused)}

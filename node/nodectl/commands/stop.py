@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from node.nodectl.commands.info import COLUMNS, rows
+from node.nodectl.fleet import Node
 from node.nodectl.options import options
-from node.nodectl.running import Node
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
@@ -16,7 +16,6 @@ TIMEOUT = 30.0
 
 @click.command
 @options
-@click.pass_obj
 def command(session: Session) -> None:
     """Stop the core. The node reads its traffic counters first."""
     session.report(session.ask(_stop, TIMEOUT), COLUMNS, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import click
@@ -12,14 +13,12 @@ from rich.text import Text
 
 from node.base.logs import printable
 from node.nodectl.exits import Unusable
-from node.nodectl.live import drawn
+from node.nodectl.fleet import Fleet, Node, Outcome
 from node.nodectl.options import options
-from node.nodectl.polling import Watched, busiest, poll, until_quit
-from node.nodectl.running import Fleet, Node, Outcome
-from node.nodectl.screen import screen
+from node.nodectl.output import rate, size, span
+from node.nodectl.screen import show
 from node.nodectl.session import Session
-from node.nodectl.traffic import traffic
-from node.nodectl.units import rate, size, span
+from node.nodectl.traffic import Watched, busiest, drawn, traffic
 from protos import service_pb2 as pb
 
 # Lines of the screen that are not users.
@@ -44,7 +43,6 @@ class Reading(NamedTuple):
     help="Refresh the screen this often. [default: 2]",
 )
 @options
-@click.pass_obj
 def command(session: Session, every: float) -> None:
     """Show a live screen of one node: the machine and its busiest users. q or Ctrl-C quits."""
     console = Console()
@@ -52,7 +50,7 @@ def command(session: Session, every: float) -> None:
         raise Unusable("top needs a terminal; in scripts use nodectl stats --watch --json")
     if len(session.targets()) != 1:
         raise click.UsageError("top shows one node: name it with --node")
-    session.attend(lambda fleet: _Top(fleet, console, every).run())
+    session.attend(partial(_top, console, every))
 
 
 async def _read(node: Node) -> Reading:
@@ -60,34 +58,23 @@ async def _read(node: Node) -> Reading:
     return Reading(await client.info(), await client.system_stats(), await traffic("users")(node))
 
 
-class _Top:
-    """Draws the last reading."""
+async def _top(console: Console, every: float, fleet: Fleet) -> None:
+    """Show the last reading of the one node."""
+    users = Watched(fleet.nodes[0].name)
+    last: Reading | None = None
 
-    def __init__(self, fleet: Fleet, console: Console, every: float) -> None:
-        self._fleet = fleet
-        self._console = console
-        self._every = every
-        self._users = Watched(fleet.nodes[0].name)
-        self._last: Reading | None = None
+    def shown(outcome: Outcome[Reading]) -> RenderableType:
+        nonlocal last
+        last = outcome.answer or last
+        reply = None if outcome.answer is None else outcome.answer.users
+        users.take(Outcome(outcome.node, reply, outcome.error), fleet.reactor.seconds())
+        lines = busiest([users])
+        status = f"{users.error.text}; these figures are old" if users.error else f"{len(lines)} users; q quits"
+        head = (_head(users.node, last), _machine(last.system)) if last else ()
+        table = drawn(lines[: max(1, console.height - _FRAME)])
+        return Group(*head, Text(printable(status), no_wrap=True), table)
 
-    async def run(self) -> None:
-        with screen(self._console) as draw:
-
-            def take(outcome: Outcome[Reading]) -> None:
-                self._last = outcome.answer or self._last
-                users = None if outcome.answer is None else outcome.answer.users
-                self._users.take(Outcome(outcome.node, users, outcome.error), self._fleet.reactor.seconds())
-                draw(self._drawn())
-
-            await until_quit(self._fleet, poll(self._fleet, _read, self._every, take))
-
-    def _drawn(self) -> RenderableType:
-        lines = busiest([self._users])
-        shown = drawn(lines[: max(1, self._console.height - _FRAME)])
-        fault = self._users.error
-        status = f"{fault.text}; these figures are old" if fault else f"{len(lines)} users; q quits"
-        head = (_head(self._users.node, self._last), _machine(self._last.system)) if self._last else ()
-        return Group(*head, Text(printable(status), no_wrap=True), shown)
+    await show(fleet, console, _read, every, shown)
 
 
 def _head(node: str, reading: Reading) -> Text:

@@ -9,11 +9,10 @@ from typing import NoReturn
 import click
 
 from node.client import Client
+from node.nodectl.commands.jobs import COLUMNS, follow, rows
 from node.nodectl.detect_core import CORES
 from node.nodectl.exits import Exit
-from node.nodectl.follow_job import COLUMNS, follow, rows
 from node.nodectl.options import options
-from node.nodectl.running import Node
 from node.nodectl.session import Session
 from protos import service_pb2 as pb
 
@@ -37,7 +36,6 @@ def command() -> None:
 @_DIGEST
 @_BACK
 @_WAIT
-@click.pass_obj
 def core(session: Session, name: str, version: str, sha256: str, back: bool, no_wait: bool) -> None:
     """Update a core to VERSION. --sha256 is required for a release whose digest the node does not know."""
     if back == bool(version):
@@ -50,7 +48,6 @@ def core(session: Session, name: str, version: str, sha256: str, back: bool, no_
 @click.argument("files", metavar="[NAME[=SHA256]]...", nargs=-1)
 @_BACK
 @_WAIT
-@click.pass_obj
 def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> None:
     """Update geo files to the newest ones. [default: geoip.dat and geosite.dat]"""
     named = {name: digest for name, _, digest in (word.partition("=") for word in files)}
@@ -62,7 +59,6 @@ def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> 
 @click.argument("version", required=False, default="")
 @_DIGEST
 @_WAIT
-@click.pass_obj
 def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
     """Update the node: install the wheel of VERSION, or without VERSION switch to the version installed on disk."""
     if version and not sha256:
@@ -71,9 +67,6 @@ def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
 
 
 def _update(session: Session, ask: Callable[[Client], Awaitable[pb.Job]], no_wait: bool) -> NoReturn:
-    async def work(asked: Node) -> pb.Job:
-        return await follow(asked, partial(ask, asked.client), wait=not no_wait)
-
-    outcomes = session.ask(work, TIMEOUT)
+    outcomes = session.ask(lambda asked: follow(asked, partial(ask, asked.client), wait=not no_wait), TIMEOUT)
     failed = any(outcome.answer is not None and outcome.answer.state == "failed" for outcome in outcomes)
     session.report(outcomes, COLUMNS, rows, Exit.FAILED if failed else Exit.OK)

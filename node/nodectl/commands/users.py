@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from node.nodectl.commands import users_change, users_limits, users_sync
-from node.nodectl.members import Listed, listed
+from node.nodectl.fleet import Node, answers
+from node.nodectl.members import listed
 from node.nodectl.options import options
 from node.nodectl.output import note
-from node.nodectl.running import Node, each
 from node.nodectl.session import Session
 from node.nodectl.users.rows import COLUMNS, WIDE, cells, settled
 
@@ -31,7 +31,6 @@ def command() -> None:
 )
 @click.option("--credentials", is_flag=True, help="With --json: include credentials; needs a key of scope all.")
 @options
-@click.pass_obj
 def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed: bool, credentials: bool) -> None:
     """List the users of nodes, their inbounds, and what the core has confirmed."""
     if credentials and not session.json:
@@ -44,11 +43,11 @@ def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed
         return vars(found)
 
     outcomes = session.ask(ask, TIMEOUT)
-    for name, answer in each(outcomes):
+    for name, answer in answers(outcomes):
         if answer["changed"]:
             note(f"{name}: users changed during the listing: it may mix old and new states; list them again")
     columns = COLUMNS + WIDE if wide else COLUMNS
-    session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in Listed(**answer).users])
+    session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in answer["users"]])
 
 
 for part in (*users_change.COMMANDS, *users_limits.COMMANDS, *users_sync.COMMANDS):

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 
 from node.base.errors import InvalidRequest, UnknownName
 from node.nodectl.exits import Exit, Unusable
+from node.nodectl.fleet import Node, Outcome, answers
 from node.nodectl.members import PATIENCE, listed, send
 from node.nodectl.options import options
 from node.nodectl.output import Row
-from node.nodectl.running import Node, Outcome, each
 from node.nodectl.session import Session
-from node.nodectl.users import making
 from node.nodectl.users.difference import proxies_of
+from node.nodectl.users.new_credentials import KEY_BYTES, new_proxies, new_tunnel
 from node.nodectl.users.rows import missing
 from protos import service_pb2 as pb
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_GIVEN = (
-    click.option("--id", "identity", default="", metavar="UUID", help="The id for VLESS and VMess."),
-    click.option("--password", default="", help="The password for Trojan and Hysteria."),
-    click.option("--shadowsocks", default="", metavar="PASSWORD", help="The password for Shadowsocks."),
-    click.option("--flow", default="", metavar="FLOW", help="The flow of VLESS, such as xtls-rprx-vision."),
-    click.option(
-        "--method", default="", metavar="METHOD", help="The method of Shadowsocks; for 2022, sets the key's length."
-    ),
-)
+_NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
-def _given(function: F) -> F:
-    for option in reversed(_GIVEN):
+def _given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options for credentials."""
+    given = (
+        click.option("--id", "identity", default="", metavar="UUID", help="The id for VLESS and VMess."),
+        click.option("--password", default="", help="The password for Trojan and Hysteria."),
+        click.option("--shadowsocks", default="", metavar="PASSWORD", help="The password for Shadowsocks."),
+        click.option("--flow", default="", metavar="FLOW", help="The flow of VLESS, such as xtls-rprx-vision."),
+        click.option(
+            "--method", default="", metavar="METHOD", help="The method of Shadowsocks; for 2022, sets the key's length."
+        ),
+    )
+    for option in reversed(given):
         function = option(function)
     return function
 
 
 @click.command
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_NAMES
 @click.option(
     "--inbound",
     "inbounds",
@@ -51,7 +51,6 @@ def _given(function: F) -> F:
 @click.option("--address", multiple=True, help="Give them this address in a WireGuard tunnel, and make a key.")
 @_given
 @options
-@click.pass_obj
 def add(
     session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...], address: tuple[str, ...], **given: str
 ) -> None:
@@ -60,9 +59,9 @@ def add(
         raise Unusable("two users cannot share a credential or an address: add them one at a time")
     users, private = [], ""
     for name in dict.fromkeys(names):
-        made = pb.User(email=name, inbounds=inbounds, proxies=making.proxies(given["flow"], given["method"]))
+        made = pb.User(email=name, inbounds=inbounds, proxies=new_proxies(given["flow"], given["method"]))
         if address:
-            tunnel, private = making.tunnel(address)
+            tunnel, private = new_tunnel(address)
             made.proxies.wireguard.CopyFrom(tunnel)
         users.append(put(made, **given))
 
@@ -76,7 +75,7 @@ def add(
 
 
 @click.command
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_NAMES
 @click.option(
     "--inbound",
     "inbounds",
@@ -87,14 +86,13 @@ def add(
 @click.option("--renew", is_flag=True, help="Generate new credentials for all protocols but WireGuard.")
 @_given
 @options
-@click.pass_obj
 def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...], renew: bool, **given: str) -> None:
     """Change the inbounds or credentials of users. What is not given stays as it is."""
     if not (inbounds or renew or any(given.values())):
         raise Unusable("nothing to change: give --inbound, --renew or a credential")
     if len(names) > 1 and (given["identity"] or given["password"] or given["shadowsocks"]):
         raise Unusable("two users cannot share a credential: change them one at a time")
-    fresh = {name: making.proxies(given["flow"], given["method"]) for name in names} if renew else {}
+    fresh = {name: new_proxies(given["flow"], given["method"]) for name in names} if renew else {}
 
     async def work(node: Node) -> dict[str, Any]:
         rows = (await listed(node, names, credentials=True)).users
@@ -115,9 +113,8 @@ def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...
 
 
 @click.command
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@_NAMES
 @options
-@click.pass_obj
 def remove(session: Session, names: tuple[str, ...]) -> None:
     """Remove users and close their connections. If the node does not know one of them, none is removed."""
 
@@ -129,7 +126,7 @@ def remove(session: Session, names: tuple[str, ...]) -> None:
         return {"users": [{"name": row.name, "out": row.name in out} for row in rows]}
 
     outcomes = session.ask(work, PATIENCE)
-    done = all(user["out"] for _, answer in each(outcomes) for user in answer["users"])
+    done = all(user["out"] for _, answer in answers(outcomes) for user in answer["users"])
     session.report(outcomes, ("removed", "state"), _removed, Exit.OK if done else Exit.USERS_REFUSED)
 
 
@@ -147,16 +144,16 @@ def put(user: pb.User, identity: str, password: str, shadowsocks: str, flow: str
         proxies.shadowsocks.password = shadowsocks
     if flow:
         proxies.vless.flow = flow
-    if method and method not in making.KEY_BYTES:
+    if method and method not in KEY_BYTES:
         proxies.shadowsocks.method = method
     return user
 
 
 async def _applied(node: Node, users: Sequence[pb.User], private: str = "") -> dict[str, Any]:
     """Send the users to the node; the answer for `--json`."""
-    refused = dict(await send(node, users))
-    more = [{"wireguard_private_key": private, "refused": refused.get(user.email, "")} for user in users]
-    return {"users": [{"user": user, **fields} for user, fields in zip(users, more, strict=True)]}
+    refused = await send(node, users)
+    made = [{"user": user, "wireguard_private_key": private, "refused": refused.get(user.email, "")} for user in users]
+    return {"users": made}
 
 
 def _require(names: Sequence[str], rows: Sequence[pb.ListedUser]) -> None:
@@ -165,7 +162,7 @@ def _require(names: Sequence[str], rows: Sequence[pb.ListedUser]) -> None:
 
 
 def _report(session: Session, outcomes: Sequence[Outcome[dict[str, Any]]]) -> NoReturn:
-    refused = any(made["refused"] for _, answer in each(outcomes) for made in answer["users"])
+    refused = any(made["refused"] for _, answer in answers(outcomes) for made in answer["users"])
     code = Exit.USERS_REFUSED if refused else Exit.OK
     session.report(outcomes, ("name", "field", "value"), _made, code)
 

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 import click
 
 from node.limits import parsing
 from node.nodectl.exits import Unusable
+from node.nodectl.fleet import Node
 from node.nodectl.options import options
-from node.nodectl.output import Row
-from node.nodectl.running import Node
+from node.nodectl.output import Row, rate_of_bits, size
 from node.nodectl.session import Session
-from node.nodectl.units import rate_of_bits, size
 from protos import service_pb2 as pb
 
 COLUMNS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
-# Names in one call, and its seconds: a hundred thousand users are a hundred pages.
-NAMES, TIMEOUT = 1000, 60.0
+# Seconds: a hundred thousand users are a hundred pages.
+TIMEOUT = 60.0
 
 
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--off", is_flag=True, help="Show only users who are barred by a limit.")
 @options
-@click.pass_obj
 def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     """Show the limits of users, what they have used, and who is barred."""
 
     async def ask(node: Node) -> list[pb.LimitState]:
-        return await _all(node, names, off)
+        return [user async for page in node.client.all_limits(names, off) for user in page.users]
 
     session.report(session.ask(ask, TIMEOUT), COLUMNS, lambda users: map(cells, users))
 
@@ -44,7 +41,6 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     help="Remove limits set here; those from the panel and the node's settings apply again.",
 )
 @options
-@click.pass_obj
 def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bool) -> None:
     """Set the limits of users. Limits that are not given come from the node's settings; 0 means no limit.
 
@@ -52,35 +48,15 @@ def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bo
     """
     if clear == (words is not None):
         raise Unusable('give --to "LIMITS" or --clear')
-    limits = _parsed(words) if words is not None else None
-
-    async def work(node: Node) -> pb.SetLimitsResponse:
-        return await node.client.set_limits(dict.fromkeys(names, limits))
-
-    session.report(session.ask(work), ("name", "note"), _notes)
+    try:
+        limits = parsing.limits(words) if words is not None else None
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    outcomes = session.ask(lambda node: node.client.set_limits(dict.fromkeys(names, limits)))
+    session.report(outcomes, ("name", "note"), lambda reply: [(note.name, note.text) for note in reply.notes])
 
 
 COMMANDS = (limits, limit)
-
-
-def _parsed(words: str) -> pb.Limits:
-    try:
-        return parsing.limits(words)
-    except ValueError as error:
-        raise Unusable(str(error)) from error
-
-
-async def _all(node: Node, names: Sequence[str], off: bool) -> list[pb.LimitState]:
-    """Read all pages."""
-    found: list[pb.LimitState] = []
-    for part in [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]:
-        after, more = "", True
-        while more:
-            page = await node.client.get_limits(after, names=part, off=off)
-            found += page.users
-            more = page.next > after
-            after = page.next
-    return found
 
 
 def cells(user: pb.LimitState) -> Row:
@@ -110,8 +86,3 @@ def _used(user: pb.LimitState) -> int:
 
 def _day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M") if seconds else ""
-
-
-def _notes(reply: pb.SetLimitsResponse) -> Iterator[Row]:
-    for note in reply.notes:
-        yield note.name, note.text

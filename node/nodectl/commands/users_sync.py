@@ -16,10 +16,10 @@ from rich.progress import Progress
 
 from node.nodectl import userfile
 from node.nodectl.exits import Exit, Unusable
+from node.nodectl.fleet import Fleet, Node, Outcome, answers
 from node.nodectl.members import apply, listed, note_refused
 from node.nodectl.options import options
 from node.nodectl.output import Row, note
-from node.nodectl.running import Fleet, Node, Outcome, each
 from node.nodectl.session import Session
 from node.nodectl.users.difference import Difference, difference
 from protos import service_pb2 as pb
@@ -46,7 +46,6 @@ COUNTED = ("added", "changed", "removed", "same", "refused")
 @_FILE
 @_INBOUNDS
 @options
-@click.pass_obj
 def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
     """Show what `sync` would change: + adds, ~ changes, - removes a user. The exit code is 7 if there are changes."""
     _show(session, userfile.read(source, inbounds))
@@ -58,7 +57,6 @@ def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would change, like diff.")
 @click.option("--yes", is_flag=True, help=f"Do not ask before removing more than {SHARE:.0%} of a node's users.")
 @options
-@click.pass_obj
 def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
     """Make the users in FILE (a table, JSON or a panel's export) the users of the nodes.
 
@@ -68,10 +66,7 @@ def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: boo
     if dry_run:
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))
-    for name, answer in each(outcomes):
-        note_refused(name, answer["refused"])
-    refused = any(answer["refused"] for _, answer in each(outcomes))
-    session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED if refused else Exit.OK)
+    session.report(outcomes, COUNTED, _counted, note_refused(outcomes))
 
 
 COMMANDS = (diff, sync)
@@ -82,7 +77,7 @@ def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
         return (await _compared(users, node)).document
 
     outcomes = session.ask(work)
-    differ = any(answer[kind] for _, answer in each(outcomes) for kind in ("added", "changed", "removed"))
+    differ = any(answer[kind] for _, answer in answers(outcomes) for kind in ("added", "changed", "removed"))
     session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT if differ else Exit.OK)
 
 
@@ -92,7 +87,7 @@ async def _compared(users: Sequence[pb.User], node: Node) -> Difference:
 
 async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fleet) -> list[Outcome[Answer]]:
     compared = await fleet.ask(partial(_compared, users))
-    plans, faults = dict(each(compared)), {outcome.node: outcome.error for outcome in compared if outcome.error}
+    plans, faults = dict(answers(compared)), {outcome.node: outcome.error for outcome in compared if outcome.error}
     if not yes:
         _confirm(plans)
     console = Console(stderr=True)

@@ -12,7 +12,7 @@ from node.contract.accounts import key_of
 from protos import service_pb2 as pb
 
 
-@dataclass(frozen=True)
+@dataclass
 class Difference:
     """Users to add, change and remove. `changed` has the differing fields of each; `there`: users on the node now."""
 
@@ -21,10 +21,6 @@ class Difference:
     removed: list[str] = field(default_factory=list)
     same: int = 0
     there: int = 0
-
-    @property
-    def empty(self) -> bool:
-        return not (self.added or self.changed or self.removed)
 
     @property
     def updates(self) -> list[pb.User]:
@@ -48,18 +44,17 @@ def difference(users: Iterable[pb.User], rows: Iterable[pb.ListedUser]) -> Diffe
     there = {key_of(row.name): row for row in rows if row.inbounds or row.unknown or row.shortened}
     wanted = {key_of(user.email): user for user in users}
     found = Difference(there=len(there), removed=sorted(row.name for key, row in there.items() if key not in wanted))
-    same = 0
     for key, user in wanted.items():
         if key not in there:
             found.added.append(user)
-        elif what := differing(user := with_limits(user, there[key]), there[key]):
+        elif what := _differing(user := _with_limits(user, there[key]), there[key]):
             found.changed.append((user, what))
         else:
-            same += 1
-    return Difference(found.added, found.changed, found.removed, same, found.there)
+            found.same += 1
+    return found
 
 
-def differing(user: pb.User, row: pb.ListedUser) -> list[str]:
+def _differing(user: pb.User, row: pb.ListedUser) -> list[str]:
     """The fields in which a user differs from the node's row; for proxies their names, never their values."""
     if row.shortened:
         return ["unknown: too large to list"]
@@ -72,7 +67,7 @@ def differing(user: pb.User, row: pb.ListedUser) -> list[str]:
     return what + sorted(name for name in {**wanted, **has} if wanted.get(name) != has.get(name))
 
 
-def with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
+def _with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
     """The user, with the limits of the row if they have none of their own."""
     if user.HasField("limits") or not row.HasField("limits"):
         return user

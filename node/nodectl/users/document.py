@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from google.protobuf.json_format import ParseDict, ParseError
-
 from node.nodectl.users import panel, xui
-from node.nodectl.users.supply import Entry, Supply
+from node.nodectl.users.supply import Entry, Supply, message_of
 from protos import service_pb2 as pb
 
-_Make = Callable[[dict[str, Any], float], Entry]
 _UNKNOWN = (
     "no users found in a known shape: users of this interface, a list of users of Marzban or PasarGuard, or inbounds "
     "of 3x-ui"
@@ -29,11 +26,17 @@ def read(text: str, supply: Supply, now: float) -> None:
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
     if inbounds := xui.inbounds_of(document):
-        for entry in xui.entries(inbounds, now):
-            supply.take(partial(_place, text, 0, entry.name), entry.make)
+        for name, make in xui.entries(inbounds, now):
+            supply.take(partial(_place, text, 0, name), make)
         return
-    for number, user, make in _users(document):
-        supply.take(partial(_place, text, number, _name(user)), partial(make, user, now))
+    users = document.get("users", document.get("items")) if isinstance(document, dict) else document
+    if not isinstance(users, list):
+        raise ValueError(_UNKNOWN)
+    for number, user in enumerate(users, 1):
+        if not isinstance(user, dict):
+            raise ValueError(f"user {number} is not an object")
+        read_user = partial(panel.entry, user, now) if "username" in user else partial(_ours, user)
+        supply.take(partial(_place, text, number, _name(user)), read_user)
 
 
 def _inner(document: Any) -> Any:
@@ -45,17 +48,7 @@ def _inner(document: Any) -> Any:
     return document
 
 
-def _users(document: Any) -> Iterator[tuple[int, dict[str, Any], _Make]]:
-    users = document.get("users", document.get("items")) if isinstance(document, dict) else document
-    if not isinstance(users, list):
-        raise ValueError(_UNKNOWN)
-    for number, user in enumerate(users, 1):
-        if not isinstance(user, dict):
-            raise ValueError(f"user {number} is not an object")
-        yield number, user, panel.entry if "username" in user else ours
-
-
-def ours(entry: dict[str, Any], _: float) -> Entry:
+def _ours(entry: dict[str, Any]) -> Entry:
     """A `User` of this interface, or a row of `nodectl users list --json --credentials`."""
     if entry.get("shortened"):
         raise ValueError("the row was shortened: its user is not complete")
@@ -69,15 +62,10 @@ def ours(entry: dict[str, Any], _: float) -> Entry:
             raise ValueError("limits is not an object")
         # null means not given; 0 means no limit.
         wanted["limits"] = {name: value for name, value in limits.items() if value is not None}
-    try:
-        return Entry(ParseDict({**wanted, "proxies": _filled(entry.get("proxies") or {})}, pb.User()))
-    except (ParseError, TypeError) as error:
-        raise ValueError(str(error)) from error
-
-
-def _filled(proxies: Any) -> Any:
-    """The proxies that are not empty."""
-    return {name: value for name, value in proxies.items() if value} if isinstance(proxies, dict) else proxies
+    proxies = entry.get("proxies") or {}
+    if isinstance(proxies, dict):
+        proxies = {name: value for name, value in proxies.items() if value}
+    return Entry(message_of({**wanted, "proxies": proxies}, pb.User()))
 
 
 def _name(user: dict[str, Any]) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from google.protobuf.json_format import ParseDict, ParseError
-
-from node.nodectl.users.supply import Entry
+from node.nodectl.users.supply import Entry, message_of
 from protos import service_pb2 as pb
 
 # Statuses of users who may connect. On hold: their time begins with the first connection.
@@ -37,10 +35,7 @@ def _proxies(settings: dict[str, Any]) -> pb.Proxy:
                 for field, value in values.items()
                 if field in fields and value is not None
             }
-    try:
-        return ParseDict(known, pb.Proxy())
-    except ParseError as error:
-        raise ValueError(str(error)) from error
+    return message_of(known, pb.Proxy())
 
 
 def _inbounds(value: Any) -> list[str]:

@@ -35,13 +35,8 @@ def state_of(row: pb.ListedUser) -> str:
 
 def cells(row: pb.ListedUser, wide: bool = False) -> Sequence[str]:
     """A row with the cells of `COLUMNS`, and with `wide` those of `WIDE`."""
-    short = (row.name, _listed(row.inbounds), state_of(row), "; ".join(row.refused))
-    more = (
-        _listed(row.confirmed),
-        _listed(row.leaving),
-        _listed(row.unknown),
-        " ".join(sorted(proxies_of(row.proxies))),
-    )
+    short = (row.name, ", ".join(row.inbounds), state_of(row), "; ".join(row.refused))
+    more = (*map(", ".join, (row.confirmed, row.leaving, row.unknown)), " ".join(sorted(proxies_of(row.proxies))))
     return short + more if wide else short
 
 
@@ -51,12 +46,8 @@ def missing(names: Iterable[str], rows: Iterable[pb.ListedUser]) -> list[str]:
     return [name for name in names if key_of(name) not in there]
 
 
-def not_in(users: Sequence[pb.User], rows: Sequence[pb.ListedUser]) -> list[tuple[str, str]]:
-    """Which of the users sent to a node the core has not confirmed in all their inbounds, with reasons."""
+def not_in(users: Sequence[pb.User], rows: Sequence[pb.ListedUser]) -> dict[str, str]:
+    """Which of the users sent to a node the core has not confirmed in all their inbounds, by name, with reasons."""
     gone = missing((user.email for user in users), rows)
-    unsettled = [(row.name, "; ".join(row.refused) or state_of(row)) for row in rows if not settled(row)]
-    return unsettled + [(name, "the node has none of their inbounds, or refuses the name") for name in gone]
-
-
-def _listed(tags: Iterable[str]) -> str:
-    return ", ".join(tags)
+    unsettled = {row.name: "; ".join(row.refused) or state_of(row) for row in rows if not settled(row)}
+    return unsettled | dict.fromkeys(gone, "the node has none of their inbounds, or refuses the name")

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from google.protobuf.json_format import ParseDict, ParseError
+from google.protobuf.message import Message
 
 from node.contract.accounts import key_of
 from protos import service_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 # Faults in one error.
 LISTED = 20
@@ -62,3 +68,11 @@ class Supply:
         if not user.inbounds:
             raise ValueError(f"{user.email} has no inbounds: add them to the file, or give --inbound")
         self.users[key] = user
+
+
+def message_of(fields: dict[str, Any], empty: M) -> M:
+    """Parse fields of a JSON document into a message. Raises `ValueError`."""
+    try:
+        return ParseDict(fields, empty)
+    except (ParseError, TypeError) as error:
+        raise ValueError(str(error)) from error

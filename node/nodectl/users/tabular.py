@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -16,42 +16,21 @@ BETWEEN = "|"
 _OFF = ("no", "off", "false", "0", "disabled")
 _ON = ("", "yes", "on", "true", "1", "active", "enabled")
 
-_Put = Callable[[pb.Proxy, str], None]
-
-
-def _one(proxy: str, field: str) -> _Put:
-    def put(proxies: pb.Proxy, value: str) -> None:
-        setattr(getattr(proxies, proxy), field, value)
-
-    return put
-
-
-def _all(*puts: _Put) -> _Put:
-    def put(proxies: pb.Proxy, value: str) -> None:
-        for each in puts:
-            each(proxies, value)
-
-    return put
-
-
-def _addresses(proxies: pb.Proxy, value: str) -> None:
-    proxies.wireguard.peer_ips.extend(_several(value))
-
-
-# Columns of credentials. Those for several protocols come first, so that a protocol's own column wins.
-CREDENTIALS: Mapping[str, _Put] = {
-    "id": _all(_one("vless", "id"), _one("vmess", "id")),
-    "password": _all(_one("trojan", "password"), _one("shadowsocks", "password"), _one("hysteria", "auth")),
-    "flow": _one("vless", "flow"),
-    "method": _one("shadowsocks", "method"),
-    "vless_id": _one("vless", "id"),
-    "vmess_id": _one("vmess", "id"),
-    "trojan_password": _one("trojan", "password"),
-    "shadowsocks_password": _one("shadowsocks", "password"),
-    "hysteria_auth": _one("hysteria", "auth"),
-    "masque_pass": _one("masque", "pass"),
-    "wireguard_public_key": _one("wireguard", "public_key"),
-    "wireguard_addresses": _addresses,
+# Columns of credentials, with the proxies and fields that they set. Those for several protocols come first, so that a
+# protocol's own column wins.
+CREDENTIALS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "id": (("vless", "id"), ("vmess", "id")),
+    "password": (("trojan", "password"), ("shadowsocks", "password"), ("hysteria", "auth")),
+    "flow": (("vless", "flow"),),
+    "method": (("shadowsocks", "method"),),
+    "vless_id": (("vless", "id"),),
+    "vmess_id": (("vmess", "id"),),
+    "trojan_password": (("trojan", "password"),),
+    "shadowsocks_password": (("shadowsocks", "password"),),
+    "hysteria_auth": (("hysteria", "auth"),),
+    "masque_pass": (("masque", "pass"),),
+    "wireguard_public_key": (("wireguard", "public_key"),),
+    "wireguard_addresses": (("wireguard", "peer_ips"),),
 }
 COLUMNS = ("name", "inbounds", "enabled", *CREDENTIALS)
 # The interface's field for the name, and the heading in many tables.
@@ -106,9 +85,13 @@ def _entry(headings: Sequence[str], cells: Sequence[str]) -> Entry:
         raise ValueError(f"{len(cells)} cells, but {len(headings)} columns")
     row = dict(zip(headings, map(str.strip, cells), strict=True))
     user = pb.User(email=row["name"], inbounds=_several(row.get("inbounds", "")))
-    for name, put in CREDENTIALS.items():
-        if row.get(name):
-            put(user.proxies, row[name])
+    for column, fields in CREDENTIALS.items():
+        for proxy, field in fields if row.get(column) else ():
+            message = getattr(user.proxies, proxy)
+            if field == "peer_ips":
+                message.peer_ips.extend(_several(row[column]))
+            else:
+                setattr(message, field, row[column])
     return Entry(user, "" if _enabled(row.get("enabled", "")) else "disabled")
 
 

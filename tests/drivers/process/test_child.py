@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,14 +25,14 @@ from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from drivers.leash import leashed
 from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
-from drivers.process.leash import leashed
 from drivers.process.orphans import MARK, mark, sweep
-from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
+from drivers.process.spawn import Spawner, memory_file
 from node.base.errors import CoreFailed
-from node.contract.driver import Exit
+from node.contract.driver import Done, Exit
 from scripts.staging.wait import until
 
 reactor: Any = installed
@@ -171,7 +170,8 @@ class CoreProcessTests(Spawning):
         ended = await core.when_exited()
         self.assertEqual([line for batch in batches for line in batch], [str(n) for n in range(200)])
         self.assertLess(len(batches), 100)
-        self.assertEqual((ended.code, core._gathering), (0, {}))
+        self.assertEqual(ended.code, 0)
+        self.assertFalse(any(alarm.pending for alarm in core._gathering.values()))
 
     async def test_a_crash(self) -> None:
         """The exit has the signal."""
@@ -254,7 +254,7 @@ class CoreProcessTests(Spawning):
         clock = Clock()
         core = self.start(python(code))
         await self.says("ready")
-        core._reactor = clock
+        self.patch(core._kill, "_reactor", clock)
         stopping = Deferred.fromCoroutine(core.stop())
         clock.advance(process.TERM_SECONDS - 0.01)
         await deferLater(reactor, 0.05)
@@ -419,22 +419,19 @@ def ends(pid: int) -> None:
     until(gone, 5, f"process {pid} ends")
 
 
-SETPRIV = shutil.which("setpriv", path=os.defpath)
-either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
 PARENT = """
 import os, sys, time
-from drivers.process.leash import leashed
+from drivers.leash import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
-command = leashed(command, *sys.argv[1:])
+command = leashed(command)
 print(os.posix_spawn(command[0], command, {}), flush=True)
 time.sleep(60)
 """
 
 
-@either_leash
-def test_a_killed_node_ends_its_core(setpriv: str | None) -> None:
+def test_a_killed_node_ends_its_core() -> None:
     """After kill -9 of the parent the leashed child ends, too."""
-    argv = [sys.executable, "-c", PARENT, *([setpriv] if setpriv else [])]
+    argv = [sys.executable, "-c", PARENT]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         said = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
@@ -444,11 +441,10 @@ def test_a_killed_node_ends_its_core(setpriv: str | None) -> None:
         ends(int(said[0]))
 
 
-@either_leash
-def test_a_leashed_core_is_the_command_itself(setpriv: str | None) -> None:
+def test_a_leashed_core_is_the_command_itself() -> None:
     """It has the command's arguments, the PID of the spawned process, and its own exit code."""
     code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
-    child = subprocess.Popen(leashed([*python(code), "a b", "--c"], setpriv), stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(leashed([*python(code), "a b", "--c"]), stdout=subprocess.PIPE, text=True)
     said, _ = child.communicate()
     assert said == f"{child.pid} ['a b', '--c']\n"
     assert child.returncode == 7
@@ -470,41 +466,6 @@ def test_a_core_that_cannot_be_run(path: str) -> None:
     assert done.returncode in (126, 127)
     assert done.stderr.startswith(f"cannot run {path}: ")
     assert done.stderr.count("\n") == 1
-
-
-class WhichLeash(TestCase):
-    """setpriv is used if it supports what is needed."""
-
-    async def found(self, script: str | None, interpreter: str = sys.executable) -> tuple[str | None, str]:
-        """Return what `by_setpriv` finds on a machine whose setpriv is this script, and its path."""
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        directory = Path(temporary.name)
-        path = directory / "setpriv"
-        if script is not None:
-            path.write_text(f"#!{interpreter} -IS\n{script}\n")
-            path.chmod(0o755)
-        self.patch(os, "defpath", str(directory))
-        return (await by_setpriv(Spawner(reactor, OWNER, {}))).setpriv, str(path)
-
-    async def test_a_setpriv_that_works(self) -> None:
-        """It is tried with the options that a core needs."""
-        wanted = "['--pdeathsig', 'KILL', '--', sys.argv[0], '--version']"
-        found, path = await self.found(f"import sys; sys.exit(sys.argv[1:] != {wanted})")
-        self.assertEqual(found, path)
-
-    async def test_a_setpriv_without_the_option(self) -> None:
-        """Another implementation."""
-        self.assertIsNone((await self.found("raise SystemExit(1)"))[0])
-
-    async def test_a_setpriv_that_cannot_execute(self) -> None:
-        """It may not execute the command (setpriv(1), EXIT STATUS), or cannot be executed itself."""
-        self.assertIsNone((await self.found("raise SystemExit(126)"))[0])
-        self.assertIsNone((await self.found("", interpreter="/nowhere/python"))[0])
-
-    async def test_no_setpriv(self) -> None:
-        """A machine without it uses the script."""
-        self.assertIsNone((await self.found(None))[0])
 
 
 # The sweep

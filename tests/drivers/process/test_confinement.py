@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from drivers.process import confinement, leash
+from drivers import leash
+from drivers.leash import attributes, handled, leashed
+from drivers.process import confinement
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched, named_places, unconfined
 from drivers.process.elf import Script, interpreter
-from drivers.process.leash import attributes, handled, leashed
 from drivers.process.paths import Paths
 from scripts.staging.ports import free_port
 

@@ -18,10 +18,9 @@ from twisted.trial.unittest import TestCase
 
 from drivers.install.releases import XRAY
 from drivers.process.executable import Installation
-from drivers.process.spawn import Done
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
-from node.contract.driver import Host
+from node.contract.driver import Done, Host
 from protos.handover_pb2 import Common
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until

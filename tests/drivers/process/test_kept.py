@@ -30,7 +30,7 @@ for line in sys.stdin:
 """
 
 
-class Spawning:
+class Spawning(Keeper):
     """A keeper in the test's process, without descriptors by name. `known`: the processes that were left."""
 
     lasts = True
@@ -64,18 +64,6 @@ class Spawning:
     def when_exited(self, pid: int, exited: Callable[[int], None]) -> None:
         self.exits[pid] = exited
 
-    def forget(self, pid: int) -> None:
-        raise NotImplementedError
-
-    def put(self, name: str, descriptors: Sequence[int]) -> None:
-        raise NotImplementedError
-
-    def take(self, name: str) -> list[int]:
-        raise NotImplementedError
-
-    def drop(self, names: Collection[str]) -> None:
-        raise NotImplementedError
-
 
 class Reading(Clock):
     """A reactor that reads when it is asked to."""
@@ -108,7 +96,6 @@ class House:
         self.reactor, self.keeper = Reading(), Spawning()
         self.lines: list[str] = []
         self.core = CoreProcess(cast(Any, self.reactor), self.lines.extend)
-        self.satisfies: Keeper = self.keeper
 
     def recover(self, process: Process) -> None:
         recover(cast(Any, self.reactor), self.keeper, self.core, process)

@@ -14,9 +14,9 @@ from twisted.trial.unittest import TestCase
 
 from drivers.process.child import CoreProcess
 from drivers.process.readiness import last, ready
-from drivers.sing_box import verdict as sing_box
+from drivers.sing_box import driver as sing_box
 from drivers.sing_box.driver import SingBox
-from drivers.xray import verdict as xray
+from drivers.xray import driver as xray
 from drivers.xray.driver import Xray
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
 from node.base.logs import LogRing
@@ -123,7 +123,7 @@ class ReadyTests(Spawning):
         async def answers() -> bool:
             return False
 
-        core._reactor = Clock()
+        self.patch(core._kill, "_reactor", Clock())
         return ensureDeferred(ready(reactor, core, answers, seconds, lambda _: False, cause))
 
     async def test_killed_at_once(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivers.sing_box import listening
+from drivers.sing_box.listening import Listens
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from drivers.sing_box import listening
 def test_connections_of_several_users(more: dict[str, Any], shared: bool) -> None:
     """Where a connection can carry many requests, and where a fallback may get it."""
     inbound = {"type": "trojan", "tag": "in", "listen": "::", "listen_port": 443, **more}
-    assert listening.shared({"inbounds": [inbound]}) == ({"in"} if shared else set())
+    assert Listens({"inbounds": [inbound]}).shared == ({"in"} if shared else set())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_connections_of_several_users(more: dict[str, Any], shared: bool) -> Non
 def test_where_clients_keep_sessions(more: dict[str, Any], keeps: bool) -> None:
     """Where several streams share a connection; with a detour this counts for the inbound behind it."""
     inbound = {"type": "trojan", "tag": "in", "listen": "::", "listen_port": 443, **more}
-    assert listening.multiplexed({"inbounds": [inbound]}) == ({"in"} if keeps else set())
+    assert Listens({"inbounds": [inbound]}).multiplexed == ({"in"} if keeps else set())
     inner = {"type": "shadowsocks", "tag": "inner", "listen": "::", "listen_port": 444, "network": "tcp"}
-    found = listening.multiplexed({"inbounds": [{**inbound, "detour": "inner"}, inner]})
+    found = Listens({"inbounds": [{**inbound, "detour": "inner"}, inner]}).multiplexed
     assert found == ({"in", "inner"} if keeps else set())

@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 
 from drivers.sing_box.api import DAEMON, Api
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.detours import Detours
+from drivers.sing_box.table import Detours
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
 from scripts.staging import background
@@ -80,7 +80,7 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[Non
     async def main(loop: Loop) -> None:
         api = Api(background.reactor, Endpoint(port, "secret"), [], Detours({}))
         try:
-            await api.begin()
+            api.begin()
             await scenario(daemon, api, loop)
         finally:
             await api.close()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets import datagrams
-from drivers.sockets.datagrams import Datagrams
+from drivers.sockets import steering
 from drivers.sockets.group import Unsteerable
+from drivers.sockets.steering import Datagrams
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end
 
@@ -125,5 +125,5 @@ def test_a_table_that_lists_a_socket_twice(tmp_path: Path, monkeypatch: pytest.M
         for rows, count in (([row, row], 1), ([row, other, row], 2)):
             table = tmp_path / "udp"
             table.write_text("\n".join(["its heading", *rows]))
-            monkeypatch.setitem(datagrams._TABLES, socket.AF_INET, table)
-            assert datagrams.crowd(one) == count
+            monkeypatch.setitem(steering._TABLES, socket.AF_INET, table)
+            assert steering.crowd(one) == count

@@ -13,7 +13,6 @@ import pytest
 
 from drivers.sockets.connections import endpoint
 from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.reset import end, reset
 from drivers.sockets.sock_diag import flows
 
 # Accepts connections, prints how many there are, closes those whose number it reads.
@@ -123,11 +122,9 @@ def test_reset_of_the_given_connections_only(child: Child) -> None:
     with ExitStack() as stack:
         for link in links:
             stack.enter_context(closing(link))
-        assert end(child.pid, descriptors, {peer(links[1]): child.ports, peer(links[2]): [range(1, 2)]}) == {
-            peer(links[1])
-        }
+        assert descriptors.end({peer(links[1]): child.ports, peer(links[2]): [range(1, 2)]}) == {peer(links[1])}
         (last,) = inodes(child, links[4])
-        assert reset(descriptors, [last]) == {last}
+        assert descriptors.reset([last]) == {last}
         for link in (links[1], links[4]):
             with pytest.raises(ConnectionResetError):
                 link.recv(1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets import connections
+from drivers.sockets import connections, pidfd
 from drivers.sockets.listeners import survey
 from drivers.sockets.pidfd import Unreachable
 from tests.harness import confined
@@ -64,7 +64,7 @@ def test_another_error() -> None:
 
 def test_a_process_that_is_hidden(greeter: Greeter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process hidden in /proc does not count as exited, although it seems to listen on nothing."""
-    monkeypatch.setattr(connections, "_FILES", str(tmp_path / "{}"))
+    monkeypatch.setattr(pidfd, "_FILES", str(tmp_path / "{}"))
     [reason] = survey(greeter.pid, EVERYWHERE).obstacles
     assert "may not trace the core" in reason
     with pytest.raises(Unreachable):

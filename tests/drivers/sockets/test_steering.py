@@ -396,8 +396,9 @@ def test_other_ports_are_left(port: Port) -> None:
     """Only the given ports of a process are looked at."""
     other = free_port()
     with Greeter("a", [(HOST, other), *port.listening]) as one:
-        seen = port.steering.join(one.pid, port.ports)
-        assert {address.port for address in seen.tcp} == {port.number}
+        port.steering.join(one.pid, port.ports)
+        assert {address.port for address in port.steering.waiting(one.pid)} == {port.number}
+        assert {address.port for address in survey(one.pid, port.ports).tcp} == {port.number}
         assert survey(one.pid, [range(0)]).tcp == frozenset()
 
 
@@ -531,7 +532,8 @@ def test_a_process_that_has_exited(port: Port) -> None:
     with Greeter("a", port.listening) as one:
         one.kill()
         assert survey(one.pid, port.ports).tcp == frozenset()
-        assert port.steering.join(one.pid, port.ports).tcp == frozenset()
+        port.steering.join(one.pid, port.ports)
+        assert port.steering.waiting(one.pid) == {}
         assert port.steering.leave(one.pid) == 0
 
 

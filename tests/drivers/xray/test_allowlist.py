@@ -176,6 +176,13 @@ def test_a_message_of_another_meaning_is_refused() -> None:
         take_over(odd)
 
 
+def test_users_that_are_not_the_nodes_are_parsed_at_once() -> None:
+    """Those of an inbound without a tag are needed only later, beside a core that runs."""
+    users = TypedMessage(type="xray.proxy.vless.inbound.Config", value=b"\x0a\x01\xff")
+    with pytest.raises(InvalidConfig, match="cannot parse this configuration as the core converted it"):
+        take_over(Config(inbound=[InboundHandlerConfig(proxy_settings=users)]))
+
+
 def test_short_names_of_types() -> None:
     assert name_of("xray.proxy.vless.inbound.Config") == "vless"
     assert name_of("xray.core.app.observatory.burst.Config") == "observatory"

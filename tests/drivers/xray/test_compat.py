@@ -14,8 +14,8 @@ from drivers.xray.access import Shown
 from drivers.xray.compat import UNTRUSTED, UntrustedProxy
 from drivers.xray.config import Endpoint, plan
 from drivers.xray.connections import Connections
-from drivers.xray.plan import _sifter
-from drivers.xray.streams import REALITY
+from drivers.xray.driver import _sifter
+from drivers.xray.messages import REALITY
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
 from scripts.staging.core import Json

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray import config, overrides
+from drivers.xray import config, messages
 from drivers.xray.config import Plan, plan, render, users_field
 from node.backend.roster import Roster
 from node.base.errors import InvalidConfig
@@ -49,10 +49,10 @@ def test_other_apis_are_gone() -> None:
         "Api": {"tag": "api", "listen": "127.0.0.1:1", "services": ["HandlerService", "ReflectionService"]},
         "METRICS": {"tag": "metrics", "listen": "127.0.0.1:2"}
     }"""
-    assert {overrides.COMMANDER, overrides.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
+    assert {messages.COMMANDER, messages.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
     message = rendered(taken_over(text))
-    assert apps(message, overrides.METRICS) == []
-    (app,) = apps(message, overrides.COMMANDER)
+    assert apps(message, messages.METRICS) == []
+    (app,) = apps(message, messages.COMMANDER)
     commander = xray_pb2.CommanderConfig.FromString(app.value)
     assert (commander.tag, commander.listen) == (THROUGH_INBOUND.outbound, "")
     assert [service.type for service in commander.service] == list(config.API_SERVICES)
@@ -68,17 +68,17 @@ def test_everything_is_counted() -> None:
         assert (level.stats.user_uplink, level.stats.user_downlink, level.stats.user_online) == (True, True, True)
     system = counting.system.stats
     assert system.inbound_uplink and system.inbound_downlink and system.outbound_uplink and system.outbound_downlink
-    (app,) = apps(made.base, overrides.POLICY)
+    (app,) = apps(made.base, messages.POLICY)
     for level_timeout in (b"\x0a\x02\x08\x07", b"\x08\x09"):
         assert level_timeout in app.value
-    assert len(apps(made.base, overrides.STATS)) == 1
+    assert len(apps(made.base, messages.STATS)) == 1
 
 
 @pytest.mark.parametrize("stats", [{}, {"stats": {}}])
 def test_statistics_are_there_once(stats: Json) -> None:
     """The app with the counters is there once, configured or not."""
     made = of(**stats)
-    assert len(apps(made.base, overrides.STATS)) == 1
+    assert len(apps(made.base, messages.STATS)) == 1
     assert set(policy(made).level) == {0}
 
 
@@ -92,7 +92,7 @@ def test_other_apps_are_untouched() -> None:
             "routing": {"domainStrategy": "IPIfNonMatch"},
         }
     )
-    ours = {overrides.COMMANDER, overrides.METRICS, overrides.LOG, overrides.POLICY, overrides.STATS, overrides.ROUTER}
+    ours = {messages.COMMANDER, messages.METRICS, messages.LOG, messages.POLICY, messages.STATS, messages.ROUTER}
     before = [app for app in Config.FromString(convert(text)).app if app.type not in ours]
     assert len(before) > 3
     assert [app for app in taken_over(text).base.app if app.type not in ours] == before
@@ -192,7 +192,7 @@ def test_shadowsocks_2022_becomes_multi_user(method: str, more: Json) -> None:
     key = KEY if "128" in method else "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
     settings = {"method": method, "password": key, "network": "tcp,udp", **more}
     (handler,) = (made := of(inbounds=[inbound("shadowsocks", **settings)])).base.inbound
-    assert handler.proxy_settings.type == config.SHADOWSOCKS_2022
+    assert handler.proxy_settings.type == messages.SHADOWSOCKS_2022
     multi = xray_pb2.Shadowsocks2022MultiUserConfig.FromString(handler.proxy_settings.value)
     assert (multi.method, multi.key, len(multi.network), len(multi.users)) == (method, key, 2, 0)
     assert made.inbounds["in"].method == method

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from drivers.xray import overrides, streams
+from drivers.xray import messages
 from drivers.xray.config import render
 from protos import xray_pb2
 from scripts.staging.core import Json
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.core
 def test_logs_go_to_the_console(text: str) -> None:
     """Log files in a configuration are not written, in any case of keys; the level stays."""
     made = taken_over(text.replace("FILE", FILE))
-    (app,) = apps(made.base, overrides.LOG)
+    (app,) = apps(made.base, messages.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type, log.error_log_level) == (1, 1, 3)
     assert FILE.encode() not in render(made, THROUGH_INBOUND, {})
@@ -48,7 +48,7 @@ def test_logs_go_to_the_console(text: str) -> None:
 def test_logs_that_are_off_stay_off() -> None:
     """A controller that wants no access lines gets none; the core writes them, for the node."""
     made = of(log={"access": "none", "error": "none"})
-    (app,) = apps(made.base, overrides.LOG)
+    (app,) = apps(made.base, messages.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type) == (0, 1)
     line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
@@ -92,7 +92,7 @@ def test_reality_does_not_print(side: str) -> None:
         made = of(outbounds=[{"protocol": "vless", "settings": settings, "streamSettings": streamed}])
         found = xray_pb2.SenderConfig.FromString(made.base.outbound[0].sender_settings.value).stream_settings
     (security,) = found.security_settings
-    assert security.type == streams.REALITY
+    assert security.type == messages.REALITY
     reality = xray_pb2.RealityConfig.FromString(security.value)
     assert (reality.show, reality.master_key_log) == (False, "")
     assert b"kept.example" in security.value

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from drivers.xray import config, overrides
+from drivers.xray import messages
 from drivers.xray.generation import own_counters
-from drivers.xray.selectors import OURS
+from drivers.xray.messages import OURS
 from node.base.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config
@@ -39,8 +39,8 @@ def test_our_rule_is_first() -> None:
     found = router(rendered(made))
     assert [rule.tag for rule in found.rule] == [THROUGH_INBOUND.outbound, "out", "out"]
     assert list(found.rule[0].inbound_tag) == [THROUGH_INBOUND.inbound]
-    (app,) = apps(made.base, overrides.ROUTER)
-    (in_force,) = apps(rendered(made), overrides.ROUTER)
+    (app,) = apps(made.base, messages.ROUTER)
+    (in_force,) = apps(rendered(made), messages.ROUTER)
     assert in_force.value.endswith(app.value)
 
 
@@ -48,7 +48,7 @@ def test_a_core_that_listens_itself() -> None:
     """A core that can serve its API on a unix socket needs neither an inbound nor a rule for it."""
     made = of(outbounds=[{"protocol": "freedom"}])
     message = rendered(made, DIRECT)
-    (app,) = apps(message, overrides.COMMANDER)
+    (app,) = apps(message, messages.COMMANDER)
     assert xray_pb2.CommanderConfig.FromString(app.value).listen == "/nowhere/api.sock,0600"
     assert (len(message.inbound), list(router(message).rule)) == (0, [])
 
@@ -66,7 +66,7 @@ def test_the_api_has_its_own_inbound() -> None:
 def test_without_outbounds_nothing_goes_out(parts: Json) -> None:
     """A configuration without outbounds gets a blackhole: neither the API nor the node forwards traffic."""
     (outbound,) = rendered(of(**parts)).outbound
-    assert outbound.proxy_settings.type == config.BLACKHOLE
+    assert outbound.proxy_settings.type == messages.BLACKHOLE
     assert outbound.tag != THROUGH_INBOUND.outbound
 
 

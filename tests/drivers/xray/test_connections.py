@@ -18,11 +18,11 @@ from twisted.trial.unittest import TestCase
 
 from drivers.channel import ApiFailed
 from drivers.sockets.connections import endpoint
-from drivers.sockets.handles import peer_of
+from drivers.sockets.core_connections import rest_of
 from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.old_credentials import Pair
+from drivers.xray.ownership.late_lines import Pair
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
@@ -90,7 +90,7 @@ class ConnectionsTests(TestCase):
 
     async def where(self, key: str) -> set[bytes]:
         """The endpoint of a user's connection, as the node has it."""
-        return {peer_of(live.handle) for live in await self.connections.look([key])}
+        return {rest_of(live.handle) for live in await self.connections.look([key])}
 
     async def _hang_up(self) -> None:
         """Connections are closed when the core has read what had arrived, or did not in time."""
@@ -131,7 +131,7 @@ class ConnectionsTests(TestCase):
         (live,) = [
             live
             for live in await self.connections.look(["bert"])
-            if peer_of(live.handle) == endpoint(*unlined.getsockname())
+            if rest_of(live.handle) == endpoint(*unlined.getsockname())
         ]
         self.assertEqual(await self.connections.reset([live.handle]), 1)
         with self.assertRaises(ConnectionResetError):

@@ -49,9 +49,8 @@ class HandshakeTests(TestCase):
         self.handshakes = self.make(plain=True)
 
     def make(self, plain: bool = False, crowded: bool = False) -> Handshakes:
-        made = Handshakes(reactor, {"home": HandshakePorts(self.ports, plain, crowded)})
-        made.begin(os.getpid(), lambda where, cookie: (where, cookie) in self.known)
-        return made
+        ports = {"home": HandshakePorts(self.ports, plain, crowded)}
+        return Handshakes(reactor, ports, os.getpid(), lambda where, cookie: (where, cookie) in self.known)
 
     def knock(self) -> socket.socket:
         link = socket.create_connection(self.listener.getsockname(), timeout=5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivers.xray import long_names, overrides
+from drivers.xray import long_names, messages
 from drivers.xray.config import Endpoint, Plan, plan, render
 from drivers.xray.generation import own_counters
 from protos.xray_pb2 import Config, RouterConfig
@@ -31,7 +31,7 @@ def guarded(version: tuple[int, ...] = OLD, **parts: Any) -> Plan:
 
 def router(made: Plan) -> RouterConfig:
     message = Config.FromString(render(made, API, {}))
-    return RouterConfig.FromString(next(app for app in message.app if app.type == overrides.ROUTER).value)
+    return RouterConfig.FromString(next(app for app in message.app if app.type == messages.ROUTER).value)
 
 
 @pytest.mark.core

@@ -11,7 +11,7 @@ import pytest
 from drivers.process.confinement import Confinement
 from drivers.process.executable import Executable
 from drivers.process.spawn import Spawner
-from drivers.xray import executable, reloading
+from drivers.xray import executable, messages, overrides
 from drivers.xray.config import Plan, plan, rerouted
 from node.contract.driver import Host
 from node.contract.routing import Routing
@@ -24,7 +24,7 @@ RULE: Json = {"routing": {"rules": [{"ip": ["geoip:private"], "outboundTag": "x"
 
 def app(cron: str = "", assets: bytes = b"") -> TypedMessage:
     value = GeodataConfig(cron=cron, assets=[assets] if assets else [])
-    return TypedMessage(type=reloading.APP, value=value.SerializeToString())
+    return TypedMessage(type=messages.GEODATA, value=value.SerializeToString())
 
 
 def planned(said: Json, version: tuple[int, ...] = SINCE, *apps: TypedMessage) -> Plan:
@@ -32,7 +32,7 @@ def planned(said: Json, version: tuple[int, ...] = SINCE, *apps: TypedMessage) -
 
 
 def crons(made: Plan) -> list[str]:
-    return [GeodataConfig.FromString(some.value).cron for some in made.base.app if some.type == reloading.APP]
+    return [GeodataConfig.FromString(some.value).cron for some in made.base.app if some.type == messages.GEODATA]
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def crons(made: Plan) -> list[str]:
 def test_a_configuration_that_names_lists(said: Json) -> None:
     made = planned(said)
     assert crons(made) == ["@every 1h"]
-    assert reloading.are_reloaded(made.base)
+    assert overrides.are_reloaded(made.base)
 
 
 def test_one_that_names_none() -> None:
     made = planned({"routing": {"rules": [{"domain": ["full:geosite.test", "keyword:next:"]}]}})
-    assert crons(made) == [] and not reloading.are_reloaded(made.base)
+    assert crons(made) == [] and not overrides.are_reloaded(made.base)
 
 
 def test_an_older_core_gets_none() -> None:
@@ -68,7 +68,7 @@ def test_a_configurations_own_stays(cron: str, is_reloaded: bool) -> None:
     """Without a rate the app does nothing."""
     made = planned(RULE, SINCE, app(cron))
     assert crons(made) == [cron]
-    assert reloading.are_reloaded(made.base) == is_reloaded
+    assert overrides.are_reloaded(made.base) == is_reloaded
 
 
 def test_a_rule_that_is_added() -> None:

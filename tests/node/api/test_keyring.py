@@ -11,6 +11,7 @@ from node.api.auth import Authenticator
 from node.api.keyring import MAX_FILE, Keyring
 from node.base.errors import Unauthenticated
 from node.keys.keyfile import BadKeys, Key, Scope, digest_of
+from node.keys.options import KeyOptions
 
 OWN, ANN, BOB = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 
@@ -18,12 +19,12 @@ OWN, ANN, BOB = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
 class Ring:
     """A keyring over a file, with the keys that it reported as gone."""
 
-    def __init__(self, file: Path, required: bool = False, secrets: tuple[Path, ...] = (), own: str = OWN) -> None:
+    def __init__(self, file: Path, required: bool = False, secret: Path | None = None, own: str = OWN) -> None:
         self.file = file
         self.authenticator = Authenticator(own)
-        self.keyring = Keyring(file, required, self.authenticator, secrets)
         self.gone: set[Key] = set()
-        self.keyring.gone = self.gone.update
+        options = KeyOptions(key_file=secret, file=file, required=required)
+        self.keyring = Keyring(options, self.authenticator, gone=self.gone.update)
 
     def write(self, *lines: str) -> None:
         """Replace the file, as `node.keys` does."""
@@ -103,7 +104,7 @@ def test_who_may_read(tmp_path: Path) -> None:
     """A warning names each file with keys that every user may read, also API_KEY_FILE; a group may read them."""
     own = tmp_path / "api_key"
     own.touch(0o600)
-    ring = Ring(tmp_path / "api_keys", secrets=(own,))
+    ring = Ring(tmp_path / "api_keys", secret=own)
     ring.write(f"ann all {ANN}")
     ring.keyring.load()
     assert ring.keyring.warnings == []

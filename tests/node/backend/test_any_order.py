@@ -249,8 +249,8 @@ class Life:
         self.runner.desired.limiter = self.limiter
         if record.request:
             request = Backend.FromString(record.request)
-            request.users.extend(map(User.FromString, record.kept.values()))
-            resumed = ensureDeferred(self.runner.resume(self.driver, request, lambda: None))
+            users = [*record.kept.values()]
+            resumed = ensureDeferred(self.runner.resume(self.driver, request, users, lambda: None))
             resumed.addErrback(lambda failure: failure.trap(Aborted))
 
     def recover(self) -> None:

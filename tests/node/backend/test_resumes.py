@@ -128,8 +128,9 @@ class Resumes(RunnerTests):
         self.resumed: list[str] = []
 
     def resume(self, config: str = "a", *users: User) -> Deferred[None]:
-        request = Backend(config=config, users=users)
-        return ensureDeferred(self.runner.resume(self.driver, request, lambda: self.resumed.append(config)))
+        saved = [user.SerializeToString() for user in users]
+        resumed = self.runner.resume(self.driver, Backend(config=config), saved, lambda: self.resumed.append(config))
+        return ensureDeferred(resumed)
 
     def test_it_runs_again(self) -> None:
         """With its users; an equal Start joins it."""
@@ -137,6 +138,42 @@ class Resumes(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
         self.successResultOf(self.start("a", ANN, BOB))
         self.assertEqual(len(self.driver.cores), 1)
+
+    def prepare(self, config: str, *users: User) -> None:
+        saved = [user.SerializeToString() for user in users]
+        self.successResultOf(ensureDeferred(self.runner.prepare(self.driver, Backend(config=config), saved)))
+
+    def test_users_change_after_the_preparation(self) -> None:
+        """The node before serves until its end: what it has saved then is resumed."""
+        self.prepare("a", ANN, BOB, CY)
+        self.assertEqual((self.driver.launches, self.record.kept), ([], {}))
+        self.successResultOf(self.resume("a", CY, person("ann", "other", "a")))
+        self.assertEqual(self.accounts(), {"cy": b"three", "ann": b"other"})
+        self.assertEqual([*self.record.kept], ["cy", "ann"])
+        self.successResultOf(self.sync_user(person("cy")))
+        self.assertEqual(self.accounts(), {"ann": b"other"})
+
+    def test_the_backend_changes_after_the_preparation(self) -> None:
+        """Another configuration, a stopped backend, a preparation that fails: nothing of it is used."""
+        self.prepare("a", ANN, BOB)
+        self.successResultOf(self.resume("b", person("ann", "one", "b")))
+        self.assertEqual(self.accounts("b"), {"ann": b"one"})
+        self.stopped()
+        self.failureResultOf(
+            ensureDeferred(self.runner.prepare(self.driver, Backend(config="a bad"), [])), InvalidConfig
+        )
+        self.successResultOf(self.start("a", ANN))
+        self.assertEqual(self.accounts(), {"ann": b"one"})
+
+    def test_users_who_contest_a_credential(self) -> None:
+        """The first in stored order holds it, whatever the order was when that was prepared."""
+        other = person("bob", "one", "a")
+        for before, after in ((ANN, other), (other, ANN)), ((ANN,), (other, ANN)), ((ANN, other), (other, ANN)):
+            self.prepare("a", *before)
+            self.successResultOf(self.resume("a", *after))
+            self.assertEqual(self.accounts(), {after[0].email: b"one"})
+            self.tearDown()
+            self.setUp()
 
     def test_tried_again(self) -> None:
         """A core that does not start is retried with backoff; until then users cannot be changed."""

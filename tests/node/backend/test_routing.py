@@ -277,7 +277,7 @@ class RoutingTests(SynchronousTestCase):
         changed = Routing().adding("x", "1")
         self.driver.faults = [CoreFailed("not yet")]
         backend = Backend(config="a one")
-        waiting = self.begin(self.runner.resume(self.driver, backend, lambda: None, changed))
+        waiting = self.begin(self.runner.resume(self.driver, backend, (), lambda: None, changed))
         self.pass_time(3)
         self.successResultOf(waiting)
         self.assertEqual((self.core.tags, self.recorded()), (["x"], ["x"]))

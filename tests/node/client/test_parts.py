@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,16 +21,24 @@ from node.api.readers import LogReader, PlacedReader
 from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
-from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
-from node.client.body import MAX_LINE, SILENCE, LogBody
+from node.client import EventStream, LogStream, NoReply, StreamEnded, Target, UnexpectedReply, Unreachable
+from node.client.body import MAX_LINE, SILENCE, StreamBody, placed_lines, plain_lines
 from node.client.client import Client, chunks
 from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
-from node.client.line import Line
 from node.client.logs import GAP, QUIET, overlap
+from node.client.transport import Line
 from node.door.site import describe
 from node.keys.keyfile import Key, Scope
-from protos.service_pb2 import ListUsersResponse, User
+from protos.service_pb2 import (
+    Event,
+    EventsRequest,
+    GetLimitsRequest,
+    GetLimitsResponse,
+    LimitState,
+    ListUsersResponse,
+    User,
+)
 
 CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
@@ -350,6 +359,71 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(taken, 5 * ROOM)
 
 
+class EventStreamTests(SynchronousTestCase):
+    """A stream of events over connections that break."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.asked: list[int] = []
+        self.sources: list[Inbox[Event]] = []
+        self.down = False
+
+    async def connect(self, request: EventsRequest) -> Inbox[Event]:
+        if self.down:
+            raise Unreachable("down")
+        self.asked.append(request.since)
+        self.sources.append(Inbox(self.clock))
+        return self.sources[-1]
+
+    def opened(self, **options: Any) -> EventStream:
+        stream = EventStream(self.clock, self.connect, EventsRequest(**options), patience=60)
+        return self.successResultOf(Deferred.fromCoroutine(stream.open()))
+
+    def taken(self, stream: EventStream) -> list[int]:
+        waiting = Deferred.fromCoroutine(stream.next(10))
+        self.clock.pump([0.1] * 120)
+        return [event.sequence for event in self.successResultOf(waiting)]
+
+    def test_goes_on_after_the_last_event(self) -> None:
+        """The new connection asks for what follows; another stream can resume after what was taken."""
+        stream = self.opened(since=3, follow=True)
+        self.sources[0].put([Event(sequence=4, epoch="e"), Event(sequence=5, epoch="e")])
+        self.sources[0].end(StreamEnded())
+        self.assertEqual(stream.since, 3)
+        self.assertEqual((self.taken(stream), stream.since, stream.epoch), ([4, 5], 5, "e"))
+        self.assertEqual(self.taken(stream), [])
+        self.assertEqual(self.asked, [3, 5])
+        self.sources[1].put([Event(sequence=6)])
+        stream.close()
+        self.assertEqual((self.taken(stream), self.asked), ([], [3, 5]))
+
+    def test_waits_as_long_as_asked(self) -> None:
+        """Also while no connection can be made."""
+        stream = self.opened()
+        self.down = True
+        self.sources[0].end(Unreachable("cut"))
+        self.assertEqual(self.taken(stream), [])
+        self.down = False
+        self.clock.pump([0.1] * 110)
+        self.sources[1].put([Event(sequence=1)])
+        self.assertEqual(self.taken(stream), [1])
+
+    def test_ends_after_those_that_there_are(self) -> None:
+        """Without `follow` the end of the connection is that of the stream; a broken one is resumed."""
+        stream = self.opened(follow=False)
+        self.sources[0].end(Unreachable("cut"))
+        self.assertEqual((self.taken(stream), len(self.asked)), ([], 2))
+        self.sources[1].put([Event(sequence=1)])
+        self.sources[1].end(StreamEnded())
+        found = Deferred.fromCoroutine(anext(stream))
+        self.clock.pump([0.1] * 5)
+        self.assertEqual((self.successResultOf(found).sequence, stream.since), (1, 1))
+        over = Deferred.fromCoroutine(anext(stream, None))
+        self.clock.pump([0.1] * 5)
+        self.assertIsNone(self.successResultOf(over))
+        self.assertEqual(len(self.asked), 2)
+
+
 class PlacedLogTests(SynchronousTestCase):
     """A stream from a node that sends the places of its lines."""
 
@@ -421,7 +495,7 @@ class FakeResponse:
         self.closed = True
 
 
-class LogBodyTests(SynchronousTestCase):
+class LogLinesTests(SynchronousTestCase):
     """Lines of a REST response."""
 
     def setUp(self) -> None:
@@ -429,7 +503,8 @@ class LogBodyTests(SynchronousTestCase):
         self.response = FakeResponse()
 
     def body(self, events: bool = True) -> Inbox[Line]:
-        return LogBody(self.clock, self.response, events).inbox  # type: ignore[arg-type]
+        split = placed_lines if events else plain_lines
+        return StreamBody(self.clock, self.response, split, beats=events).inbox  # type: ignore[arg-type]
 
     def taken(self, inbox: Inbox[Line]) -> list[str]:
         return [line.text for line in self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))]
@@ -520,6 +595,19 @@ class Circling:
         return ListUsersResponse(next="ann" if self.asked < 10 else "").SerializeToString()
 
 
+class Paged:
+    """A transport to a node with two pages of limits, for any names."""
+
+    def __init__(self) -> None:
+        self.asked: list[GetLimitsRequest] = []
+
+    async def call(self, _: object, messages: Sequence[GetLimitsRequest]) -> bytes:
+        [request] = messages
+        self.asked.append(request)
+        name, following = ("bob", "") if request.after else ("ann", "ann")
+        return GetLimitsResponse(users=[LimitState(name=name)], next=following).SerializeToString()
+
+
 class PagesTests(SynchronousTestCase):
     def test_pages_in_circles(self) -> None:
         """They would fill the memory: each page must begin after the one before it."""
@@ -530,3 +618,18 @@ class PagesTests(SynchronousTestCase):
 
         self.failureResultOf(Deferred.fromCoroutine(listed()), UnexpectedReply)
         self.assertEqual(transport.asked, 2)
+
+    def test_all_limits(self) -> None:
+        """Each page begins after the one before it, and each request has a thousand names at most."""
+        transport: Any = Paged()
+
+        async def read(*names: str) -> list[str]:
+            return [user.name async for page in Client(Clock(), transport).all_limits(names) for user in page.users]
+
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(read())), ["ann", "bob"])
+        names = [f"user{number}" for number in range(1500)]
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(read(*names))), ["ann", "bob"] * 2)
+        self.assertEqual(
+            [(len(one.names), one.after) for one in transport.asked[2:]],
+            [(1000, ""), (1000, "ann"), (500, ""), (500, "ann")],
+        )

@@ -145,8 +145,9 @@ def test_ports_and_inbounds() -> None:
     """Free ones, those of other programs, those that do not accept, and those that a firewall blocks."""
     told = running.ports({1: "ours", 2: "free", 3: "another program has the port"})
     assert [finding.level for finding in told] == [Level.OK, Level.WARN, Level.FAIL]
-    assert [finding.level for finding in running.inbounds({"a": "", "b": "deaf"})] == [Level.OK, Level.FAIL]
-    assert [finding.level for finding in running.destinations({"a": "", "b": "gone"})] == [Level.OK, Level.FAIL]
+    for check in (Check.INBOUNDS, Check.REALITY):
+        found = list(running.reached(check, {"a": "", "b": "gone"}))
+        assert [(finding.check, finding.level) for finding in found] == [(check, Level.OK), (check, Level.FAIL)]
     assert running.closed("ufw", {443}).level is Level.WARN
     assert running.closed("ufw", set()).level is Level.OK
 

@@ -1,124 +1,151 @@
-"""The ports of the node: which are opened, on which sockets, and how they end."""
+"""The ports: taken over from the node before, and left to the next one when replies have arrived."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import ssl
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from twisted.internet import reactor as installed
-from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import TestCase
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
 
-from node.api.auth import Authenticator
-from node.api.calls import Calls
-from node.base.aio import Aio
-from node.base.logs import LogRing
+from node.contract.keeper import Keeper
+from node.door import ports
 from node.door.options import DoorOptions
-from node.door.ports import Ports
-from node.door.tls import Certificates
-from scripts.staging import certs
-from scripts.staging.ports import free_port
-from tests.harness.strangers import blind
-from tests.node.door.test_rest import FakeBackend, until
-
-reactor: Any = installed
-KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
+from node.door.ports import Place, Ports
 
 
-def none_held(_: str, __: str, ___: int) -> int | None:
-    return None
+class Holding(Keeper):
+    """A keeper that holds descriptors, and notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, list[int]] = {}
+        self.asked: list[tuple[str, str]] = []
+
+    def put(self, name: str, descriptors: object) -> None:
+        self.asked.append(("put", name))
+
+    def take(self, name: str) -> list[int]:
+        return self.held.pop(name, [])
+
+    def drop(self, names: Any) -> None:
+        self.asked += [("drop", name) for name in names]
 
 
-def asked(port: int, key: str, tls: bool = True) -> bytes:
-    """The first line of the answer to a request."""
-    with socket.create_connection(("127.0.0.1", port), 5) as plain:
-        context = blind()
-        link = context.wrap_socket(plain) if tls else plain
-        link.sendall(b"GET /info HTTP/1.1\r\nHost: node\r\nx-api-key: %b\r\n\r\n" % key.encode())
-        line = link.recv(65_536).partition(b"\r\n")[0]
-        if isinstance(link, ssl.SSLSocket):
-            link.detach()
-        return line
+class Calls:
+    """The calls of controllers: whether it is known of each reply whether it was delivered."""
+
+    def __init__(self) -> None:
+        self.settled = True
+        self.ended = self.closed = 0
+
+    def end_readers(self) -> None:
+        self.ended += 1
+
+    def idle(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def knows(self, *_: object) -> bool:
+        return True
 
 
-class PortsTests(TestCase):
-    """Ports on loopback, with a fake backend."""
+@pytest.fixture
+def keeper() -> Holding:
+    return Holding()
 
-    def setUp(self) -> None:
-        directory = TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        made = certs.make(Path(directory.name), ["localhost"])
-        certificates = Certificates(made.certificate, made.key)
-        certificates.load()
-        aio = Aio(reactor)
-        aio.start()
-        self.addCleanup(aio.stop)
-        calls, self.rest = Calls(FakeBackend(), LogRing(reactor, 100)), free_port()
-        options = DoorOptions(host="127.0.0.1", rest_port=self.rest, grpc_port=None)
-        self.ports = Ports(reactor, aio, calls, Authenticator(KEY), certificates, Path(directory.name), options)
-        self.addCleanup(self.leave)
 
-    async def leave(self) -> None:
-        await self.ports.stop_accepting()
-        await self.ports.dismiss()
-        self.ports.disconnect()
-        await until(lambda: not [*self.ports.clients()])
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
 
-    async def test_which_are_opened(self) -> None:
-        """A port of None is not; the metrics port has no TLS and knows no operations."""
-        metrics = free_port()
-        self.ports.listen([], metrics, none_held)
-        self.assertEqual(
-            {name: port.getHost().port for name, port in self.ports.listening.items()},
-            {
-                "rest": self.rest,
-                "metrics": metrics,
-            },
-        )
-        self.assertEqual(await deferToThread(asked, self.rest, KEY), b"HTTP/1.1 200 OK")
-        self.assertEqual(await deferToThread(asked, self.rest, "wrong"), b"HTTP/1.1 401 Unauthorized")
-        self.assertEqual(await deferToThread(asked, metrics, KEY, tls=False), b"HTTP/1.1 404 Not Found")
 
-    async def test_clients(self) -> None:
-        """Each has the protocol of its port, and whether it has shown a key."""
-        self.ports.listen([], None, none_held)
-        with socket.create_connection(("127.0.0.1", self.rest)):
-            await until(lambda: [*self.ports.clients()] == [("rest", False)])
-        await until(lambda: not [*self.ports.clients()])
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
-    async def test_a_socket_that_was_left(self) -> None:
-        """The port listens by it, and its descriptor is closed."""
-        with socket.create_server(("127.0.0.1", 0)) as left:
-            left.setblocking(False)
-            number, held = left.getsockname()[1], os.dup(left.fileno())
-            inode = os.fstat(held).st_ino
-        asked_for: list[tuple[str, str, int]] = []
 
-        def holding(*place: Any) -> int:
-            asked_for.append(place)
-            return held
+@pytest.fixture
+def made(tmp_path: Path, clock: Clock, keeper: Holding, calls: Calls) -> Ports:
+    authenticator = SimpleNamespace(lets_in=lambda *_: True)
+    files = DoorOptions(cert_file=tmp_path / "c", key_file=tmp_path / "k")
+    place = Place(tmp_path, None, keeper)
+    nothing, any_clock = cast(Any, None), cast(Any, clock)
+    return Ports(any_clock, nothing, cast(Any, calls), cast(Any, authenticator), nothing, files, place)
 
-        self.ports.listen([], None, holding)
-        self.assertEqual(asked_for, [("rest", "127.0.0.1", self.rest)])
-        self.assertEqual(await deferToThread(asked, number, KEY), b"HTTP/1.1 200 OK")
-        # The kernel may have given the number to another file since.
-        with contextlib.suppress(OSError):
-            self.assertNotEqual(os.fstat(held).st_ino, inode)
 
-    async def test_the_end(self) -> None:
-        """No connection is accepted any more, and open ones are aborted."""
-        self.ports.listen([], None, none_held)
-        link = socket.create_connection(("127.0.0.1", self.rest))
-        self.addCleanup(link.close)
-        await until(lambda: [*self.ports.clients()])
-        await self.ports.stop_accepting()
-        self.assertRaises(ConnectionRefusedError, socket.create_connection, ("127.0.0.1", self.rest))
-        await self.ports.dismiss()
-        self.ports.disconnect()
-        await until(lambda: not [*self.ports.clients()])
-        self.assertRaises(ConnectionResetError, link.recv, 1)
+@pytest.mark.parametrize(
+    ("host", "other"),
+    [("localhost", "127.0.0.2"), ("127.0.0.1", "127.0.0.2"), ("0:0:0:0:0:0:0:1", "::"), ("::", "::1")],
+)
+def test_a_port_that_is_held(host: str, other: str, made: Ports, keeper: Holding) -> None:
+    """The port stays open, however the operator names the host; it is closed if they want another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as held:
+        held.bind((host, 0))
+        held.listen()
+        port = held.getsockname()[1]
+
+        def asked(name: str, host: str, port: int) -> int | None:
+            keeper.held["listen/rest"] = [os.dup(held.fileno())]
+            return made._held(name, host, port)
+
+        found = asked("rest", host, port)
+        assert found is not None and os.fstat(found).st_ino == os.fstat(held.fileno()).st_ino
+        os.close(found)
+        assert not keeper.asked
+        for wrong in ((host, port + 1), (other, port)):
+            assert asked("rest", *wrong) is None
+            assert keeper.asked.pop() == ("drop", "listen/rest")
+        assert asked("grpc", host, port) is None and not keeper.asked
+        os.close(keeper.held["listen/rest"][0])
+
+
+def test_without_a_keeper(tmp_path: Path, made: Ports) -> None:
+    assert made._held("rest", "127.0.0.1", 1) is None
+
+
+def finishing(made: Ports, monkeypatch: pytest.MonkeyPatch) -> Deferred[None]:
+    async def at_once(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(made.connections, "finish", at_once)
+    return ensureDeferred(made.finish())
+
+
+def test_replies_on_their_way(made: Ports, calls: Calls, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hand-over waits until they are delivered."""
+    calls.settled = False
+    done = finishing(made, monkeypatch)
+    clock.pump([ports.LOOK] * 3)
+    assert not done.called and calls.ended == 1
+    calls.settled = True
+    clock.pump([ports.LOOK] * 2)
+    assert done.called
+    made.leave()
+    assert calls.closed == 1
+
+
+def test_replies_that_are_never_delivered(
+    made: Ports, calls: Calls, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for a client that does not read."""
+    calls.settled = False
+    done = finishing(made, monkeypatch)
+    clock.pump([ports.FINISH / 10] * 11)
+    assert done.called
+
+
+def test_new_clients_wait(made: Ports) -> None:
+    """They stay in the backlog while the node is left, or takes over."""
+    words: list[str] = []
+    port = SimpleNamespace(startReading=lambda: words.append("on"), stopReading=lambda: words.append("off"))
+    made.listening["rest"] = cast(Any, port)
+    made.admit(False)
+    made.admit(True)
+    assert words == ["off", "on"]

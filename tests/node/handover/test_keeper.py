@@ -58,6 +58,8 @@ except OSError:
 SECONDS = 30.0
 SCRIPT = keeper.__file__
 PYTHON = [sys.executable, "-I", "-S"]
+# In the environment of processes that a test looks for.
+MARK = f"{os.getpid()}"
 ECHO = "echo out; echo err >&2; exec sleep 100"
 
 
@@ -209,21 +211,23 @@ class Node:
 class Kept:
     """A running keeper. `path`: a file with an exit status, for nodes that end at once."""
 
-    def __init__(self, directory: Path, stack: ExitStack, **environment: str) -> None:
+    def __init__(
+        self, directory: Path, stack: ExitStack, script: Sequence[str] = (SCRIPT,), **environment: str
+    ) -> None:
         self.stack = stack
         self._listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._listening.bind("")
         self._listening.listen()
         self._listening.settimeout(SECONDS)
-        self.path, self._lines, script = directory / "code", directory / "lines", directory / "node.py"
+        self.path, self._lines, node = directory / "code", directory / "lines", directory / "node.py"
         self.path.unlink(missing_ok=True)
-        script.write_text(NODE)
+        node.write_text(NODE)
         name = self._listening.getsockname()[1:].decode()
-        self.command = [*PYTHON, str(script), name, str(self.path)]
+        self.command = [*PYTHON, str(node), name, str(self.path)]
         with self._lines.open("wb") as lines:
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("TXNODE", "NOTIFY"))}
             self.process = subprocess.Popen(
-                [*PYTHON, SCRIPT, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
+                [*PYTHON, *script, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
             )
         stack.callback(self._end)
         self.seen: list[Node | Core] = []
@@ -383,8 +387,37 @@ def test_a_node_that_hangs(tmp_path: Path, stack: ExitStack) -> None:
     core = kept.spawn(first, "/bin/sleep", "100")
     first.gone()
     second = kept.node()
-    assert f"core/{core.pid}" in second.hello().by_name and not core.ended
+    assert f"core/{core.pid}" in second.up().by_name and not core.ended
     assert f"node {first.pid}: it did not answer within 0.6 s; cores go on" in kept.lines
+    # It may take its time to end in order.
+    second.request("bye")
+    second.request("forget", pid=core.pid)
+    assert not ready(second.pidfd, 1.0)
+    second.end(0)
+    assert kept.wait() == 0
+
+
+# The keeper, for which a machine that stood still for so long was suspended.
+SUSPENDED = f"""
+import sys
+sys.path.append({str(Path(SCRIPT).parent)!r})
+import keeper
+
+keeper.STOOD = 1.5  # it looks at least once a second
+keeper.main()
+"""
+
+
+def test_a_machine_that_was_suspended(tmp_path: Path, stack: ExitStack) -> None:
+    """That time is no silence of the node."""
+    kept = Kept(tmp_path, stack, ("-c", SUSPENDED), WATCHDOG_USEC="3000000")
+    node = kept.node()
+    node.up()
+    with kept.stopped():
+        assert not ready(node.pidfd, 2.6)
+    assert not ready(node.pidfd, 0.1)
+    node.request("alive")
+    assert "killed" not in kept.lines
 
 
 def test_a_node_that_does_not_read(kept: Kept) -> None:
@@ -508,6 +541,64 @@ def test_a_killed_keeper(stopped: bool, kept: Kept) -> None:
         assert ready(pidfd, SECONDS)
 
 
+# A message of each word of the protocol. The last one is the next version's.
+WORDS: Mapping[str, Mapping[str, object]] = {
+    "spawn": {"argv": ["/bin/sleep", "100"], "environment": {"MARK": MARK}, "targets": []},
+    "put": {"name": "state"},
+    "drop": {"names": ["name"]},
+    "forget": {"pid": "core"},
+    "up": {"seconds": 300.0},
+    "alive": {"text": "READY=1"},
+    "next": {"command": "again", "plain": "again", "back": "again", "patience": 60.0},
+    "cancel": {"reason": "a Start came"},
+    "failed": {"reason": "it cannot go on"},
+    "bye": {},
+    "become": {"argv": [*PYTHON, SCRIPT]},
+    "hello": {},
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "within", "after"])
+@pytest.mark.parametrize("word", WORDS)
+def test_it_is_killed_at_every_word(word: str, moment: str, tmp_path: Path, stack: ExitStack) -> None:
+    """Before it takes the request, while it works on it, or when it has answered: nothing is left behind."""
+    kept = Kept(tmp_path, stack, MARK=MARK)
+    node = kept.node()
+    node.up()
+    core = kept.spawn(node, "/bin/sleep", "100", MARK=MARK)
+    node.put("name", b"it")
+    if word in ("cancel", "hello"):
+        kept.next(node)
+        kept.node()
+    stands_for = {"core": core.pid, "again": ({}, kept.command)}
+    message = {
+        key: stands_for.get(value, value) if isinstance(value, str) else value for key, value in WORDS[word].items()
+    }
+    speaker = kept.seen[-1] if word == "hello" else node
+    assert isinstance(speaker, Node)
+    if moment == "before":
+        kept.process.send_signal(signal.SIGSTOP)
+    with Path(os.devnull).open() as null:
+        speaker.send(word, [null.fileno()] if word == "put" else [], **message)
+    if moment == "after" and word not in ("failed", "hello"):
+        speaker.receive()
+    if moment == "after" and word == "hello":
+        assert node.event() == {"next": ""}
+    kept.process.kill()
+    kept.process.wait()
+    until(lambda: not marked(), SECONDS, "all processes end")
+
+
+def marked() -> Sequence[int]:
+    """Processes of the keeper, known to the test or not."""
+    found = []
+    for there in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"MARK={MARK}".encode() in (there / "environ").read_bytes().split(b"\0"):
+                found.append(int(there.name))
+    return found
+
+
 # Upgrades
 
 
@@ -589,6 +680,50 @@ def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
     old.request("cancel", reason="again")
     old.die()
     assert kept.node().rest == []
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_both_versions_are_killed(waits: bool, kept: Kept) -> None:
+    """The next one never goes on, whichever is reaped first: the version that ran is started again, as ever."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    new = kept.node()
+    if waits:
+        new.send("hello")
+        assert old.event() == {"next": ""}
+    with kept.stopped():
+        old.die()
+        new.die()
+    again = kept.node()
+    assert again.rest == [] and FAILED not in again.environment
+
+
+def test_a_death_right_after_it_is_cancelled(kept: Kept) -> None:
+    """The next version may still be ending: it does not go on."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    kept.node()
+    old.request("cancel", reason="a Start came")
+    old.die()
+    again = kept.node()
+    assert again.rest == [] and FAILED not in again.environment
+
+
+def test_another_next_version(kept: Kept) -> None:
+    """It takes the place of the first one, whose end is no news then."""
+    old = kept.node()
+    old.up()
+    kept.next(old)
+    first = kept.node()
+    kept.next(old, "another")
+    first.gone()
+    another = kept.node()
+    another.send("hello")
+    assert old.event() == {"next": ""}
+    old.end(0)
+    another.greeted()
 
 
 def dies(new: Node) -> str:
@@ -732,6 +867,8 @@ def test_what_a_core_inherits(kept: Kept) -> None:
     # The loader of programs opens files for a moment.
     until(lambda: core.is_executed() and {*core.open_files} == {0, 1, 2, 5, 60}, 10, "it has its own files alone")
     files = core.open_files
+    # Ctrl-C in a terminal is for its foreground group.
+    assert os.getpgid(core.pid) == core.pid
     assert (files[5], files[0]) == (f"pipe:[{os.fstat(there).st_ino}]", os.devnull)
     assert [os.fstat(core.out).st_ino, os.fstat(core.err).st_ino] == [int(files[n][6:-1]) for n in (1, 2)]
     assert Path(f"/proc/{core.pid}/environ").read_bytes() == b"ONE=two\0"
@@ -793,6 +930,19 @@ def test_no_more_descriptors(kept: Kept) -> None:
     replies = iter(lambda: json.loads(node.ask.recv(keeper.MESSAGE) or b'{"n": 0}')["n"], 0)
     assert node.asked in replies
     assert not core.ended and not node.ended
+
+
+def test_the_limit_of_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised as far as the system permits, and never lowered."""
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        for wanted, limit in (300, 300), (200, 300), (hard + 1, hard):
+            monkeypatch.setattr(keeper, "DESCRIPTORS", wanted)
+            keeper.raise_descriptor_limit()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limit, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_core_that_cannot_be_run(kept: Kept) -> None:
@@ -875,6 +1025,19 @@ def test_it_becomes_another_version(tmp_path: Path, stack: ExitStack) -> None:
     assert kept.wait() == 5
 
 
+def test_it_becomes_another_version_beside_the_next(kept: Kept) -> None:
+    """The next version of the node ends, and the node hears why."""
+    node = kept.node()
+    node.up()
+    kept.next(node)
+    other = kept.node()
+    node.request("become", argv=[*PYTHON, SCRIPT])
+    other.gone()
+    assert node.event() == {"next": "the keeper changes its version"}
+    node.die()
+    assert kept.node().rest == []
+
+
 def test_a_signal_and_a_death_while_it_becomes_another(kept: Kept) -> None:
     """They wait until the new version handles them."""
     node = kept.node()
@@ -888,6 +1051,37 @@ def test_a_signal_and_a_death_while_it_becomes_another(kept: Kept) -> None:
     node.receive()
     assert (node.event()["exited"], node.signal()) == (core.pid, signal.SIGHUP)
     node.request("alive")
+
+
+# The keeper, whose node dies just before it executes its next version.
+DYING = f"""
+import os, signal, sys
+sys.path.append({str(Path(SCRIPT).parent)!r})
+import keeper
+
+def become(self, *words):
+    os.kill(self.node.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, self.node.pid, os.WEXITED | os.WNOWAIT)
+    as_ever(self, *words)
+
+as_ever, keeper.Keeper.become = keeper.Keeper.become, become
+keeper.main()
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, "/this/is/missing"])
+def test_a_node_that_dies_before_it_becomes_another(script: str, tmp_path: Path, stack: ExitStack) -> None:
+    """Whether the keeper can execute the other version or not, the next node finds all that is held."""
+    kept = Kept(tmp_path, stack, ("-c", DYING))
+    node = kept.node()
+    node.up()
+    node.put("state", b"it")
+    core = kept.spawn(node, "/bin/sleep", "100")
+    node.request("become", argv=[*PYTHON, script] if script == SCRIPT else [script])
+    node.gone()
+    found = kept.node().up()
+    assert content(*found.by_name["state"]) == b"it" and not found.core(core.pid).ended
+    assert f"node {node.pid}: it ended by signal 9; cores go on" in kept.lines
 
 
 # Anything, in any order
@@ -949,6 +1143,4 @@ def test_no_process_is_left(steps: list[str], last: str, tmp_path_factory: pytes
 
 
 def _holds(found: Held, cores: Sequence[Core], put: set[str]) -> None:
-    """Forgotten cores may not have ended yet."""
-    assert put | {f"core/{core.pid}" for core in cores} <= {*found.by_name}
-    assert {name for name in found.by_name if name.startswith("name/")} == put
+    assert put | {f"core/{core.pid}" for core in cores} == {*found.by_name}

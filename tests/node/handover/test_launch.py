@@ -113,6 +113,20 @@ def test_a_node_becomes_its_keeper(executed: list[Sequence[str]], tmp_path: Path
     assert words == [*own, sys.executable, str(tmp_path / "bin" / "twistd"), "--nodaemon", "node"]
 
 
+@pytest.mark.parametrize("options", [["-u"], ["-u", "-W", "ignore", "-Xdev"]])
+def test_options_of_the_interpreter(
+    options: list[str], executed: list[Sequence[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node has them, too."""
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, *options, *sys.argv])
+    with pytest.raises(Executed):
+        become_keeper()
+    [words] = executed
+    assert words[-len(options) - 4 :] == [
+        sys.executable, *options, str(tmp_path / "bin" / "twistd"), "--nodaemon", "node"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("word", ["off", "Off", "OFF"])
 def test_it_is_turned_off(word: str, executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     """In any case, as the settings read it."""
@@ -143,8 +157,17 @@ def test_no_keeper(executed: list[Sequence[str]], monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as inside:
         inside.setattr(sys, "argv", ["pytest"])
         become_keeper()
-    for words in ["python"], ["python", "-m", "twisted", "--nodaemon", "node"]:
-        with monkeypatch.context() as inside:
-            inside.setattr(sys, "orig_argv", words)
-            become_keeper()
     assert not executed
+
+
+@pytest.mark.parametrize("words", [["python"], ["python", "-m", "twisted", "--nodaemon", "node"], ["-c", "bin/twistd"]])
+def test_another_way_to_start(
+    words: list[str],
+    executed: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The command is not known, so the node runs without a keeper, and says so."""
+    monkeypatch.setattr(sys, "orig_argv", words)
+    become_keeper()
+    assert not executed and "the node has no keeper" in capsys.readouterr().err

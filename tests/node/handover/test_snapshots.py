@@ -55,7 +55,7 @@ class Traffic:
 
 
 class Backend:
-    """Satisfies `Described`: each run is its own mark."""
+    """Stands for `Leaving`: each run is its own mark."""
 
     def __init__(self) -> None:
         self.generations = Generations()
@@ -81,7 +81,7 @@ class SnapshotTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock, self.keeper, self.backend = Clock(), FullKeeper(), Backend()
         self.ring = LogRing(cast(Any, self.clock), 10)
-        self.snapshots = Snapshots(self.clock, self.keeper, self.backend, self.ring)
+        self.snapshots = Snapshots(self.clock, self.keeper, cast(Any, self.backend), self.ring)
         self.addCleanup(self.keeper.close)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,16 @@ from twisted.logger import globalLogPublisher
 from twisted.python.failure import Failure
 
 from node import __version__
-from node.base.errors import Aborted
+from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.base.logs import LogRing
+from node.base.part import Part, Parts
 from node.contract.driver import NotNow
+from node.contract.saved import Saved
 from node.events.journal import Journal
-from node.handover import succession
+from node.handover import arrival, succession
+from node.handover.arrival import Arrival
+from node.handover.attempt import TRYING
+from node.handover.house import House as NodeHouse
 from node.handover.keeper import FAILED, WAITING
 from node.handover.program import PATH, PATIENCE, Program, Refused
 from node.handover.snapshots import FORMAT, memory_of
@@ -131,6 +135,31 @@ async def nothing(*_: object) -> None:
     """A part that closes without an error."""
 
 
+class Around(Part):
+    """The other parts of the node."""
+
+    title = "what is around"
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self.committed: list[str | None] = []
+        self.left = False
+
+    def settle(self, outcome: str | None) -> None:
+        self.committed.append(outcome)
+
+    @property
+    def unsteady(self) -> str:
+        return self._house.store.fault or self._house.updating
+
+    def admit(self, on: bool) -> None:
+        (self._house.port.startReading if on else self._house.port.stopReading)()
+
+    async def leave(self) -> None:
+        self.left = True
+        await self._house.store.close()
+
+
 class House:
     """A succession with the parts around it."""
 
@@ -140,44 +169,62 @@ class House:
         self.port = Port()
         self.closings = self.went_back = 0
         self.fault: Exception | None = None
+        # Why a core could not go on with its configuration.
+        self.obstacle: InvalidConfig | None = None
         self.written: list[object] = []
         # The runs that are left; None if there are none to leave.
         self.runs: Handover | None = Handover()
         # Called while the state file is being closed.
         self.meanwhile: Callable[[], object] = lambda: None
         self.store = SimpleNamespace(
-            fault="", event=self.written.append, go_back=self._go_back, flush=nothing, close=self._close
+            fault="",
+            event=self.written.append,
+            go_back=self._go_back,
+            flush=nothing,
+            close=self._close,
+            peek=lambda: self.saved,
         )
-        self.calls = SimpleNamespace(end_readers=lambda: None, idle=lambda: True, settled=True, close=lambda: None)
+        # The update under way.
+        self.updating = ""
         self.environment: dict[str, str] = {}
+        # The saved state, None if it cannot be read; what was prepared, and what fails that.
+        self.saved: Saved | None = Saved(b"backend")
+        self.prepared: list[Saved] = []
+        self.unprepared: Exception | None = None
         self.swept: list[list[int]] = []
         self.inherited: list[Handover] = []
         self.backend_closed = False
         self.ring = LogRing(cast(Any, self.clock), 10)
         self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
-        backend = SimpleNamespace(
+        self.leaving = SimpleNamespace(
+            rehearse=self._rehearse,
             leave=self._leave,
             shut_down=self._close_backend,
-            unsteady=lambda: "",
             inherit=lambda left, heirs: self.inherited.append(left),
+            prepare=self._prepare,
         )
-        self.succession = Succession(
-            self.clock,
-            self.environment,
-            cast("Ties | None", ties),
-            60.0,
+        house = NodeHouse(
             ring=self.ring,
             journal=Journal(cast(Any, self.clock)),
-            state=cast(Any, SimpleNamespace(lock=0)),
             store=cast(Any, self.store),
-            backend=cast(Any, backend),
-            parts=cast(Any, SimpleNamespace(leave=lambda: self.store.close())),
-            calls=self.calls,
-            connections=SimpleNamespace(finish=nothing),
-            systemd=SimpleNamespace(reloading=lambda: None),
+            parts=Parts(around := Around(self)),
+            systemd=cast(Any, SimpleNamespace(reloading=lambda: None)),
             sweep=self._sweep,
         )
-        self.succession.ports["rest"] = self.port
+        bound, leaving = cast("Ties | None", ties), cast(Any, self.leaving)
+        clock = cast(Any, self.clock)
+        self.arrival = Arrival(clock, self.environment, bound, 60.0, leaving, house)
+        self.succession = Succession(clock, self.environment, bound, self.arrival, leaving, house)
+        self.around = around
+
+    async def _rehearse(self) -> None:
+        if self.obstacle is not None:
+            raise self.obstacle
+
+    async def _prepare(self, saved: Saved) -> None:
+        if self.unprepared is not None:
+            raise self.unprepared
+        self.prepared.append(saved)
 
     def _go_back(self) -> None:
         self.went_back += 1
@@ -189,8 +236,9 @@ class House:
     async def _close_backend(self) -> None:
         self.backend_closed = True
 
-    def _sweep(self, pids: Collection[int]) -> None:
+    def _sweep(self, pids: Collection[int]) -> list[int]:
         self.swept.append(sorted(pids))
+        return []
 
     async def _leave(self, go: Callable[[Handover], Awaitable[None]]) -> None:
         if self.fault is not None:
@@ -208,16 +256,22 @@ class House:
         self.clock.pump([0.0] * 20)
         return found[0].value if isinstance(found[0], Failure) else found[0]
 
+    def prepare(self) -> list[Saved]:
+        """What is prepared while the version before serves."""
+        preparing = ensureDeferred(self.arrival.prepare())
+        assert preparing.called
+        return self.prepared
+
     @property
     def shots(self) -> Shots:
-        return cast(Shots, self.succession._snapshots)
+        return cast(Shots, self.arrival.snapshots)
 
     def take(self, handover: Handover | None = None) -> None:
         """Take over what a node before has left."""
         if handover is not None:
             handover.format = handover.format or FORMAT
             self.ties.held["state"] = [memory_of(handover.SerializeToString())]
-        self.succession.take()
+        self.arrival.start()
 
 
 @pytest.fixture
@@ -235,7 +289,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def house(exits: list[int], monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(succession, "Snapshots", Shots)
+    monkeypatch.setattr(arrival, "Snapshots", Shots)
     return House(Bound())
 
 
@@ -282,6 +336,13 @@ def test_nothing_runs(house: House, exits: list[int]) -> None:
     assert house.ties.left.exact and not house.ties.left.HasField("run")
 
 
+def test_a_core_that_could_not_go_on(house: House, exits: list[int]) -> None:
+    """That is found out by a rehearsal, before the next version is started."""
+    house.obstacle = InvalidConfig("the core refuses it")
+    assert house.upgrade() is house.obstacle
+    assert not house.ties.asked and house.port.reading and not house.closings
+
+
 def test_one_that_does_not_start(house: House, exits: list[int]) -> None:
     """All goes on without a gap, and the operator gets the reason."""
     house.ties.reason = "ImportError: no"
@@ -318,7 +379,7 @@ def test_ports_accept_again(fault: Exception, house: House, exits: list[int]) ->
 def test_what_is_not_on_disk(house: House) -> None:
     """There is no upgrade: the next version would start from the state file, and lose the rest."""
     house.store.fault = "the state cannot be written"
-    assert house.succession.unsteady() == house.upgrade() == "the state cannot be written"
+    assert house.succession.unsteady == house.upgrade() == "the state cannot be written"
     assert house.port.reading and not house.ties.asked
 
 
@@ -329,35 +390,15 @@ def test_a_disk_that_failed_since_the_last_change(house: House) -> None:
         house.store.fault = "the state cannot be written"
 
     house.store.event = fail
-    assert house.succession.unsteady() == "" and house.upgrade() == "the state cannot be written"
+    assert house.succession.unsteady == "" and house.upgrade() == "the state cannot be written"
     assert house.port.reading and not house.ties.asked
-
-
-def test_replies_on_their_way(house: House, exits: list[int]) -> None:
-    """It waits until they are delivered, but not for a client that does not read."""
-    house.calls.settled = False
-    work = house.begin()
-    house.clock.pump([succession.LOOK] * 3)
-    assert not exits and not house.closings
-    house.calls.settled = True
-    house.clock.pump([succession.LOOK] * 9)
-    assert exits == [0]
-    work.addErrback(lambda failure: failure.trap(Exited))
-
-
-def test_replies_that_are_never_delivered(house: House, exits: list[int]) -> None:
-    house.calls.settled = False
-    work = house.begin()
-    house.clock.pump([succession.FINISH / 10] * 20)
-    assert exits == [0]
-    work.addErrback(lambda failure: failure.trap(Exited))
 
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_one_that_is_to_end(ends: bool, house: House, exits: list[int]) -> None:
     """A signal that came while the state was being closed is not forgotten, and the next version ends, too."""
     if ends:
-        house.meanwhile = partial(house.clock.callLater, 0, house.succession.end)
+        house.meanwhile = partial(house.clock.callLater, 0, house.arrival.end)
     house.upgrade()
     assert exits == ([] if ends else [0])
     assert ("put" in house.ties.words) is not ends
@@ -376,7 +417,7 @@ def test_the_end_while_all_is_being_closed(house: House, exits: list[int]) -> No
 
     house.store.close = close
     work = house.begin()
-    house.succession.end()
+    house.arrival.end()
     work.cancel()
     closing.callback(None)
     house.clock.pump([0.0] * 20)
@@ -387,8 +428,8 @@ def test_the_end_while_all_is_being_closed(house: House, exits: list[int]) -> No
 
 
 def test_an_upgrade_after_the_end_began(house: House, exits: list[int]) -> None:
-    house.succession.end()
-    assert house.succession.unsteady() == house.upgrade() == "the node is ending"
+    house.arrival.end()
+    assert house.succession.unsteady == house.upgrade() == "the node is ending"
     assert not exits and not house.closings
 
 
@@ -408,29 +449,17 @@ def test_a_part_that_does_not_close(house: House, exits: list[int], logged: list
 
     house.meanwhile = fail
     house.upgrade()
-    assert exits == [0] and any("a part of the node could not be closed" in line for line in logged)
-
-
-class Jobs:
-    """Updates, one of which may be under way."""
-
-    def __init__(self) -> None:
-        self.under_way = ""
-        self.left = False
-
-    async def leave(self) -> None:
-        self.left = True
+    assert exits == [0] and any("could not stop {part} cleanly" in line for line in logged)
 
 
 def test_an_update_that_began_meanwhile(house: House, exits: list[int]) -> None:
     """It may be replacing the next version's files: the upgrade waits for it."""
-    jobs = house.succession.jobs = Jobs()
-    jobs.under_way = "txnode 2"
-    assert house.succession.unsteady() == house.upgrade() == "an update of txnode 2 is under way"
-    assert house.port.reading and not exits and not jobs.left
-    jobs.under_way = ""
+    house.updating = "an update of txnode 2 is under way"
+    assert house.succession.unsteady == house.upgrade() == "an update of txnode 2 is under way"
+    assert house.port.reading and not exits and not house.around.left
+    house.updating = ""
     house.upgrade()
-    assert exits == [0] and jobs.left
+    assert exits == [0] and house.around.left
 
 
 # From the node before
@@ -438,21 +467,19 @@ def test_an_update_that_began_meanwhile(house: House, exits: list[int]) -> None:
 
 def test_nothing_was_left(house: House) -> None:
     """The node is up as soon as it is ready; there is no outcome of an upgrade."""
-    committed: list[str] = []
     house.take()
-    assert (house.succession.outcome, house.succession.lock, [*house.succession.cores]) == (None, None, [])
-    house.succession.inherit()
-    assert house.port.reading and not house.inherited
-    house.succession.ready(lambda: committed.append("yes"))
+    assert (house.arrival.outcome, [*house.arrival.cores]) == (None, [])
+    house.arrival.begin()
+    assert house.port.reading and not house.inherited and house.swept == [[]]
     assert house.ties.asked == [("hello",), ("follow",), ("drop leftover",), ("up", 60.0)]
-    assert (committed, house.shots.calls) == (["yes"], [("go on", 0), "start"])
+    assert (house.around.committed, house.shots.calls) == ([None], [("go on", 0), "start"])
 
 
 def test_signals_that_waited(house: House) -> None:
     """They come when all handles them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
     house.take()
-    house.succession.ready(lambda: None)
+    house.arrival.begin()
     assert not {*WAITING} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
@@ -461,41 +488,37 @@ def test_what_was_left(exact: bool, house: House) -> None:
     """Controllers wait until the cores are taken over; the log goes on; from then on this node is the one to go on."""
     ring = LogRing(cast(Any, house.clock), 10)
     ring.event("from before")
-    committed: list[str] = []
-    house.ties.held["lock"] = [7]
     house.take(Handover(exact=exact, ring=ring.packed, run=Run(pid=5), draining=[Run(pid=6), Run()]))
     assert any("from before" in line for line in house.ring.packed.lines)
-    assert (house.succession.outcome, house.succession.lock) == ("" if exact else None, 7)
-    assert [*house.succession.cores] == [5, 6]
-    house.succession.inherit()
+    assert (house.arrival.outcome, [*house.arrival.cores]) == ("" if exact else None, [5, 6])
+    house.arrival.begin()
     assert not house.port.reading and [each.run.pid for each in house.inherited] == [5]
-    house.succession.ready(lambda: committed.append("yes"))
-    assert not committed and "up" not in house.ties.words
-    ending: Deferred[None] = ensureDeferred(house.succession.end_others())
+    assert not house.around.committed and "up" not in house.ties.words
+    ending: Deferred[None] = ensureDeferred(house.arrival.end_others())
     assert ending.called and ("end others" in house.ties.words) is not exact
-    house.succession.taken([5])
-    assert (house.swept, committed, house.port.reading) == ([[5]], ["yes"], True)
+    house.arrival.taken([5])
+    committed = house.around.committed
+    assert (house.swept, committed, house.port.reading) == ([[5, 6], [5]], ["" if exact else None], True)
     assert house.ties.words[-2:] == ["drop leftover", "up"] and house.shots.calls == [("go on", 5), "start"]
     assert any("goes on with the core" in line for line in house.ring.packed.lines)
     # The description is in use no more, but the outcome can still be asked for.
-    assert (house.succession.outcome, [*house.succession.cores]) == ("" if exact else None, [])
+    assert (house.arrival.outcome, [*house.arrival.cores]) == ("" if exact else None, [])
 
 
 def test_all_cores_are_taken(house: House) -> None:
     """There is nothing to sweep."""
     house.take(Handover(run=Run(pid=5), draining=[Run(pid=6)]))
-    house.succession.inherit()
-    house.succession.ready(lambda: None)
-    house.succession.taken([6, 5])
-    assert not house.swept and any("goes on with 2 cores" in line for line in house.ring.packed.lines)
+    house.arrival.begin()
+    house.arrival.taken([6, 5])
+    assert house.swept == [[5, 6]] and any("goes on with 2 cores" in line for line in house.ring.packed.lines)
 
 
 def test_an_unknown_format(house: House, logged: list[str]) -> None:
     """Nothing of it is used: the core is started again."""
     for content in (Handover(format=FORMAT + 1, run=Run(pid=5)).SerializeToString(), b"\xff\xff"):
         house.ties.held["state"] = [memory_of(content)]
-        house.succession.take()
-        assert not house.succession.cores and house.succession.outcome is None
+        house.arrival.start()
+        assert not house.arrival.cores and house.arrival.outcome is None
     assert [line for line in logged if "unknown format" in line]
 
 
@@ -504,9 +527,8 @@ def test_a_version_that_failed(house: House) -> None:
     house.environment |= {FAILED: "ImportError: no", PATH: "/lib", "PYTHONPATH": "/copy:/lib"}
     house.take(Handover(exact=True, run=Run(pid=5)))
     assert (house.environment, house.went_back) == ({"PYTHONPATH": "/lib"}, 1)
-    assert house.succession.outcome == "ImportError: no"
-    house.succession.inherit()
-    house.succession.ready(lambda: None)
+    assert house.arrival.outcome == "ImportError: no"
+    house.arrival.begin()
     assert any("was not upgraded: ImportError: no" in line for line in house.ring.packed.lines)
 
 
@@ -520,18 +542,57 @@ def paused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "pause", pause)
 
 
+def test_beside_the_version_before(house: House, alone: House) -> None:
+    """A version that is tried prepares what is saved before it says that it could go on; others prepare nothing."""
+    assert not house.arrival.follows
+    house.environment[TRYING] = alone.environment[TRYING] = "yes"
+    assert house.arrival.follows and not alone.arrival.follows
+    assert house.prepare() == [Saved(b"backend")] and not house.ties.asked
+    house.take(Handover(exact=True))
+    house.arrival.begin()
+    assert not house.arrival.follows
+
+
+def test_nothing_can_be_prepared(house: House, logged: list[str]) -> None:
+    """The upgrade goes on, if slower: whatever is wrong, a version that takes over tells it then."""
+    house.saved = None
+    assert house.prepare() == [] and not logged
+    house.saved, house.unprepared = Saved(b"backend"), CoreFailed("there is no core")
+    assert house.prepare() == [] and len(logged) == 1
+
+    async def hang(_: Saved) -> None:
+        await Deferred()
+
+    house.leaving.prepare = hang
+    preparing = ensureDeferred(house.arrival.prepare())
+    house.clock.advance(arrival.AHEAD - 1)
+    assert not preparing.called
+    house.clock.advance(1)
+    assert preparing.called and len(logged) == 2
+
+
+@pytest.mark.usefixtures("paused")
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(SystemExit("no port"), "it ended: no port"), (ZeroDivisionError("a bug"), "ZeroDivisionError")],
+)
+def test_a_version_that_cannot_start(error: BaseException, reason: str, house: House, alone: House) -> None:
+    """The keeper ends it, and hears why."""
+    with pytest.raises(Exited):
+        house.arrival.abandon(Failure(error))
+    assert house.ties.words == ["fail"] and reason in str(house.ties.asked[0][1])
+    alone.arrival.abandon(Failure(error))
+
+
 @pytest.mark.usefixtures("paused")
 def test_going_back(house: House) -> None:
-    """A version that cannot take over a core, or is not ready by then, has the keeper start the one before."""
+    """A version that cannot take over a core has the keeper start the one before."""
     house.take(Handover(exact=True, run=Run(pid=5)))
-    house.succession.inherit()
-    for cannot in (partial(house.succession.go_back, "no"), partial(house.succession.failed, "no")):
+    house.arrival.begin()
+    for cannot in (partial(house.arrival.go_back, "no"), partial(house.arrival.failed, "no")):
         with pytest.raises(Exited):
             cannot()
         assert house.ties.asked[-1] == ("fail", "it cannot go on with the core: no")
-    with pytest.raises(Exited):
-        house.succession.taken([5])
-    assert house.ties.asked[-1] == ("fail", "it cannot go on with the core: it does not get ready")
     assert "up" not in house.ties.words
 
 
@@ -542,11 +603,10 @@ def test_no_way_back(again: bool, house: House, logged: list[str]) -> None:
     if again:
         house.environment[FAILED] = "ImportError: no"
     house.take(Handover(exact=again, run=Run(pid=5)))
-    house.succession.inherit()
-    house.succession.ready(lambda: None)
-    house.succession.go_back("no")
-    house.succession.failed("no")
-    assert house.swept == [[]] and house.port.reading
+    house.arrival.begin()
+    house.arrival.go_back("no")
+    house.arrival.failed("no")
+    assert house.swept == [[5], []] and house.port.reading
     assert "fail" not in house.ties.words and house.ties.words[-1] == "up"
     assert any("the core is restarted: {reason}" in line for line in logged)
 
@@ -554,44 +614,21 @@ def test_no_way_back(again: bool, house: House, logged: list[str]) -> None:
 def test_the_end_while_cores_are_taken(house: House) -> None:
     """Controllers are not let in any more, and no snapshots are written."""
     house.take(Handover(run=Run(pid=5)))
-    house.succession.inherit()
-    house.succession.ready(lambda: None)
-    house.succession.end()
-    house.succession.taken([5])
+    house.arrival.begin()
+    house.arrival.end()
+    house.arrival.taken([5])
     assert not house.port.reading and house.shots.calls == ["stop", ("go on", 5)]
     assert house.ties.words.index("bye") < house.ties.words.index("up")
 
 
-def test_what_the_keeper_holds(house: House) -> None:
-    house.succession.hold()
-    assert house.ties.asked == [("put", "lock"), ("put", "listen/rest")]
-
-
-@pytest.mark.parametrize(
-    ("host", "other"),
-    [("localhost", "127.0.0.2"), ("127.0.0.1", "127.0.0.2"), ("0:0:0:0:0:0:0:1", "::"), ("::", "::1")],
-)
-def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
-    """The port stays open, however the operator names the host; it is closed if they want another one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as held:
-        held.bind((host, 0))
-        held.listen()
-        port = held.getsockname()[1]
-
-        def asked(name: str, host: str, port: int) -> int | None:
-            house.ties.held["listen/rest"] = [os.dup(held.fileno())]
-            return house.succession.held(name, host, port)
-
-        found = asked("rest", host, port)
-        assert found is not None and os.fstat(found).st_ino == os.fstat(held.fileno()).st_ino
-        os.close(found)
-        assert not house.ties.asked
-        for wrong in ((host, port + 1), (other, port)):
-            assert asked("rest", *wrong) is None
-            assert house.ties.asked.pop() == ("drop", "listen/rest")
-        assert asked("grpc", host, port) is None and not house.ties.asked
-        os.close(house.ties.held["listen/rest"][0])
+@pytest.mark.usefixtures("paused")
+def test_the_end_cancels_taking_over(house: House) -> None:
+    """A signal came as soon as the node was ready: it ends in order, and no version before it starts."""
+    house.take(Handover(exact=True, run=Run(pid=5)))
+    house.arrival.begin()
+    house.arrival.end()
+    house.arrival.failed("cancelled")
+    assert "fail" not in house.ties.words and house.swept == [[5], []] and not house.port.reading
 
 
 # Without a keeper
@@ -599,22 +636,18 @@ def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
 
 def test_without_a_keeper(alone: House) -> None:
     """Nothing is taken over or held; another version needs a restart."""
-    committed: list[str] = []
     alone.environment |= {PATH: "", "PYTHONPATH": "/copy"}
     alone.take()
-    assert alone.environment == {"PYTHONPATH": ""} and alone.succession.lock is None
-    assert alone.succession.held("rest", "127.0.0.1", 1) is None
-    alone.succession.hold()
-    alone.succession.inherit()
-    alone.succession.ready(lambda: committed.append("yes"))
-    ensureDeferred(alone.succession.end_others())
-    assert committed == ["yes"] and alone.port.reading and alone.succession.unsteady() == ""
+    assert alone.environment == {"PYTHONPATH": ""}
+    alone.arrival.begin()
+    ensureDeferred(alone.arrival.end_others())
+    assert alone.around.committed == [None] and alone.port.reading and alone.succession.unsteady == ""
     assert isinstance(found := alone.upgrade(), Refused) and "KEEPER=off" in str(found)
-    alone.succession.end()
+    alone.arrival.end()
     assert not alone.ties.asked
 
 
 def test_an_empty_ring(house: House) -> None:
     """A node that was killed before its first line has left none."""
     house.take(Handover(ring=Ring()))
-    assert house.succession.outcome is None
+    assert house.arrival.outcome is None

@@ -11,19 +11,21 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
-from node.contract.keeper import Keeper as Contract
 from node.handover import keeper, ties
 from node.handover.keeper import FEW, VARIABLE, VERSION, Keeper, Node
 from node.handover.launch import words_of
 from node.handover.ties import ALIVE, ENDED, LOOK, Ties
 from scripts.staging.wait import until
+from tests.node.handover.test_keeper import Kept
 
 
 class Reading(Clock):
@@ -50,7 +52,6 @@ class Ends:
     def __init__(self) -> None:
         (self.ask, its_ask), (self.events, its_events) = pair(), pair()
         self.ties = Ties(its_ask, its_events)
-        self.contract: Contract = self.ties
         self._its = its_ask, its_events
 
     def close(self) -> None:
@@ -227,8 +228,8 @@ def test_what_is_left_over(served: Served, core: subprocess.Popen[bytes]) -> Non
     found.drop_leftover()
     assert core.wait(10) == -signal.SIGKILL
     assert not any(map(is_open, held)) and is_open(*taken)
-    # It is reaped later.
-    assert {*served.keeper.held} == {"taken", f"core/{core.pid}"} and served.keeper.unwanted == {core.pid}
+
+    assert {*served.keeper.held} == {"taken"} and not served.keeper.cores
     found.drop_leftover()
     for each in (one, *taken):
         os.close(each)
@@ -290,10 +291,10 @@ def test_a_core_is_started(ends: Ends) -> None:
 
 
 def test_a_late_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is skipped by the next request, and its descriptors are closed."""
+    """It is skipped by the next request: its descriptors are closed, and the core that was started for it is ended."""
     reading, writing = os.pipe()
     with monkeypatch.context() as inside:
-        inside.setattr(Ties._request, "__defaults__", (None, (), 0.01))
+        inside.setattr(Ties._request, "__defaults__", ((), 0.01))
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 ends.ties.spawn(["core"], {}, {})
@@ -303,11 +304,27 @@ def test_a_late_answer(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     ends.answer({"n": 3, "pid": 9}, [reading] * 3)
     found = ends.ties.spawn(["core"], {}, {})
     assert found.pid == 9 and inodes([found.pidfd]) == inodes([reading])
+    assert [ends.asked()["n"] for _ in range(3)] == [1, 2, 3]
+    assert [ends.asked(), ends.asked()] == [{"do": "forget", "pid": pid} for pid in (7, 8)] and ends.is_silent
     os.close(writing)
     # No end of the pipe to write to is left.
     assert os.read(reading, 1) == b""
     for each in (reading, found.pidfd, *found.outputs.values()):
         os.close(each)
+
+
+def test_a_core_that_is_started_late(tmp_path: Path) -> None:
+    """The node has given up on it by then: the keeper ends it."""
+    with ExitStack() as stack:
+        kept = Kept(tmp_path, stack)
+        node = kept.node()
+        node.up()
+        found, children = Ties(node.ask, node.events), psutil.Process(kept.process.pid).children
+        with kept.stopped(), pytest.raises(TimeoutError):
+            found._request("spawn", within=0.01, argv=["/bin/sleep", "100"], environment={}, targets=[])
+        until(lambda: len(children()) == 2, 10, "the core is started all the same")
+        found.put("name", [node.ask.fileno()])
+        until(lambda: [child.pid for child in children()] == [node.pid], 10, "it is ended")
 
 
 def test_many_threads(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""The steps of an upgrade: checked, waited for, rehearsed, and only then handed over."""
+"""The steps of an upgrade: checked, waited for, and only then handed over."""
 
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ class Node:
         self.updating = ""
         self.fault: Exception | None = None
 
+    @property
     def unsteady(self) -> str:
         return self.updating
 
-    async def rehearse(self) -> None:
-        self.asked.append("rehearse")
-        if self.fault:
-            raise self.fault
-
     async def succeed(self, _: Program, version: str) -> str:
         self.asked.append(version)
+        if self.fault:
+            raise self.fault
         return self.late.pop(0) if self.late else ""
 
     def refuse(self, reason: str) -> None:
@@ -52,7 +50,7 @@ class UpgradeTests(SynchronousTestCase):
         self.clock, self.node = Clock(), Node()
         self.lines = [KEPT, "txnode 2"]
         program = Program(("python", "twistd"), Path("none"))
-        self.upgrades = Upgrades(cast(Any, self.clock), self.node, program, self.run_program)
+        self.upgrades = Upgrades(cast(Any, self.clock), cast(Any, self.node), program, self.run_program)
 
     async def run_program(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         assert command
@@ -62,9 +60,9 @@ class UpgradeTests(SynchronousTestCase):
         ensureDeferred(self.upgrades.wanted())
 
     def test_the_steps(self) -> None:
-        """The rehearsal comes before the hand-over."""
+        """The version on disk is checked, and everything is left to it."""
         self.upgrade()
-        self.assertEqual(self.node.asked, ["rehearse", "txnode 2"])
+        self.assertEqual(self.node.asked, ["txnode 2"])
 
     def test_a_version_without_a_keeper(self) -> None:
         """There is no upgrade, as that version would not go on with what the keeper holds."""
@@ -82,24 +80,24 @@ class UpgradeTests(SynchronousTestCase):
         self.node.asked, self.node.updating, self.node.late = [], "", ["a Start came"] * 3
         self.upgrade()
         self.clock.pump([AGAIN, STEADY, AGAIN])
-        self.assertEqual(self.node.asked, [*["rehearse", "txnode 2"] * 3, "a Start came; ask again later"])
+        self.assertEqual(self.node.asked, [*["txnode 2"] * 3, "a Start came; ask again later"])
 
     def test_too_early(self) -> None:
-        """The next try is rehearsed again."""
+        """It is tried again later."""
         self.node.late = ["a Start came"]
         self.upgrade()
-        self.assertEqual(len(self.node.asked), 2)
+        self.assertEqual(self.node.asked, ["txnode 2"])
         self.clock.pump([AGAIN])
-        self.assertEqual(self.node.asked, ["rehearse", "txnode 2"] * 2)
+        self.assertEqual(self.node.asked, ["txnode 2"] * 2)
 
     def test_a_core_that_cannot_be_handed_over(self) -> None:
-        """There is no upgrade, and nothing is handed over."""
+        """There is no upgrade; another one may succeed."""
         self.node.fault = InvalidConfig("the core refuses it")
         self.upgrade()
-        self.assertEqual(self.node.asked, ["rehearse", "the core refuses it"])
+        self.assertEqual(self.node.asked, ["txnode 2", "the core refuses it"])
         self.node.fault, self.node.asked = None, []
         self.upgrade()
-        self.assertEqual(len(self.node.asked), 2)
+        self.assertEqual(self.node.asked, ["txnode 2"])
 
     def test_one_that_waits_for_an_update(self) -> None:
         """It checks and executes the version that is on disk by then."""
@@ -110,7 +108,7 @@ class UpgradeTests(SynchronousTestCase):
         self.assertEqual(self.node.asked, [])
         self.node.updating = ""
         self.clock.pump([LOOK])
-        self.assertEqual(self.node.asked, ["rehearse", "txnode 3"])
+        self.assertEqual(self.node.asked, ["txnode 3"])
 
     def test_a_second_one_joins_the_first(self) -> None:
         """Each caller gets the outcome, and may give up independently."""
@@ -123,7 +121,7 @@ class UpgradeTests(SynchronousTestCase):
         self.node.updating, self.node.fault = "", InvalidConfig("the core refuses it")
         self.clock.pump([LOOK])
         self.assertEqual(found, ["the core refuses it"] * 2)
-        self.assertEqual(self.node.asked, ["rehearse", "the core refuses it"])
+        self.assertEqual(self.node.asked, ["txnode 2", "the core refuses it"])
 
     def test_a_second_one_gets_the_fault_of_the_first(self) -> None:
         """The first one's error is in the log."""

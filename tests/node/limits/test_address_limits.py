@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
@@ -12,14 +11,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
 from node.base.waiting import Waiters
-from node.contract.connections import Address, Arrived, Live, SeesConnections
+from node.contract.connections import Address, Arrived, Live
+from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.events.users import TOGETHER
-from node.limits.address_events import AGAIN, AddressEvents
-from node.limits.address_limits import JUST_NOW, ROOM, TIDY, AddressLimits, notes
+from node.limits.address_limits import JUST_NOW, LATER, ROOM, SOON, TIDY, AddressLimits
 from node.limits.addresses import Grouping
-from node.limits.batches import LATER, SOON
-from node.limits.limits import NONE, Limit
+from node.limits.connections import Connections
+from node.limits.events import AGAIN, LimitEvents
+from node.limits.limits import Limit
+from tests.harness.limited import Given
 
 GRACE = 30.0
 
@@ -86,24 +87,21 @@ class Run:
 class CrowdTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.limits: dict[str, Limit] = {}
+        self.given = cast(Any, Given())
+        self.limits: dict[str, Limit] = self.given.limits
         self.reports: list[tuple[Kind, str, Mapping[str, object]]] = []
         self.run_, self.draining = Run(self.clock), Run(self.clock)
-        self.runs: Sequence[SeesConnections] = [self.run_, self.draining]
-        reactor: Any = self.clock
-        self.enforcer = AddressLimits(
-            reactor,
-            runs=lambda: self.runs,
-            limit_of=lambda key: self.limits.get(key, NONE),
-            events=AddressEvents(self, reactor, str.title),
-            grouping=Grouping(),
-            grace=GRACE,
-        )
+        self.connections = Connections(Generations(), self.given)
+        self.connections.runs = [self.run_, self.draining]
+        journal: Any = self
+        self.events = LimitEvents(journal, self.clock, self.given)
+        self.enforcer = AddressLimits(self.clock, self.given, self.connections, self.events, Grouping(), GRACE)
         self.run_.arrived = self.draining.arrived = self.enforcer.arrived
         self.enforcer.start()
 
     def tearDown(self) -> None:
         self.enforcer.stop()
+        self.events.close()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
@@ -219,7 +217,7 @@ class CrowdTests(SynchronousTestCase):
         self.assertEqual(self.connected(), {lives[0]})
         self.limits.clear()
         self.enforcer.changed(["ann"])
-        self.assertEqual(len(self.enforcer), 0)
+        self.assertEqual(len(self.enforcer._known), 0)
 
     def test_a_new_limit_holds_for_connected_users(self) -> None:
         for number in range(5):
@@ -292,10 +290,10 @@ class CrowdTests(SynchronousTestCase):
         self.let(1, *people)
         lives = [self.run_.connect(key, at(1)) for key in people]
         self.run_.connect("without", at(1))
-        self.assertEqual(len(self.enforcer), 50)
+        self.assertEqual(len(self.enforcer._known), 50)
         self.run_.close(*lives[1:])
         self.pass_time(2 * TIDY)
-        self.assertEqual(len(self.enforcer), 1)
+        self.assertEqual(len(self.enforcer._known), 1)
 
     def test_old_addresses_of_a_traveller_are_forgotten(self) -> None:
         """Under a high limit, with one connection at a time."""
@@ -321,9 +319,13 @@ class CrowdTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(found), {"ann": ["10.0.0.1", "10.0.0.2"]})
 
     def test_notes(self) -> None:
-        limit = Limit(addresses=1)
-        self.assertEqual(notes(NONE, ["a"], {"a": "why"}, blind=True), [])
-        self.assertEqual(notes(limit, ["b"], {"a": "why"}, blind=False), [])
-        explained = ["addresses are not enforced in inbound 'a': why"]
-        self.assertEqual(notes(limit, ["b", "a"], {"a": "why"}, blind=False), explained)
-        self.assertEqual(len(notes(dataclasses.replace(limit, quota=1), ["a"], {}, blind=True)), 1)
+        self.connections.blind = True
+        self.assertEqual(self.enforcer.notes("ann"), [])
+        self.let(1, "ann")
+        self.assertEqual(len(self.enforcer.notes("ann")), 1)
+        self.connections.blind = False
+        self.draining.unseen = {"a": "why"}
+        self.given.tags["ann"] = ("b",)
+        self.assertEqual(self.enforcer.notes("ann"), [])
+        self.given.tags["ann"] = ("b", "a")
+        self.assertEqual(self.enforcer.notes("ann"), ["addresses are not enforced in inbound 'a': why"])

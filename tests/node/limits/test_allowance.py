@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.limits.allowance import Allowance, Flow, News, Spent, pack, unpack
-from node.limits.meter import Meter
-from node.machine.interfaces import Carried
+from node.events.kinds import Kind
+from node.limits.allowance import Allowance, Flow, Spent, pack, unpack
+from node.machine.interfaces import Carried, Interfaces
 
 BYTES = st.builds(Carried, st.integers(0, 2**40), st.integers(0, 2**40))
 # Steps between two readings: an interface carries bytes, goes or comes; the machine or the node restarts.
@@ -23,6 +23,11 @@ STEPS = st.one_of(
 
 def moment(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+def read(**carried: Carried) -> Interfaces:
+    """A reading after one start of the machine."""
+    return Interfaces("boot", carried, frozenset())
 
 
 NOW = moment("2026-05-10T12:00:00")
@@ -55,7 +60,8 @@ class Machine:
 
     def read(self, spent: Spent) -> None:
         carried = {name: Carried(*both) for name, both in self.counters.items()}
-        spent.book(spent.meter.read(f"boot {self.boots}", carried, {"eth0", "eth1"}), NOW, 1)
+        interfaces = Interfaces(f"boot {self.boots}", carried, frozenset())
+        spent.book(spent.read(interfaces, {"eth0", "eth1"}), NOW, 1)
         self.unread = {}
 
 
@@ -84,17 +90,17 @@ def test_all_bytes_seen_are_counted_once(steps: Sequence[str | tuple[str, Carrie
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
 def test_a_counter_that_went_down(before: int, now: int) -> None:
     """It was reset, and only that direction of that interface."""
-    meter = Meter("boot", {"eth0": Carried(before, 5)})
-    moved = meter.read("boot", {"eth0": Carried(now, 6)}, {"eth0"})
+    spent = Spent(last=read(eth0=Carried(before, 5)))
+    moved = spent.read(read(eth0=Carried(now, 6)), {"eth0"})
     assert moved == Carried(now - before if now >= before else now, 1)
 
 
 def test_an_interface_that_counts_from_now_on() -> None:
     """The bytes that it carried before do not count."""
-    meter = Meter("boot", {"eth0": Carried(0, 0)})
-    meter.read("boot", {"eth0": Carried(1, 1), "wan": Carried(0, 0)}, {"eth0"})
-    meter.read("boot", {"eth0": Carried(1, 1), "wan": Carried(50, 50)}, {"eth0"})
-    assert meter.read("boot", {"eth0": Carried(1, 1), "wan": Carried(53, 54)}, {"wan"}) == (3, 4)
+    spent = Spent(last=read(eth0=Carried(0, 0)))
+    spent.read(read(eth0=Carried(1, 1), wan=Carried(0, 0)), {"eth0"})
+    spent.read(read(eth0=Carried(1, 1), wan=Carried(50, 50)), {"eth0"})
+    assert spent.read(read(eth0=Carried(1, 1), wan=Carried(53, 54)), {"wan"}) == (3, 4)
 
 
 def test_the_reset_day() -> None:
@@ -143,15 +149,15 @@ def test_reports() -> None:
     for moved in (79, 1, 5, 14, 1, 50):
         spent.book(Carried(moved, 0), NOW, 1)
         reports.append(spent.judge(allowance))
-    assert reports == [None, News.NEAR, None, None, News.OVER, None]
+    assert reports == [None, Kind.NODE_QUOTA_NEAR, None, None, Kind.NODE_QUOTA_OVER, None]
     assert spent.summary(allowance).closed
     assert spent.summary(allowance).resets_at == moment("2026-06-01")
     assert spent.judge(Allowance(1000)) is None
     assert not spent.over
-    assert spent.judge(allowance) is News.OVER
+    assert spent.judge(allowance) is Kind.NODE_QUOTA_OVER
     spent.book(Carried(99, 0), moment("2026-06-01T00:00:01"), 1)
     spent.book(Carried(101, 0), moment("2026-06-01T00:00:02"), 1)
-    assert spent.judge(allowance) is News.OVER
+    assert spent.judge(allowance) is Kind.NODE_QUOTA_OVER
 
 
 @given(
@@ -159,5 +165,5 @@ def test_reports() -> None:
 )
 def test_on_disk(spent: Spent, ahead: float) -> None:
     spent.ahead = ahead
-    spent.meter = Meter("boot", {"eth0": spent.carried})
+    spent.last = read(eth0=spent.carried)
     assert unpack(pack(spent)) == spent

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,14 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import MANY, REMEMBERED, Book, News, Report
+from node.events.kinds import Kind
+from node.limits.book import MANY, REMEMBERED, Book, Report
 from node.limits.count import EXPIRY, QUOTA, Count, is_due, next_change, restart_if_due
-from node.limits.defaults import Defaults
-from node.limits.limits import Limit, Period, Way
+from node.limits.limits import Defaults, Limit, Period, Way
 from node.traffic.ledger import Ledger
 from node.traffic.sums import Sums
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota
+from tests.harness.ledgers import pending as pending_rows
+from tests.harness.limited import Noted, new_book
 
 DAY = 86_400.0
 NOON = 1_800_014_400.0
@@ -49,7 +53,7 @@ def carried(name: str, up: int = 0, down: int = 0) -> Sums:
 
 def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
     clock = Clock()
-    book = Book(clock, defaults)
+    book = new_book(clock, defaults)
     book.install(own, {*own, *users})
     return book, clock
 
@@ -57,11 +61,11 @@ def book_of(own: Mapping[str, bytes], *users: str, defaults: Defaults | None = N
 def test_a_used_up_quota_bars_until_there_is_more() -> None:
     book, _ = book_of({"ann": quota(100), "bob": quota(100)})
     book.book(carried("ann", 30, 60))
-    assert book.news == [Report(News.NEAR, "ann", QUOTA)] and not book.off
+    assert book.news == [Report(Kind.LIMIT_NEAR, "ann", QUOTA)] and not book.off
     book.book(carried("ann", 10))
-    assert book.off == {"ann"} and book.news[1:] == [Report(News.CUT, "ann", QUOTA)]
+    assert book.off == {"ann"} and book.news[1:] == [Report(Kind.LIMIT_CUT, "ann", QUOTA)]
     book.override("ann", quota(200))
-    assert not book.off and book.news[2:] == [Report(News.BACK, "ann", "")]
+    assert not book.off and book.news[2:] == [Report(Kind.LIMIT_BACK, "ann", "")]
     assert book.left("ann") == 100 and book.left("bob") == 100
 
 
@@ -104,7 +108,7 @@ def test_expiry() -> None:
     clock.now += 0.1
     book.judge_due()
     assert book.off == {"ann"}
-    assert set(book.news) == {Report(News.CUT, "ann", EXPIRY), Report(News.REACHED, "bob", EXPIRY)}
+    assert set(book.news) == {Report(Kind.LIMIT_CUT, "ann", EXPIRY), Report(Kind.LIMIT_REACHED, "bob", EXPIRY)}
 
 
 def test_a_count_has_a_name() -> None:
@@ -129,16 +133,16 @@ def test_the_last_change_holds() -> None:
     own = {"ann": quota(100)}
     book, _ = book_of(own)
     book.override("ann", quota(50))
-    assert book.limit_of("ann").quota == 50
+    assert book.in_force.of("ann").quota == 50
     book.install(dict(own), {"ann"})
-    assert book.limit_of("ann").quota == 50
+    assert book.in_force.of("ann").quota == 50
     book.install({"ann": quota(70)}, {"ann"})
-    assert book.limit_of("ann").quota == 70
+    assert book.in_force.of("ann").quota == 70
     book.install(dict(own), {"ann"})
-    assert book.limit_of("ann").quota == 100
+    assert book.in_force.of("ann").quota == 100
     book.override("ann", quota(50))
     book.install({}, {"ann"})
-    assert not book.limit_of("ann").any
+    assert not book.in_force.of("ann").any
 
 
 def test_a_removed_user_keeps_their_usage() -> None:
@@ -163,7 +167,7 @@ def test_defaults_are_for_users_without_limits() -> None:
     book, _ = book_of({"ann": quota(0)}, "bob", defaults=defaults)
     book.book(carried("ann", 100))
     book.book(carried("bob", 100))
-    assert book.off == {"bob"} and [*book.limited()] == ["bob"]
+    assert book.off == {"bob"} and [*book.in_force.limited()] == ["bob"]
 
 
 def test_a_new_period_of_a_default_quota() -> None:
@@ -245,13 +249,9 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
         self._node()
 
     def _node(self) -> None:
-        self.book, self.ledger = Book(self.clock), Ledger()
-        self.ledger.booked = self._booked
+        self.book, self.ledger = new_book(self.clock), Ledger()
         self.book.restore([(key, packed) for key, packed in self.disk.items() if packed is not None])
         self.book.install(self.own, {*NAMES})
-
-    def _booked(self, moved: Sums) -> None:
-        self.book.book(moved)
 
     def _begin(self, name: str, size: int, since: int, used: int) -> None:
         if not size:
@@ -271,9 +271,9 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
             for name, both in self.core.items()
             for way, value in zip(DIRECTIONS, both, strict=True)
         }
-        last = {row.name: sum(row.both) for row in self.ledger.all(Scope.USER)}
-        self.ledger.book(self.run, reading)
-        for row in self.ledger.all(Scope.USER):
+        last = {row.name: sum(row.both) for row in pending_rows(self.ledger, Scope.USER)}
+        self.book.book(self.ledger.book(self.run, reading).get(Scope.USER, Sums()))
+        for row in pending_rows(self.ledger, Scope.USER):
             self.seen[row.name] += sum(row.both) - last.get(row.name, 0)
 
     @rule(delivered=st.booleans())
@@ -317,7 +317,7 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
     @invariant()
     def used_is_what_was_seen(self) -> None:
         for name in NAMES:
-            limit, count = self.book.limit_of(name), self.book.count_of(name)
+            limit, count = self.book.in_force.of(name), self.book.count_of(name)
             if limit.quota:
                 assert count is not None
                 assert count.used(limit.way) == self.seen[name]
@@ -351,7 +351,8 @@ def test_a_whole_set_moves_users_to_other_inbounds() -> None:
     """The limits there hold at once: a barred user is in, a user with a quota now is counted."""
     inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
     defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
-    book = Book(clock, defaults, inbounds.__getitem__)
+    desired: Any = SimpleNamespace(roster=SimpleNamespace(tags_of=inbounds.__getitem__))
+    book = new_book(clock, defaults, desired)
     book.install({}, {*NAMES})
     book.override("bob", until(NOON + 5))
     book.override("bob", None)
@@ -396,7 +397,7 @@ def test_a_clock_that_was_slow() -> None:
     clock.now = 60.0
     book.judge_all_again()
     book.judge_due()
-    restarted = Book(clock)
+    restarted = new_book(clock)
     restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
     restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
     clock.now = NOON + 10
@@ -418,7 +419,7 @@ def test_saved_records_may_be_loaded_late() -> None:
     assert not book.off
     book.restore(left.items())
     assert book.off == {"ann"} and book.left("ann") == -10 and "ann" in book.dirty
-    assert book.news == [Report(News.CUT, "ann", QUOTA)]
+    assert book.news == [Report(Kind.LIMIT_CUT, "ann", QUOTA)]
 
 
 def test_a_late_record_bars_its_user() -> None:
@@ -427,7 +428,7 @@ def test_a_late_record_bars_its_user() -> None:
     left = {key: packed for key, packed in before.everything().items() if packed}
     book, _ = book_of({}, "ann")
     book.restore(left.items())
-    assert book.off == {"ann"} and book.news == [Report(News.CUT, "ann", EXPIRY)]
+    assert book.off == {"ann"} and book.news == [Report(Kind.LIMIT_CUT, "ann", EXPIRY)]
 
 
 def test_a_late_record_of_another_period_is_dropped() -> None:
@@ -449,19 +450,19 @@ def test_a_whole_set_is_judged_in_parts() -> None:
     own = dict.fromkeys(names, until(NOON + 5))
     before, _ = book_of({"user1": until(NOON - 5)})
     clock = Clock()
-    book = Book(clock)
+    noted = Noted()
+    book = new_book(clock, watcher=noted)
     book.restore((key, packed) for key, packed in before.everything().items() if packed)
-    asked = list[str]()
-    book.changed = asked.extend
     clock.now += 5
     assert book.install(own, own.keys()) == {"user1"}
     assert book.next_turn <= clock.now
     # Bytes of a user who is not judged yet.
     book.book(carried("user2", 1))
+    assert {*noted.keys} == {"user1"}
     while book.judge_due(100):
         assert book.summary().limited == MANY + 1
         assert book.summary().off_expired == len(book.off)
-    assert book.off == {*names} == {*asked} and book.next_turn == math.inf
+    assert book.off == {*names} == {*noted.keys} and book.next_turn == math.inf
 
 
 def test_near_is_current() -> None:

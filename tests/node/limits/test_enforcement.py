@@ -11,14 +11,17 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
+from node.contract.generations import Generations
 from node.events.kinds import Kind
-from node.limits.book import Book
-from node.limits.defaults import Defaults
+from node.limits.connections import Connections
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
+from node.limits.limits import Defaults
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
 from protos.service_pb2 import Limits, Quota
+from tests.harness.limited import new_book
+from tests.harness.paced import HERE
 
 
 class World:
@@ -30,13 +33,20 @@ class World:
         self.fault: Exception | None = None
         self.kept: dict[str, bytes | None] = {}
         self.reports: list[tuple[Kind, object]] = []
-        self.read: list[Wanted] = []
+        self.reads: list[Wanted] = []
         self.slow = 0.0
-        self.book = Book(lambda: 1e9 + self.clock.seconds(), defaults)
-        around: Any = self.clock, self.book, self, self, LimitEvents(self, self.clock, str)
-        self.enforcement = Enforcement(
-            *around, read=self.reading, save=lambda: None, may_carry=lambda _: True, interval=10.0
-        )
+        self.interval = 10.0
+        self.book = new_book(lambda: 1e9 + self.clock.seconds(), defaults)
+        connections = Connections(Generations(), self.book.in_force)
+        # The users may be connected.
+        connections.blind = True
+        this: Any = self
+        self.events = LimitEvents(this, self.clock, self.book.in_force)
+        self.enforcement = Enforcement(this.clock, self.book, connections, this, this, this, self.events)
+
+    def stop(self) -> None:
+        self.enforcement.stop()
+        self.events.close()
 
     async def in_turn(self) -> None:
         pass
@@ -49,8 +59,11 @@ class World:
     async def flush(self) -> None:
         pass
 
-    async def reading(self, wanted: Wanted) -> None:
-        self.read.append(wanted)
+    def save_changed(self) -> None:
+        pass
+
+    async def read(self, *, wanted: Wanted) -> None:
+        self.reads.append(wanted)
         await deferLater(self.clock, self.slow)
 
     def limits(self, records: Mapping[str, bytes | None]) -> None:
@@ -68,7 +81,7 @@ class EnforcementTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.world = World()
         self.world.enforcement.start()
-        self.addCleanup(self.world.enforcement.stop)
+        self.addCleanup(self.world.stop)
 
     def pass_by(self, seconds: float) -> None:
         self.world.clock.pump([TICK / 2] * int(seconds / (TICK / 2)))
@@ -103,13 +116,13 @@ class EnforcementTests(SynchronousTestCase):
         """Sooner than the regular reading, and not when they are barred."""
         self.world.say(ann=Limits(bytes=Quota(bytes=2**26)))
         self.pass_by(4)
-        self.assertTrue(self.world.read)
+        self.assertTrue(self.world.reads)
         self.world.enforcement.booked(Sums({}, {"ann": 2**26}))
         self.pass_by(1)
         self.assertEqual(self.world.off, [{"ann"}])
-        count = len(self.world.read)
+        count = len(self.world.reads)
         self.pass_by(20)
-        self.assertEqual(len(self.world.read), count)
+        self.assertEqual(len(self.world.reads), count)
 
     def test_the_reactor_gets_turns_between_many_users(self) -> None:
         """All are judged, saved and reported, but not in one turn."""
@@ -136,12 +149,12 @@ class EnforcementTests(SynchronousTestCase):
         """The next regular reading would be too late."""
         world = World(Defaults(Limits(bytes=Quota(bytes=10**7))))
         world.enforcement.start()
-        self.addCleanup(world.enforcement.stop)
+        self.addCleanup(world.stop)
         world.book.install({}, {"ann"})
-        world.enforcement.arrived("ann")
-        world.enforcement.arrived("somebody else")
+        world.enforcement.arrived("ann", HERE)
+        world.enforcement.arrived("somebody else", HERE)
         world.clock.pump([TICK / 2] * 4)
-        self.assertTrue(world.read)
+        self.assertTrue(world.reads)
         self.assertIsNone(world.book.count_of("somebody else"))
 
     def set(self, *names: str, addresses: int) -> None:
@@ -149,7 +162,7 @@ class EnforcementTests(SynchronousTestCase):
         ensureDeferred(self.world.enforcement.override(dict.fromkeys(names, word))).addErrback(self.fail)
 
     def addresses(self, name: str) -> int:
-        return self.world.book.limit_of(name).addresses
+        return self.world.book.in_force.of(name).addresses
 
     def test_of_overlapping_overrides_the_last_holds(self) -> None:
         """However long they take to come into force."""

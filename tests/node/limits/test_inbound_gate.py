@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
 from node.contract.generations import Generations
-from node.limits.inbound_gate import InboundGate
+from node.limits.node_quota import InboundGate
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 

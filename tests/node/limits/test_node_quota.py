@@ -21,19 +21,6 @@ from tests.node.limits.test_inbound_gate import Closable
 BEGAN = datetime(2026, 5, 31, 23, 0, tzinfo=UTC).timestamp()
 
 
-def used(own: NodeQuotaLimit) -> NodeQuota | None:
-    """What `info` has of the quota, if there is one."""
-    info = BaseInfoResponse()
-    own.summary(info)
-    return info.limits.node if info.limits.HasField("node") else None
-
-
-def quota(own: NodeQuotaLimit) -> NodeQuota:
-    found = used(own)
-    assert found is not None
-    return found
-
-
 class OwnLimitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock: Any = Clock()
@@ -49,13 +36,11 @@ class OwnLimitTests(SynchronousTestCase):
     def node(self, allowance: Allowance) -> NodeQuotaLimit:
         """Start a node, with the record of the one before."""
         own = NodeQuotaLimit(
-            *(self.clock, allowance, self.generations, self, self),  # type: ignore[arg-type]
-            interval=10,
-            read=lambda: Interfaces("boot", dict(self.carried), self.devices),
-            now=lambda: BEGAN + self.clock.seconds(),
+            *(self.clock, allowance, self.generations, self, self, 10),  # type: ignore[arg-type]
+            lambda: (BEGAN + self.clock.seconds(), Interfaces("boot", dict(self.carried), self.devices)),
         )
         own.start()
-        own.restore(Saved(limits=tuple(self.kept.items())))
+        own.restore(Saved(limits=(*self.kept.items(),)))
         self.addCleanup(own.stop)
         return own
 
@@ -74,6 +59,13 @@ class OwnLimitTests(SynchronousTestCase):
         self.carried[name] = Carried(before.received + count, before.sent)
         self.clock.advance(1)
 
+    def quota(self, own: NodeQuotaLimit) -> NodeQuota:
+        """The usage that `info` has."""
+        info = BaseInfoResponse()
+        own.summary(info)
+        self.assertTrue(info.limits.HasField("node"))
+        return info.limits.node
+
     @property
     def kinds(self) -> list[Kind]:
         return [kind for kind, _ in self.reports]
@@ -82,7 +74,9 @@ class OwnLimitTests(SynchronousTestCase):
         """Nothing is read, reported or written."""
         own = self.node(Allowance())
         self.carry(10**9)
-        self.assertEqual((used(own), own.warnings, self.reports, self.writes), (None, [], [], 0))
+        info = BaseInfoResponse()
+        own.summary(info)
+        self.assertEqual((info, own.warnings, self.reports, self.writes), (BaseInfoResponse(), [], [], 0))
         self.assertEqual((self.clock.getDelayedCalls(), everything(own).limits), ([], {}))
 
     def test_a_smaller_quota_in_another_month(self) -> None:
@@ -105,12 +99,12 @@ class OwnLimitTests(SynchronousTestCase):
         self.assertEqual(
             self.reports[-1][1], {"bytes": 1000, "used": 1000, "resets_at": int(BEGAN) + 3600, "closed": True}
         )
-        self.assertEqual((quota(own).used, quota(own).closed), (1000, True))
+        self.assertEqual((self.quota(own).used, self.quota(own).closed), (1000, True))
         self.assertIn("takes no new connections", own.warnings[0])
         self.assertEqual(self.core.done[-1], "closed")
         self.clock.advance(3600)
         self.assertEqual(self.kinds[2:], [Kind.NODE_QUOTA_BEGUN])
-        self.assertEqual((quota(own).used, quota(own).closed, own.warnings), (0, False, []))
+        self.assertEqual((self.quota(own).used, self.quota(own).closed, own.warnings), (0, False, []))
         self.assertEqual(self.core.done[-1], "opened")
 
     def test_action_warn(self) -> None:
@@ -128,11 +122,11 @@ class OwnLimitTests(SynchronousTestCase):
         self.core = Closable()
         self.generations.adopt(self.core)
         own = self.node(Allowance(1000, closes=True))
-        self.assertEqual((quota(own).used, self.core.done[0]), (1100, "closed"))
+        self.assertEqual((self.quota(own).used, self.core.done[0]), (1100, "closed"))
         own.stop()
         raised = self.node(Allowance(2000, closes=True))
         self.carry(900)
-        self.assertEqual((quota(raised).used, quota(raised).closed), (2000, True))
+        self.assertEqual((self.quota(raised).used, self.quota(raised).closed), (2000, True))
 
     def test_a_crash_forgets_nothing(self) -> None:
         """The kernel knows what moved since the last record, which is written every ten seconds."""
@@ -141,7 +135,7 @@ class OwnLimitTests(SynchronousTestCase):
             self.carry(7)
         self.assertEqual(self.writes, 3)
         again = self.node(Allowance(10**6))
-        self.assertEqual((quota(own).used, quota(again).used), (175, 175))
+        self.assertEqual((self.quota(own).used, self.quota(again).used), (175, 175))
 
     def test_which_interfaces_count(self) -> None:
         """Hardware; without any, all but loopback; or those that are named, even if one is missing."""
@@ -150,7 +144,7 @@ class OwnLimitTests(SynchronousTestCase):
         own = self.node(Allowance(1000, interfaces=("lo", "wan")))
         self.carry(30, "eth0")
         self.carry(20, "lo")
-        self.assertEqual(quota(own).used, 20)
+        self.assertEqual(self.quota(own).used, 20)
         self.assertEqual(own.warnings, ["NODE_QUOTA_INTERFACE: there is no interface wan"])
 
     def test_the_real_counters(self) -> None:

@@ -8,9 +8,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.contract.generations import Generations
+from node.limits.connections import Connections
 from node.limits.limits import NONE, Limit
 from node.limits.new_connections import KNOWN, TURN
 from node.limits.pacer import EVERYBODY, GATHER, TICK, Pacer
+from tests.harness.limited import Given
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 from tests.harness.paced import HERE, PacedGeneration
 
@@ -21,9 +23,10 @@ TEN, FIVE = Limit(down=10_000_000), Limit(down=5_000_000)
 class PacerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = cast(Any, Clock())
-        self.limits: dict[str, Limit] = {}
+        given: Any = Given()
+        self.limits: dict[str, Limit] = given.limits
         self.generations = Generations()
-        self.pacer = Pacer(self.clock, self.generations, lambda key: self.limits.get(key, NONE))
+        self.pacer = Pacer(self.clock, given, Connections(self.generations, given))
         self.run_ = self.runs("anna", "bert", "carl")
         self.pacer.start()
         self.clock.advance(0)
@@ -212,7 +215,7 @@ class PacerTests(SynchronousTestCase):
         self.assertEqual(len(run.looks), looks)
 
     def test_the_reactor_gets_turns_between_many_users(self) -> None:
-        keys = [str(number) for number in range(3 * TURN)]
+        keys = [str(number) for number in range(3 * TURN + 1)]
         self.limits |= dict.fromkeys(keys, TEN)
         run = self.runs(*keys)
         turns: list[float] = []

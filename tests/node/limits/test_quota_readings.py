@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from twisted.internet.task import Clock
 
+from node.limits.limits import Limit
 from node.limits.quota_readings import QuotaReadings
 from node.traffic.readings import Wanted
 
 INTERVAL = 10.0
 
 
+class World:
+    """One user, ann, with a quota of which `remaining` bytes are left."""
+
+    def __init__(self, quota: int, remaining: int) -> None:
+        self.clock = Clock()
+        self.reads = list[float]()
+        self.quota = quota
+        self.remaining = remaining
+        self.interval = INTERVAL
+        self.off = set[str]()
+        self.blind = True
+        self.in_force = self
+        this: Any = self
+        self.readings = QuotaReadings(self.clock, this, this, this)
+
+    def left(self, _: str) -> int:
+        return self.remaining
+
+    def of(self, _: str) -> Limit:
+        return Limit(quota=self.quota)
+
+    async def read(self, *, wanted: Wanted) -> None:
+        assert wanted is not None
+        self.reads.append(self.clock.seconds())
+
+
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 1.0])
 def test_reconnecting_does_not_delay_the_reading(seconds: float) -> None:
-    clock, read = Clock(), list[float]()
-
-    async def note(_: Wanted) -> None:
-        read.append(clock.seconds())
-
-    readings = QuotaReadings(
-        clock, budget=lambda _: (10**6, 10**6), may_carry=lambda _: True, read=note, interval=INTERVAL
-    )
-    while clock.seconds() < INTERVAL / 2:
-        readings.look_at("ann")
-        clock.advance(seconds)
+    world = World(10**6, 10**6)
+    while world.clock.seconds() < INTERVAL / 2:
+        world.readings.look_at("ann")
+        world.clock.advance(seconds)
     # Otherwise they are read every 0.15 s or so.
-    assert len(read) >= min(INTERVAL / 2 / seconds, 25) - 1
-    readings.stop()
+    assert len(world.reads) >= min(INTERVAL / 2 / seconds, 25) - 1
+    world.readings.stop()
 
 
 def test_a_user_with_much_left_is_not_read_early() -> None:
-    clock, left = Clock(), [10**6]
-
-    async def note(_: Wanted) -> None:
-        raise AssertionError
-
-    readings = QuotaReadings(
-        clock, budget=lambda _: (10**12, left[0]), may_carry=lambda _: True, read=note, interval=INTERVAL
-    )
-    readings.look_at("ann")
-    left[0] = 10**12
-    readings.look_at("ann")
-    clock.advance(INTERVAL)
-    assert not len(readings)
+    world = World(10**12, 10**6)
+    world.readings.look_at("ann")
+    world.remaining = 10**12
+    world.readings.look_at("ann")
+    world.clock.advance(INTERVAL)
+    assert not world.reads and not world.clock.getDelayedCalls()

@@ -39,7 +39,6 @@ def test_without_systemd_nothing_happens() -> None:
         with capturedLogs() as logged:
             notifier.ready()
             notifier.watchdog()
-            notifier.status("x")
             notifier.stopping()
         assert (notifier.address, notifier.watchdog_interval, logged) == (None, None, [])
 
@@ -105,8 +104,8 @@ class SystemdTests(SynchronousTestCase):
         service = self.service()
         service.start()
         self.assertEqual(self.listener.heard(), [])
-        service.ready("REST 62051,\ngRPC 62050")
-        self.assertEqual(self.listener.heard(), ["STATUS=REST 62051, gRPC 62050", "READY=1", "WATCHDOG=1"])
+        service.begin()
+        self.assertEqual(self.listener.heard(), ["READY=1", "WATCHDOG=1"])
         self.clock.advance(14.9)
         self.assertEqual(self.listener.heard(), [])
         self.clock.pump([0.2, 15])

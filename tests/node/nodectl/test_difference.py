@@ -12,8 +12,8 @@ from drivers.credentials import shadowsocks_2022_key
 from node.backend.listing import _View
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable
-from node.nodectl.users import making
 from node.nodectl.users.difference import difference, proxies_of
+from node.nodectl.users.new_credentials import KEY_BYTES, new_proxies, new_tunnel
 from node.nodectl.users.rows import cells, missing, not_in, settled, state_of
 from protos import service_pb2 as pb
 
@@ -60,7 +60,7 @@ def test_what_differs() -> None:
         "same": 0,
     }
     assert [user.email for user in found.updates] == ["cid", "Ann", "bob", "dan"]
-    assert not found.updates[0].inbounds and found.there == 3 and not found.empty
+    assert not found.updates[0].inbounds and found.there == 3 and found.updates
 
 
 def test_empty_proxies_and_order_are_no_difference() -> None:
@@ -68,14 +68,14 @@ def test_empty_proxies_and_order_are_no_difference() -> None:
     full = person("ann", "p", "a", "b")
     full.proxies.vless.SetInParent()
     found = difference([person("ann", "p", "b", "a", "a")], rows(node_with(full)))
-    assert found.empty and found.same == 1
+    assert not found.updates and found.same == 1
     assert proxies_of(full.proxies).keys() == {"trojan"}
 
 
 def test_removed_users_who_are_still_leaving_do_not_count() -> None:
     """They are not removed again; if the file has them, they are added."""
     leaving = pb.ListedUser(name="ann", leaving=["a"], pending=True)
-    assert difference([], [leaving]).empty
+    assert not difference([], [leaving]).updates
     assert [user.email for user in difference([person("ann")], [leaving]).added] == ["ann"]
 
 
@@ -107,7 +107,7 @@ def test_an_applied_difference_leaves_none(before: list[pb.User], wanted: list[p
     for begin in range(0, len(updates), size):
         roster.put_all(updates[begin : begin + size])
     after = difference(wanted, rows(roster))
-    assert (after.empty, after.same) == (True, len(wanted))
+    assert (after.updates, after.same) == ([], len(wanted))
     assert {row.name for row in rows(roster)} == {user.email for user in wanted}
     assert found.same + len(found.changed) + len(found.added) == len(wanted)
 
@@ -158,7 +158,7 @@ def test_users_who_are_not_confirmed() -> None:
     found = not_in(
         [person("Ann"), person("bob"), person("cid")], [ROW, row(name="bob", confirmed=[], refused=["a: no"])]
     )
-    assert dict(found).keys() == {"bob", "cid"} and dict(found)["bob"] == "a: no"
+    assert found.keys() == {"bob", "cid"} and found["bob"] == "a: no"
     assert missing(["ANN", "x"], [ROW]) == ["x"]
 
 
@@ -167,17 +167,17 @@ def test_users_who_are_not_confirmed() -> None:
 
 def test_new_credentials() -> None:
     """VLESS and VMess share an id; the node uses a key of the right length as it is; no two are the same."""
-    for method, size in making.KEY_BYTES.items():
-        made = making.proxies("f", method)
+    for method, size in KEY_BYTES.items():
+        made = new_proxies("f", method)
         key = made.shadowsocks.password
         assert len(shadowsocks_2022_key(key, size)) == size
         assert base64.b64encode(shadowsocks_2022_key(key, size)).decode() == key
         assert made.shadowsocks.method == ""
     assert (made.vless.id, made.vless.flow) == (made.vmess.id, "f")
     assert made.trojan.password == made.hysteria.auth
-    assert making.proxies(method="aes-128-gcm").shadowsocks.method == "aes-128-gcm"
-    assert len({making.proxies().vless.id for _ in range(10)}) == 10
-    tunnel, private = making.tunnel(["10.0.0.2"])
+    assert new_proxies(method="aes-128-gcm").shadowsocks.method == "aes-128-gcm"
+    assert len({new_proxies().vless.id for _ in range(10)}) == 10
+    tunnel, private = new_tunnel(["10.0.0.2"])
     assert len(tunnel.public_key) == len(private) == 44 and tunnel.public_key != private
     assert list(tunnel.peer_ips) == ["10.0.0.2"]
 

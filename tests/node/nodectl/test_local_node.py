@@ -16,8 +16,9 @@ from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
 from node.base import env_file
 from node.keys import manage as keys
 from node.keys.keyfile import Scope
-from node.nodectl import certificates, cores, detect_core, local_node, setting
+from node.nodectl import cores, detect_core, local_node
 from node.nodectl.app import main
+from node.nodectl.commands import certificate
 from node.nodectl.exits import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
@@ -68,20 +69,20 @@ def installed(directory: Path, version: str) -> Path:
 )
 def test_writing_one_setting(before: str, after: str) -> None:
     """It is appended, or replaces the last occurrence; comments and other settings stay."""
-    assert setting.changed(before, "A", "/x") == after
+    assert local_node.with_setting(before, "A", "/x") == after
 
 
 def test_a_written_setting_is_read_back(tmp_path: Path) -> None:
     """Also with spaces and hashes; the mode of the file stays."""
     file = tmp_path / ".env"
     for value in ("/a b", "/a#b", "/a #b"):
-        setting.write(file, "A", value)
+        local_node.write_setting(file, "A", value)
         assert env_file.read(file.read_text()) == {"A": value}
     file.chmod(0o640)
-    setting.write(file, "A", "/b")
+    local_node.write_setting(file, "A", "/b")
     assert file.stat().st_mode & 0o777 == 0o640
     with pytest.raises(ValueError, match="cannot be written"):
-        setting.write(file, "A", "a\nB=1")
+        local_node.write_setting(file, "A", "a\nB=1")
 
 
 def test_links_in_a_directory_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_links_in_a_directory_of_others(tmp_path: Path, monkeypatch: pytest.Monk
     other.chmod(0o600)
     file.symlink_to(other)
     with pytest.raises(ValueError, match=r"is a link to .*other"):
-        setting.write(file, "A", "/b")
+        local_node.write_setting(file, "A", "/b")
     assert file.is_symlink() and other.read_text() == "SECRET=1\n"
     file.unlink()
     file.write_text("A=1\n")
@@ -106,7 +107,7 @@ def test_links_in_a_directory_of_others(tmp_path: Path, monkeypatch: pytest.Monk
         return target
 
     monkeypatch.setattr(Path, "replace", swapped)
-    setting.write(file, "A", "/b")
+    local_node.write_setting(file, "A", "/b")
     assert other.stat().st_mode & 0o777 == 0o600
 
 
@@ -163,7 +164,7 @@ def test_settings_of_a_running_node(place: Path, tmp_path_factory: pytest.TempPa
     with holding(place / "var", own, **given) as node:
         found = local_node.find(place, shell)
         assert (found.directory, found.file) == (own, own / ".env")
-        assert certificates.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
+        assert certificate.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
         node.kill()
     with holding(place / "var", own) as other:
         assert local_node.find(place, shell).directory == place

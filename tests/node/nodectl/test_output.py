@@ -9,13 +9,11 @@ import pytest
 from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
+from node.nodectl.commands.logs import LEVELS, Wanted, level, source
 from node.nodectl.exits import Exit, advice_for, code_of, together
-from node.nodectl.loglines import LEVELS, Wanted, level, source
-from node.nodectl.output import as_json, plain, print_json
-from node.nodectl.polling import Watched, busiest
-from node.nodectl.running import Outcome
-from node.nodectl.traffic import Bytes, Rate, by_name, rates
-from node.nodectl.units import size, span
+from node.nodectl.fleet import Outcome
+from node.nodectl.output import as_json, plain, print_json, size, span
+from node.nodectl.traffic import Bytes, Rate, Watched, busiest, by_name, rates
 from protos import service_pb2 as pb
 
 
@@ -114,9 +112,9 @@ def test_the_busiest_is_first() -> None:
     watched.take(Outcome("node", stats(anna=(0, 0), bert=(0, 10_000))), 0.0)
     assert [line.name for line in busiest([watched])] == ["bert", "anna"]
     watched.take(Outcome("node", stats(anna=(0, 500), bert=(0, 10_000))), 1.0)
-    assert [(line.name, line.rate.both) for line in busiest([watched])] == [("anna", 500.0), ("bert", 0.0)]
+    assert [(line.name, sum(line.rate)) for line in busiest([watched])] == [("anna", 500.0), ("bert", 0.0)]
     watched.take(Outcome("node", error=Unreachable("gone")), 2.0)
-    assert [(line.name, line.rate.both) for line in busiest([watched])] == [("bert", 0.0), ("anna", 0.0)]
+    assert [(line.name, sum(line.rate)) for line in busiest([watched])] == [("bert", 0.0), ("anna", 0.0)]
     assert watched.error is not None
 
 

@@ -7,10 +7,13 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from node.contract.keeper import Keeper
 from node.state.directory import StateDirectory, hash_name
 
 
@@ -176,3 +179,27 @@ def test_names_of_paths() -> None:
     assert hash_name(Path("/a")) == hash_name(Path("/a"))
     assert hash_name(Path("/a")) != hash_name(Path("/b"))
     assert len(hash_name(Path("/a"))) == 12
+
+
+def test_the_lock_is_held_for_the_next_node(tmp_path: Path) -> None:
+    """The keeper has it when the node has started, and the next node goes on with it."""
+
+    class Holding(Keeper):
+        held: ClassVar[dict[str, list[int]]] = {}
+
+        def put(self, name: str, descriptors: Sequence[int]) -> None:
+            self.held[name] = [os.dup(number) for number in descriptors]
+
+        def take(self, name: str) -> list[int]:
+            return self.held.pop(name, [])
+
+    keeper = Holding()
+    first = StateDirectory(tmp_path / "state", keeper)
+    first.start()
+    first.stop()
+    with pytest.raises(OSError, match="another node uses"):
+        StateDirectory(tmp_path / "state").claim()
+    second = StateDirectory(tmp_path / "state", keeper)
+    second.start()
+    second.stop()
+    os.close(keeper.held["lock"][0])

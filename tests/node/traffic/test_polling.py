@@ -280,7 +280,7 @@ class PollingTests(SynchronousTestCase):
         self.successResultOf(first)
         for _ in range(100):
             self.ask()
-        batches = [*self.traffic._readings._under_way.values(), *self.traffic._readings._next.values()]
+        batches = [*self.traffic._readings.under_way.values(), *self.traffic._readings._next.values()]
         self.assertLess(sum(len(batch.waiting) for batch in batches), 3)
 
     def test_whether_there_may_be_more(self) -> None:

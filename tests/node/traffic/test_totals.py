@@ -10,7 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.contract.counters import Row, Scope, counter_name
 from node.traffic.ledger import Ledger, SetAside
+from node.traffic.sums import Sums
 from node.traffic.totals import OTHERS, Totals
+from tests.harness.ledgers import pending as pending_rows
+from tests.harness.ledgers import put_aside
 
 EVERY = frozenset(Scope)
 Place = tuple[Scope, str, str]
@@ -62,7 +65,7 @@ class Lasting(RuleBasedStateMachine):
         for taken in self.replies:
             self.ledger.settle(taken, delivered)
             if delivered:
-                self.delivered += sums(rows_of(taken))
+                self.delivered += sums(put_aside(taken))
         self.replies.clear()
         self.save()
 
@@ -87,8 +90,8 @@ class Lasting(RuleBasedStateMachine):
 
     @invariant()
     def they_are_what_the_ledger_saw(self) -> None:
-        aside = [row for taken in self.replies for row in rows_of(taken)]
-        pending = [row for scope in Scope for row in self.ledger.all(scope)]
+        aside = [row for taken in self.replies for row in put_aside(taken)]
+        pending = [row for scope in Scope for row in pending_rows(self.ledger, scope)]
         assert +self.shown() == +(self.delivered + sums(aside) + sums(pending))
 
     def save(self) -> None:
@@ -102,14 +105,10 @@ class Lasting(RuleBasedStateMachine):
 LastingTests = Lasting.TestCase
 
 
-def rows_of(taken: SetAside) -> list[Row]:
-    return [Row(taken.scope, key, *both) for key, both in taken.rows.items()]
-
-
 def test_only_what_is_asked_for_is_kept() -> None:
     """Totals of users cost memory and disk: they are kept only if an operator wants them."""
     totals = Totals()
-    totals.book([(Scope.USER, "ann", True, 5), (Scope.INBOUND, "in", False, 3), (Scope.INBOUND, "idle", False, 0)])
+    totals.book({Scope.USER: Sums({}, {"ann": 5}), Scope.INBOUND: Sums({"in": 3, "idle": 0})})
     assert totals.all(Scope.USER) == []
     assert totals.all(Scope.INBOUND) == [Row(Scope.INBOUND, "in", 3, 0), Row(Scope.INBOUND, "idle", 0, 0)]
     assert totals.changes() == [Row(Scope.INBOUND, "in", 3, 0)]
@@ -120,7 +119,7 @@ def test_names_have_a_bound() -> None:
     """Invented tags do not make more series than this; their bytes are still counted, and no series decreases."""
     totals = Totals(EVERY, dict.fromkeys(Scope, 2))
     for number in range(4):
-        totals.book([(Scope.USER, f"u{number}", True, 10)])
+        totals.book({Scope.USER: Sums({}, {f"u{number}": 10})})
     assert totals.all(Scope.USER)[:2] == [Row(Scope.USER, "u0", 0, 10), Row(Scope.USER, "u1", 0, 10)]
     assert totals.all(Scope.USER)[2:] == [Row(Scope.USER, OTHERS, 0, 20)]
     totals.changes()

@@ -11,7 +11,7 @@ import pytest
 
 from node.updates import installed
 from node.updates.installed import holds, installation, pack
-from node.updates.jobs import Refused
+from node.updates.record import Refused
 
 VERSION = "1.0.0"
 

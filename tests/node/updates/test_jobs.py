@@ -14,17 +14,16 @@ from twisted.internet.task import Clock
 from node import __version__
 from node.base.errors import InvalidRequest, NodeError, ShuttingDown, size
 from node.base.logs import LogRing
-from node.contract.choices import Choices
-from node.updates.chosen import Record
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
 from node.updates.policy import Policy, Sources
-from node.updates.updates import GEO, NODE, Updates
+from node.updates.program import Program
+from node.updates.record import Record
+from node.updates.replaceable import Kit
+from node.updates.tool import Tool
+from node.updates.trial import Trial
+from node.updates.updates import GEO, LOOK, NODE, Updates
 from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
-
-
-async def nothing(*_: object, **__: object) -> str:
-    return ""
 
 
 def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: Any) -> Updates:
@@ -34,24 +33,12 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     async def never(*_: object, **__: object) -> Any:
         await Deferred()
 
-    return Updates(
-        pooled(clock),
-        directory,
-        kept=directory / "kept",
-        ring=LogRing(cast(Any, clock), 100),
-        journal=cast(Any, SimpleNamespace(tell=lambda *_, **__: None)),
-        policy=Policy(programs=True, **policy),
-        sources=Sources(),
-        drivers={pb.XRAY: cast(Any, SimpleNamespace(name="xray"))},
-        runner=cast(Any, None),
-        record=Record(directory / "chosen"),
-        choices=Choices(),
-        run=cast(Any, never),
-        environment={},
-        test=nothing,
-        become=nothing,
-        now=now,
-    )
+    nothing = cast(Any, None)
+    record = Record(directory / "chosen")
+    kit = Kit(pooled(clock), directory, Tool(never, {}), Trial(clock, nothing), record, now)
+    drivers: dict[int, Any] = {pb.XRAY: cast(Any, SimpleNamespace(name="xray"))}
+    program = Program(kit, directory / "kept", "", nothing)
+    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources())
 
 
 def got(found: Updates) -> Sequence[pb.Job]:
@@ -69,8 +56,8 @@ def test_a_job_that_waited_is_not_done(tmp_path: Path) -> None:
     first = pb.Job(id="1", kind=NODE, state="running", after=__version__)
     left(tmp_path, first, pb.Job(id="2", kind=NODE, subject="txnode 9.9.9", state="waiting"))
     found = updates(tmp_path)
-    found.load()
-    found.begin("")
+    found.start()
+    found.settle("")
     ended = got(found)
     assert [(job.id, job.state, job.after) for job in ended] == [("1", "done", __version__), ("2", "failed", "")]
 
@@ -91,8 +78,8 @@ def test_another_build_of_the_same_version(
     left(tmp_path, pb.Job(id="1", kind=NODE, state="running", after=__version__))
     found = updates(tmp_path)
     monkeypatch.setattr(found._program, "is_installed", lambda version: on_disk)
-    found.load()
-    found.begin(outcome)
+    found.start()
+    found.settle(outcome)
     ended, *more = got(found)
     assert ended.state == state and ended.text == (outcome or ended.text)
     assert [job.subject for job in more] == ([] if state == "done" else [f"txnode {__version__} back on disk"])
@@ -160,9 +147,24 @@ def test_unknown_fields_make_no_difference(tmp_path: Path) -> None:
 def test_a_clock_that_was_ahead_does_not_delay_lists(tmp_path: Path) -> None:
     """The last check has a time in the future, from a machine whose clock was wrong at its start."""
     found = updates(tmp_path, lists_every=86_400.0)
-    found._record.looked = 4e9
+    found._kit.record.looked = 4e9
     found._look()
     assert [job.kind for job in got(found)] == [GEO]
+
+
+def test_a_check_for_lists_that_fails_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it succeeds again, or nothing is due."""
+    found = updates(tmp_path, lists_every=86_400.0)
+    found.start()
+    found.settle(None)
+    assert found.warnings == []
+    monkeypatch.setattr(found, "_asked", 0.0)
+    monkeypatch.setattr(found, "geo", lambda _: 1 / 0)
+    clock = cast(Clock, found._kit.reactor)
+    clock.advance(LOOK)
+    assert "checking for newer geo files failed: ZeroDivisionError" in found.warnings[0]
+    clock.advance(LOOK)
+    assert found.warnings == []
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -194,7 +196,7 @@ def test_a_stopping_node_waits_for_cleanup(tmp_path: Path) -> None:
             done.append("put back")
 
     job = found.ask(NODE, "txnode", b"", work)
-    closed = ensureDeferred(found.close())
+    closed = ensureDeferred(found.stop())
     assert not closed.called
     moment.callback(None)
     assert closed.called and done == ["put back"] and job.state == "failed"

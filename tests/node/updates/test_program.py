@@ -19,6 +19,13 @@ from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
 
 
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """The directory of the node's wheels."""
+    (tmp_path / "node").mkdir()
+    return tmp_path / "node"
+
+
 class Disk:
     """Records the programs that are run, each by its last argument; `pip` waits for its result."""
 
@@ -29,8 +36,9 @@ class Disk:
         monkeypatch.setattr(program, "installation", lambda kept: (directory, None))
         monkeypatch.setattr(program, "require_writable", lambda place: None)
         monkeypatch.setattr(program, "pack", self._pack)
-        parts: tuple[Any, ...] = (directory, directory / "kept", self, "http://127.0.0.1", self._test, self._well)
-        self.program = Program(pooled(Clock()), *parts)
+        kit: Any = SimpleNamespace(reactor=pooled(Clock()), tool=self, directory=directory.parent)
+        self.upgrades = SimpleNamespace(test=self._test, wanted=self._well)
+        self.program = Program(kit, directory / "kept", "http://127.0.0.1", cast(Any, self.upgrades))
         self.refused = ""
 
     @staticmethod
@@ -47,8 +55,8 @@ class Disk:
             raise CoreFailed(self.refused)
         return ""
 
-    async def bring(self, step: Step, *words: str) -> Path:
-        wheel = Path(words[words.index("--into") + 1], "next.whl")
+    async def bring(self, step: Step, kind: str, into: Path, **_: object) -> Path:
+        wheel = into / "next.whl"
         wheel.parent.mkdir(parents=True, exist_ok=True)
         wheel.touch()
         return wheel
@@ -64,13 +72,13 @@ class Disk:
         return await self.pip[-1]
 
     def update(self) -> Deferred[None]:
-        jobs = SimpleNamespace(report=lambda job: None, kept=self._well)
+        jobs = SimpleNamespace(report=lambda job: None, save=self._well)
         return ensureDeferred(self.program.update("1.0.1", "0" * 64, Step(pb.Job(), cast(Any, jobs))))
 
 
-def test_an_installation_that_fails_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_that_fails_is_put_back(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip restores files itself unless it is killed. If restoring fails as well, the error reports it."""
-    disk = Disk(tmp_path, monkeypatch)
+    disk = Disk(wheels, monkeypatch)
     failed = disk.update()
     disk.pip[0].errback(CoreFailed("pip was killed"))
     assert disk.ran == ["next.whl", "before.whl"]
@@ -80,9 +88,9 @@ def test_an_installation_that_fails_is_put_back(tmp_path: Path, monkeypatch: pyt
     assert "pip was killed" in reasons[0].value.text and "No space left" in reasons[0].value.text
 
 
-def test_pip_is_not_cancelled_when_the_node_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_is_not_cancelled_when_the_node_stops(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node waits for it: a half-installed node would not start."""
-    disk = Disk(tmp_path, monkeypatch)
+    disk = Disk(wheels, monkeypatch)
     update, reasons = disk.update(), list[Any]()
     update.addErrback(reasons.append)
     update.cancel()
@@ -93,11 +101,11 @@ def test_pip_is_not_cancelled_when_the_node_stops(tmp_path: Path, monkeypatch: p
     assert reasons[0].check(CancelledError)
 
 
-def test_a_node_that_stops_before_its_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_stops_before_its_upgrade(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The upgrade may wait for minutes: the next start must not run a version that was reported as failed."""
-    disk = Disk(tmp_path, monkeypatch)
+    disk = Disk(wheels, monkeypatch)
     waiting: Deferred[str] = Deferred()
-    monkeypatch.setattr(disk.program, "_become", lambda: waiting)
+    disk.upgrades.wanted = lambda: waiting
     update, reasons = disk.update(), list[Any]()
     update.addErrback(reasons.append)
     disk.pip[0].callback(b"")
@@ -107,35 +115,35 @@ def test_a_node_that_stops_before_its_upgrade(tmp_path: Path, monkeypatch: pytes
     assert reasons[0].check(CancelledError)
 
 
-def test_pip_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_is_that_of_the_environment(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python searches the working directory first, which others may be able to write."""
-    disk = Disk(tmp_path, monkeypatch)
+    disk = Disk(wheels, monkeypatch)
     disk.update()
     assert disk.commands and all(command[1:4] == ["-P", "-m", "pip"] for command in disk.commands)
 
 
-def test_a_refused_wheel_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_wheel_leaves_nothing(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wheel and its unpacked files for the test are removed."""
-    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+    disk, reasons = Disk(wheels, monkeypatch), list[Any]()
     disk.refused = "it cannot take over"
     disk.update().addErrback(reasons.append)
     assert reasons[0].value.text == disk.refused and not disk.ran
-    assert not [*tmp_path.iterdir()]
+    assert not [*wheels.iterdir()]
 
 
-def test_a_failed_wheel_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_wheel_leaves_nothing(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The previous version is installed again, and the wheel is removed."""
-    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+    disk, reasons = Disk(wheels, monkeypatch), list[Any]()
     disk.update().addErrback(reasons.append)
     disk.pip[0].errback(CoreFailed("pip was killed"))
     disk.pip[1].callback(b"")
     assert reasons[0].value.text == "pip was killed"
-    assert [path.name for path in tmp_path.iterdir()] == ["before"]
+    assert [path.name for path in wheels.iterdir()] == ["before"]
 
 
-def test_a_disk_without_room_for_the_old_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_the_old_version(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job reports it in one sentence, and nothing is installed."""
-    disk, reasons = Disk(tmp_path, monkeypatch), list[Any]()
+    disk, reasons = Disk(wheels, monkeypatch), list[Any]()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "before.whl")
@@ -143,4 +151,4 @@ def test_a_disk_without_room_for_the_old_version(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(program, "pack", full)
     disk.update().addErrback(reasons.append)
     assert reasons[0].value.text == "before.whl cannot be written: No space left on device"
-    assert not disk.ran and not [*tmp_path.iterdir()]
+    assert not disk.ran and not [*wheels.iterdir()]

@@ -19,13 +19,13 @@ def test_an_upgrade_waits_from_the_test_on() -> None:
     heard: list[Callable[[list[str]], None]] = []
     done: Deferred[Any] = Deferred()
 
-    async def run(*_: object, **words: Any) -> Any:
-        heard.append(words["heard"])
+    async def run(*words: Any) -> Any:
+        heard.append(words[-1])
         return await done
 
     jobs = SimpleNamespace(report=lambda job: None, stage=Stage.CHANGING)
     tool = Tool(run, {})
-    brought = ensureDeferred(tool.bring(Step(pb.Job(), cast(Any, jobs)), "lists"))
+    brought = ensureDeferred(tool.bring(Step(pb.Job(), cast(Any, jobs)), "lists", Path("/into")))
     seen = [jobs.stage]
     for line in ("fetching http://one", "fetched 1 of 2 bytes", "verified", "fetching http://two", "", "trying it"):
         heard[0]([line])
@@ -42,8 +42,8 @@ def test_an_upgrade_waits_for_what_pip_does() -> None:
     """Whatever lines it prints."""
     jobs = SimpleNamespace(report=lambda job: None, stage=Stage.CHANGING)
 
-    async def run(*_: object, **words: Any) -> Any:
-        words["heard"](["fetching http://one"])
+    async def run(*words: Any) -> Any:
+        words[-1](["fetching http://one"])
         return SimpleNamespace(code=0, lines=[], output=b"")
 
     ensureDeferred(Tool(run, {}).run(Step(pb.Job(), cast(Any, jobs)), ["pip"]))

@@ -1,0 +1,93 @@
+"""The connections of one core's users: their handles, and the part of listing and closing them that cores share.
+
+A handle begins with the inode of the client's socket: a later socket of the same port, which clients can choose, is
+another connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import ParamSpec, TypeVar
+
+from drivers.sockets.connections import Ports
+from drivers.sockets.descriptors import Descriptors
+from drivers.sockets.pidfd import Unreachable
+from drivers.sockets.sock_diag import Flow
+from node.base.logs import Logger
+from node.base.pool import in_pool
+from node.base.reactor import PooledReactor
+from node.contract.connections import Address, Arrived, Handle, Live
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INODE = 8
+
+
+def ignore_arrivals(_: str, __: Address) -> None:
+    """The default of `arrived`: no limit needs it."""
+
+
+def live_of(key: str, address: Address, flow: Flow, rest: bytes) -> Live:
+    """A user's connection; `rest` is the part of its handle after the inode."""
+    moved = flow.silent, flow.sent, flow.received, flow.waiting, flow.round_trip
+    return Live(key, address, handle_of(flow.inode, rest), *moved)
+
+
+def handle_of(inode: int, rest: bytes) -> Handle:
+    """`inode` is 0 for a connection without a socket of its own, or without one that is known."""
+    return inode.to_bytes(_INODE) + rest
+
+
+def inode_of(handle: Handle) -> int:
+    return int.from_bytes(handle[:_INODE])
+
+
+def rest_of(handle: Handle) -> bytes:
+    return handle[_INODE:]
+
+
+class CoreConnections:
+    """The connections to the `ports` of one core. `arrived` is called for each new one of a user."""
+
+    log = Logger()
+
+    def __init__(self, reactor: PooledReactor, ports: Ports) -> None:
+        self._reactor = reactor
+        self._ports = ports
+        # None until the process is known.
+        self.descriptors: Descriptors | None = None
+        self.arrived: Arrived = ignore_arrivals
+        self._complaints = set[str]()
+
+    def announce_to(self, arrived: Arrived) -> None:
+        """Call `arrived` for each new connection from now on."""
+        self.arrived = arrived
+
+    async def look(self, keys: Collection[str]) -> list[Live]:
+        """List the connections known to be of these users. Raises `OSError` and `CoreFailed`."""
+        raise NotImplementedError
+
+    async def reset(self, handles: Iterable[Handle]) -> int:
+        """Close these connections, given by their handles from `look`. Returns how many there were."""
+        raise NotImplementedError
+
+    def _announce(self, key: str, address: Address) -> None:
+        try:
+            self.arrived(key, address)
+        except Exception:  # noqa: BLE001 - logged; what the core reports next must still be read
+            self.log.failure("handling a new connection failed: the limits of its user may not apply to it")
+
+    async def _on_sockets(self, fault: str, work: Callable[P, R], *arguments: P.args, **words: P.kwargs) -> R | None:
+        """Run work on the core's sockets in the pool; None, with the complaint `fault`, if it cannot reach them."""
+        try:
+            return await in_pool(self._reactor, work, *arguments, **words)
+        except Unreachable as error:
+            self._complain(fault, error)
+            return None
+
+    def _complain(self, text: str, error: Exception) -> None:
+        """Log each complaint once: it would be the same each time."""
+        if text not in self._complaints:
+            self._complaints.add(text)
+            self.log.error("{text}", text=text.format(error))

@@ -1,0 +1,25 @@
+"""What the kernel says of a process in /proc (proc(5))."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Each start of the machine has a new id, in containers too.
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+# The indexes of the state and the start time in /proc/PID/stat, counted after the name.
+_STATE, _BEGAN = 0, 19
+
+
+def boot() -> str:
+    """Return the id of this start of the machine. Raises `OSError`."""
+    return _BOOT.read_text().strip()
+
+
+def mark(pid: int | None) -> str:
+    """Return a unique mark of a process (boot, PID, start time); empty if it does not run."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    fields = text.rpartition(") ")[2].split()
+    return f"{boot()}:{pid}:{fields[_BEGAN]}" if fields[_STATE] not in "ZX" else ""
