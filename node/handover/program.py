@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import shutil
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +94,12 @@ class Program:
         return [*words[: self.script], attempt, *words[self.script :]]
 
     @classmethod
-    def of(cls, words: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
-        """Make it of `sys.orig_argv` and twistd's options; or return why it cannot be executed again in place."""
-        script = len(words) - len(sys.argv)
-        if script < 1 or words[script] != sys.argv[0]:
+    def of(
+        cls, words: Sequence[str], argv: Sequence[str], options: Mapping[str, object], kept: Path
+    ) -> Program | str:
+        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot be executed again in place."""
+        script = len(words) - len(argv)
+        if script < 1 or words[script] != argv[0]:
             return "the node was not started as `python .../twistd ...`"
         if not options.get("nodaemon") or options.get("pidfile"):
             return "start twistd with --nodaemon and --pidfile= (empty): else the next version would leave this process"

@@ -195,7 +195,11 @@ class House:
         self.inherited: list[Handover] = []
         self.backend_closed = False
         self.ring = LogRing(cast(Any, self.clock), 10)
-        self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
+        self.program = SimpleNamespace(
+            next=COMMAND,
+            beside=lambda script: [COMMAND[0], script, *COMMAND[1:]],
+            back=lambda environment: BACK,
+        )
         self.leaving = SimpleNamespace(
             rehearse=self._rehearse,
             leave=self._leave,
