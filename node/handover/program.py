@@ -94,10 +94,8 @@ class Program:
         return [*words[: self.script], attempt, *words[self.script :]]
 
     @classmethod
-    def of(
-        cls, words: Sequence[str], argv: Sequence[str], options: Mapping[str, object], kept: Path
-    ) -> Program | str:
-        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot be executed again in place."""
+    def of(cls, words: Sequence[str], argv: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
+        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot be run again in place."""
         script = len(words) - len(argv)
         if script < 1 or words[script] != argv[0]:
             return "the node was not started as `python .../twistd ...`"

@@ -96,8 +96,11 @@ class Bound:
     def up(self, seconds: float) -> None:
         self.asked.append(("up", seconds))
 
-    def start_next(self, command: object, plain: object, back: object, patience: float) -> None:
+    def start_next(
+        self, command: object, plain: object, back: object, patience: float, said: Callable[[str], None]
+    ) -> None:
         self.asked.append(("next", command, plain, back, patience))
+        self.next_said = said
         if self.reason is not None:
             self.next_said(self.reason)
 

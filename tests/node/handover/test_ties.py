@@ -471,7 +471,7 @@ def test_no_event(following: Following) -> None:
     """The reactor may call too early; other events are the next version's, or not known."""
     following.ties.doRead()
     heard: list[str] = []
-    following.ties.next_said = heard.append
+    following.ties._said = [heard.append]
     for event in ({"next": ""}, {"another": 1}, {"next": "it ended"}):
         following.tell(event)
         following.ties.doRead()
