@@ -116,8 +116,8 @@ class Succession:
             else:
                 started.callback(reason)
 
-        command, back = ({}, program.beside(attempt.__file__)), program.back(self._environment)
-        ties.start_next(command, ({}, program.next), back, PATIENCE, said)
+        back = program.back(self._environment)
+        ties.start_next(({}, program.beside(attempt.__file__)), ({}, program.next), back, PATIENCE, said)
         if reason := await started:
             raise Refused(f"the next version did not start: {reason}")
 

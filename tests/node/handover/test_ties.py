@@ -261,7 +261,7 @@ def test_the_words_of_requests(ends: Ends) -> None:
     """Reasons become environment variables: they have no characters that these cannot have."""
     for number in range(1, 8):
         ends.answer({"n": number})
-    ends.ties.start_next(({"A": "b"}, ["next"]), ({}, ["plain"]), ({}, ["back"]), 30.0)
+    ends.ties.start_next(({"A": "b"}, ["next"]), ({}, ["plain"]), ({}, ["back"]), 30.0, lambda _: None)
     assert ends.asked() == {
         "do": "next", "n": 1, "command": [{"A": "b"}, ["next"]], "plain": [{}, ["plain"]], "back": [{}, ["back"]],
             "patience": 30.0
