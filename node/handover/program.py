@@ -94,12 +94,12 @@ class Program:
         return [*words[: self.script], attempt, *words[self.script :]]
 
     @classmethod
-    def of(cls, words: Sequence[str], argv: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
+    def of(cls, words: Sequence[str], argv: Sequence[str], twistd: Mapping[str, object], kept: Path) -> Program | str:
         """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot be run again in place."""
         script = len(words) - len(argv)
         if script < 1 or words[script] != argv[0]:
             return "the node was not started as `python .../twistd ...`"
-        if not options.get("nodaemon") or options.get("pidfile"):
+        if not twistd.get("nodaemon") or twistd.get("pidfile"):
             return "start twistd with --nodaemon and --pidfile= (empty): else the next version would leave this process"
         path = str(Path(words[script]).absolute())
         return cls((interpreter(words[0]), *words[1:script], path, *words[script + 1 :]), kept, script)
