@@ -95,7 +95,7 @@ class Program:
 
     @classmethod
     def of(cls, words: Sequence[str], argv: Sequence[str], twistd: Mapping[str, object], kept: Path) -> Program | str:
-        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot be run again in place."""
+        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot run again in place."""
         script = len(words) - len(argv)
         if script < 1 or words[script] != argv[0]:
             return "the node was not started as `python .../twistd ...`"
