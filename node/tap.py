@@ -106,7 +106,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     arrival = Arrival(reactor, around, ties, settings.handover.adopt_seconds, engine.leaving, house)
     succession = Succession(reactor, around, ties, arrival, engine.leaving, house)
     kept = settings.state.dir / "program"
-    program = Program.of(sys.orig_argv, twistd, kept)
+    program = Program.of(sys.orig_argv, sys.argv, twistd, kept)
     upgrades = Upgrades(reactor, succession, program, partial(run_check, drivers.run, around))
     tool = Tool(drivers.run, around, settings.updates.proxy)
     kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)

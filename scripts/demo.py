@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from drivers.install import install
+from drivers.install.leash import leashed
 from drivers.install.releases import SING_BOX, XRAY, Core
-from drivers.leash import leashed
 from drivers.registry import DRIVER_SETTINGS
 from node.base.errors import NodeError
 from node.settings import BadSettings, Settings, load

@@ -28,8 +28,8 @@ from tempfile import TemporaryDirectory
 
 from drivers.install import archive, wheels
 from drivers.install.fetch import deadline, fetch, verify
+from drivers.install.leash import MISSING, UNFIT, leashed
 from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
-from drivers.leash import MISSING, UNFIT, leashed
 
 __all__ = ["InstallError", "cores_directory", "find", "install", "main", "step", "version_of"]
 

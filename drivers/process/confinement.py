@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from drivers import leash
+from drivers.install import leash
 from drivers.process.elf import Script, interpreter
 from drivers.process.paths import CERTIFICATES, Paths, mode
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from drivers.channel import COUNTERS, asking
 from drivers.process import readiness as starting
+from drivers.process.channel import COUNTERS, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.kept import ANSWER, silent

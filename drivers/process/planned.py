@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from drivers import json_text
+from drivers.process import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
 from drivers.sockets.held import Shelf

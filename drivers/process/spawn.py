@@ -15,7 +15,7 @@ from pathlib import Path
 
 from twisted.internet import defer
 
-from drivers.leash import MISSING, UNFIT, kept, leashed
+from drivers.install.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.child import CoreProcess
 from drivers.process.kept import start
 from drivers.process.memory import soft_limit

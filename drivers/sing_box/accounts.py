@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
+from drivers.process.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from node.contract.accounts import Account, Unusable, key_of
 from protos.service_pb2 import User
 

@@ -10,11 +10,11 @@ from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 from twisted.internet.task import deferLater
 
-from drivers.channel import LATE, ApiFailed, Channel
+from drivers.process.channel import LATE, ApiFailed, Channel
+from drivers.process.stats import BULK_DEADLINE, DEADLINE, StatsApi
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
-from drivers.stats import BULK_DEADLINE, DEADLINE, StatsApi
 from node.base.logs import Logger
 from node.base.reactor import Reactor
 from node.base.waiting import Signal, together

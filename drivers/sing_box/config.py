@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivers.credentials import require_usable
-from drivers.json_text import parse
 from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.process.credentials import require_usable
+from drivers.process.json_text import parse
 from drivers.sing_box import allowlist
 from drivers.sing_box.accounts import (
     BUILDERS,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
 
-from drivers.channel import asking
+from drivers.process.channel import asking
 from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan

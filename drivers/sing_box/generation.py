@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import ensureDeferred
 
-from drivers.channel import COUNTERS, USERS, ApiFailed, asking
+from drivers.process.channel import COUNTERS, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.process.paced import Paced

@@ -31,7 +31,7 @@ from twisted.web.client import (
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.sing_box.config import Endpoint
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor

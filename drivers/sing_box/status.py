@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from drivers.channel import FIGURES, LATENCY, ONLINE, asking
+from drivers.process.channel import FIGURES, LATENCY, ONLINE, asking
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from node.base.errors import Unsupported

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from google.protobuf.message import Message
 
-from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
+from drivers.process.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray import wireguard as tunnel
 from drivers.xray.messages import SIZE, field
 from node.contract.accounts import Account, Unusable

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from drivers.channel import ApiFailed, Channel
-from drivers.stats import BULK_DEADLINE, StatsApi
+from drivers.process.channel import ApiFailed, Channel
+from drivers.process.stats import BULK_DEADLINE, StatsApi
 from drivers.xray.messages import field
 from drivers.xray.routing import Router
 from node.base.reactor import Reactor

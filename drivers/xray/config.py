@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
-from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.process.credentials import KEY_BYTES, require_usable
 from drivers.xray import allowlist, compat, files, long_names, messages, overrides, rules, streams, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed

@@ -13,7 +13,7 @@ from typing import TypeVar
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Endpoint, Ports, at

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers.json_text import parse
 from drivers.process.confinement import Touched
+from drivers.process.json_text import parse
 from drivers.process.named_files import is_abstract, readable, texts
 from drivers.process.paths import Paths
 from drivers.xray.messages import HYSTERIA, REALITY, ROUTER, SPLIT_HTTP, TLS, TROJAN, VLESS

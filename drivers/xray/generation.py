@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
-from drivers.channel import COUNTERS, ROUTING, USERS, ApiFailed, asking
+from drivers.process.channel import COUNTERS, ROUTING, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.process.paced import Paced

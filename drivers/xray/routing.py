@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
-from drivers.channel import ApiFailed, Channel
+from drivers.process.channel import ApiFailed, Channel
 from drivers.xray.messages import OURS, ROUTER, M
 from drivers.xray.rules import is_own, steps
 from node.base.errors import InvalidRequest, shown

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
-from drivers.json_text import parse
+from drivers.process.json_text import parse
 from drivers.xray.messages import OBSERVATORIES, OURS, REVERSE, ROUTER, VLESS, edited
 from node.base.errors import InvalidConfig, InvalidRequest, UnknownName, shown
 from node.contract.routing import Routing

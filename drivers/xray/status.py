@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from drivers.channel import FIGURES, LATENCY, ONLINE, asking
+from drivers.process.channel import FIGURES, LATENCY, ONLINE, asking
 from drivers.sockets.connections import endpoint
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
+from drivers.process.channel import ApiFailed
 from drivers.process.shared import SharedRun
-from drivers.stats import MAX_REQUEST
+from drivers.process.stats import MAX_REQUEST
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import IN_FLIGHT, Api, Operation

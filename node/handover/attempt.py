@@ -21,12 +21,13 @@ REASON = 2000
 
 def main() -> None:
     keeper = socket.socket(fileno=os.dup(int(os.environ[VARIABLE].split()[0])))
-    program = [sys.executable, *sys.argv[1:]]
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
+    program, script = [sys.executable, *options, *sys.argv[1:]], sys.argv[1]
     # As if the program had been executed directly: it reads its own command from here.
-    sys.orig_argv, sys.argv, sys.path[0] = program, program[1:], os.path.dirname(program[1])  # noqa: PTH120
+    sys.orig_argv, sys.argv, sys.path[0] = program, sys.argv[1:], os.path.dirname(script)  # noqa: PTH120
     os.environ[TRYING] = "yes"
     try:
-        runpy.run_path(program[1], run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
         reason = "it ended before it had come up"
     except BaseException as error:
         if TRYING not in os.environ:

@@ -69,29 +69,40 @@ async def run_check(
 
 @dataclass(frozen=True)
 class Program:
-    """The command of this process: `argv` as for execve, interpreter first. `kept`: the copy of the running modules."""
+    """The command of this process: `argv` as for execve, interpreter first. `kept`: the copy of the running modules.
+
+    `script`: the place of twistd's script in it, behind the interpreter's own options.
+    """
 
     argv: tuple[str, ...]
     kept: Path
+    script: int = 1
 
     @property
     def next(self) -> tuple[str, ...]:
         """The command with the interpreter that the script names now: an updated script may name another one."""
         try:
-            with Path(self.argv[1]).open("rb") as script:
+            with Path(self.argv[self.script]).open("rb") as script:
                 named = _INTERPRETER.fullmatch(script.readline(LINE))
         except OSError:
             return self.argv
         return self.argv if named is None else (os.fsdecode(named[1]), *self.argv[1:])
 
+    def beside(self, attempt: str) -> list[str]:
+        """The command that has the script `attempt` run the next version."""
+        words = self.next
+        return [*words[: self.script], attempt, *words[self.script :]]
+
     @classmethod
-    def of(cls, words: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
-        """Make it of `sys.orig_argv` and twistd's options; or return why it cannot be executed again in place."""
-        if len(words) < 2 or words[1].startswith("-"):
+    def of(cls, words: Sequence[str], argv: Sequence[str], twistd: Mapping[str, object], kept: Path) -> Program | str:
+        """Make it of `sys.orig_argv`, `sys.argv` and twistd's options; or return why it cannot run again in place."""
+        script = len(words) - len(argv)
+        if script < 1 or words[script] != argv[0]:
             return "the node was not started as `python .../twistd ...`"
-        if not options.get("nodaemon") or options.get("pidfile"):
+        if not twistd.get("nodaemon") or twistd.get("pidfile"):
             return "start twistd with --nodaemon and --pidfile= (empty): else the next version would leave this process"
-        return cls((interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]), kept)
+        path = str(Path(words[script]).absolute())
+        return cls((interpreter(words[0]), *words[1:script], path, *words[script + 1 :]), kept, script)
 
     def copy(self) -> None:
         """Copy the running modules before another version is installed. Blocking. Raises `OSError`."""

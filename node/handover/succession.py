@@ -107,19 +107,19 @@ class Succession:
 
     async def _start_next(self, ties: Ties, program: Program) -> None:
         """Start the next version, which imports its modules while this one serves. Raises `Refused` if it fails."""
-        said: Deferred[str] = Deferred()
+        started: Deferred[str] = Deferred()
         self._late = ""
-        ties.next_said = lambda reason: None if said.called else said.callback(reason)
-        interpreter, *words = program.next
-        command = [interpreter, attempt.__file__, *words]
-        ties.start_next(({}, command), ({}, program.next), program.back(self._environment), PATIENCE)
-        if reason := await said:
-            raise Refused(f"the next version did not start: {reason}")
-        ties.next_said = self._next_failed
 
-    def _next_failed(self, reason: str) -> None:
-        """The next version has failed although it was ready."""
-        self._late = reason
+        def said(reason: str) -> None:
+            if started.called:
+                self._late = reason
+            else:
+                started.callback(reason)
+
+        back = program.back(self._environment)
+        ties.start_next(({}, program.beside(attempt.__file__)), ({}, program.next), back, PATIENCE, said)
+        if reason := await started:
+            raise Refused(f"the next version did not start: {reason}")
 
     async def _leave(self, ties: Ties, version: str, runs: Handover) -> None:
         if self.unsteady:

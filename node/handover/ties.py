@@ -46,7 +46,8 @@ class Ties(Keeper):
         self._reactor: Any = None
         self._alive: Periodic | None = None
         # Called with why the next version failed, empty if it waits for the end of this one.
-        self.next_said: Callable[[str], None] = lambda _: None
+        # The one who started the next version.
+        self._said: list[Callable[[str], None]] = []
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Ties | None:
@@ -109,11 +110,14 @@ class Ties(Keeper):
             # Without a number there is no answer: the reactor does not wait for the keeper.
             self._send({"do": "alive", **({"text": text} if text else {})})
 
-    def start_next(self, command: object, plain: object, back: object, patience: float) -> None:
-        """Start the next version beside this one; `next_said` is called when it is ready to go on, or has failed.
+    def start_next(
+        self, command: object, plain: object, back: object, patience: float, said: Callable[[str], None]
+    ) -> None:
+        """Start the next version beside this one; `plain` starts it again when it has come up once.
 
-        `plain` starts it again when it has come up once.
+        `said` gets an empty text when it is ready to go on, and the reason when it has failed, maybe later.
         """
+        self._said = [said]
         self._request("next", command=command, plain=plain, back=back, patience=patience)
 
     def cancel_next(self, reason: str) -> None:
@@ -207,7 +211,8 @@ class Ties(Keeper):
                 self._exits[event["exited"]] = event["status"]
                 self._exited(event["exited"])
             elif "next" in event:
-                self.next_said(event["next"])
+                for said in self._said:
+                    said(event["next"])
         except BlockingIOError:
             return
         except Exception:  # noqa: BLE001 - logged; the next node goes on with the cores

@@ -18,7 +18,7 @@ BOUNDS: Mapping[str, int] = {
     "node.traffic.polling.SLICE": 1,
     "drivers.process.readiness.BUILD_INLINE": 0,
     "drivers.process.readiness.READ_INLINE": 0,
-    "drivers.stats.SLICE": 1,
+    "drivers.process.stats.SLICE": 1,
     "drivers.xray.connections.INLINE": 0,
 }
 

@@ -39,5 +39,5 @@ def upgrade(node: NodeProcess, words: str = READY) -> None:
 
 def die_in_between(version: Version, core: int) -> None:
     """Kill this core between the two versions: when the next one begins, but not in its trial run."""
-    die = f"_take = Arrival.take\ndef _die(self):\n    _take(self)\n    os.kill({core}, 9)\nArrival.take = _die"
-    version.add("node/handover/arrival.py", die)
+    die = f"import os\n_start = Arrival.start\ndef _die(self):\n    _start(self)\n    os.kill({core}, 9)\n"
+    version.add("node/handover/arrival.py", f"{die}Arrival.start = _die")

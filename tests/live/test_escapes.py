@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.leash import leashed
+from drivers.install.leash import leashed
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched
 from drivers.process.paths import Paths
 from drivers.xray.executable import private_geoip

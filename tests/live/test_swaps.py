@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import TestCase
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.xray.accounts import pack
 from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.driver import Xray

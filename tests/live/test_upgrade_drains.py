@@ -345,6 +345,6 @@ def test_a_version_from_before_the_keeper(
         new = house.start(ANNA)
         with talking(link):
             version.name("0.9.0")
-            version.add("node/tap.py", "KEPT = 'goes on with several cores'")
+            version.add("node/service.py", "KEPT = 'goes on with several cores'")
             upgrade(real, "restart the node to change to it")
     assert runs(real) == {old, new} and gets_in(house.home, ANNA, echo)

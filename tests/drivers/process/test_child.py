@@ -25,7 +25,7 @@ from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from drivers.leash import leashed
+from drivers.install.leash import leashed
 from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
@@ -421,7 +421,7 @@ def ends(pid: int) -> None:
 
 PARENT = """
 import os, sys, time
-from drivers.leash import leashed
+from drivers.install.leash import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
 command = leashed(command)
 print(os.posix_spawn(command[0], command, {}), flush=True)

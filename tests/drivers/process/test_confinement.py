@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers import leash
-from drivers.leash import attributes, handled, leashed
+from drivers.install import leash
+from drivers.install.leash import attributes, handled, leashed
 from drivers.process import confinement
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched, named_places, unconfined
 from drivers.process.elf import Script, interpreter

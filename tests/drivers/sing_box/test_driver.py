@@ -18,7 +18,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.process.executable import Executable
 from drivers.sing_box import api, generation
 from drivers.sing_box.accounts import unknown_entry

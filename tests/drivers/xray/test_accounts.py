@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
+from drivers.process.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray.accounts import BUILDERS, CIPHERS, VISION, Inbound
 from node.contract.accounts import Account, Unusable
 from protos import service_pb2 as pb

@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.sockets.connections import endpoint
 from drivers.sockets.core_connections import rest_of
 from drivers.xray import connections

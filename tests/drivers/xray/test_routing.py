@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.message import Message
 
-from drivers.channel import ApiFailed, Channel
+from drivers.process.channel import ApiFailed, Channel
 from drivers.xray.routing import Router
 from node.http2.stream import Status
 from protos import xray_pb2

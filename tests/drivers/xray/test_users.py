@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drivers.channel import ApiFailed
+from drivers.process.channel import ApiFailed
 from drivers.sockets.connections import Endpoint, Ports
 from drivers.xray.accounts import Inbound, pack
 from drivers.xray.api import Operation

@@ -46,26 +46,33 @@ WELL = {"nodaemon": True, "pidfile": ""}
 
 
 @pytest.mark.parametrize(
-    ("words", "options", "reason"),
+    ("words", "argv", "options", "reason"),
     [
-        (["python"], WELL, "twistd"),
-        (["python", "-m", "twisted"], WELL, "twistd"),
-        (["python", "twistd", "node"], {"nodaemon": False, "pidfile": ""}, "--nodaemon"),
-        (["python", "twistd", "node"], {"nodaemon": True, "pidfile": "twistd.pid"}, "--pidfile="),
+        (["python"], [""], WELL, "twistd"),
+        (["python", "-m", "twisted"], ["/lib/twisted/__main__.py"], WELL, "twistd"),
+        (["python", "twistd", "node"], ["twistd", "node"], {"nodaemon": False, "pidfile": ""}, "--nodaemon"),
+        (["python", "twistd", "node"], ["twistd", "node"], {"nodaemon": True, "pidfile": "a"}, "--pidfile="),
     ],
 )
-def test_what_cannot_be_run_again(words: list[str], options: dict[str, object], reason: str, tmp_path: Path) -> None:
+def test_what_cannot_be_run_again(
+    words: list[str], argv: list[str], options: dict[str, object], reason: str, tmp_path: Path
+) -> None:
     """The error says how the node has to be started."""
-    found = Program.of(words, options, tmp_path)
+    found = Program.of(words, argv, options, tmp_path)
     assert isinstance(found, str) and reason in found
 
 
 def test_a_program_that_can_be_run_again(tmp_path: Path) -> None:
     """By the absolute paths of interpreter and script, whatever the directory."""
-    found = Program.of([sys.executable, "bin/twistd", "--nodaemon", "node"], WELL, tmp_path)
+    argv, twistd = ["bin/twistd", "--nodaemon", "node"], str(Path.cwd() / "bin" / "twistd")
+    found = Program.of([sys.executable, *argv], argv, WELL, tmp_path)
     assert isinstance(found, Program)
-    assert found.argv == (sys.executable, str(Path.cwd() / "bin" / "twistd"), "--nodaemon", "node")
+    assert found.argv == (sys.executable, twistd, "--nodaemon", "node")
     assert found.kept == tmp_path
+    # With options of the interpreter, also beside this version.
+    found = Program.of([sys.executable, "-X", "dev", *argv], argv, WELL, tmp_path)
+    assert isinstance(found, Program)
+    assert found.beside("/attempt.py") == [*(sys.executable, "-X", "dev", "/attempt.py", twistd, "--nodaemon", "node")]
 
 
 def test_the_way_back(tmp_path: Path) -> None:

@@ -96,8 +96,11 @@ class Bound:
     def up(self, seconds: float) -> None:
         self.asked.append(("up", seconds))
 
-    def start_next(self, command: object, plain: object, back: object, patience: float) -> None:
+    def start_next(
+        self, command: object, plain: object, back: object, patience: float, said: Callable[[str], None]
+    ) -> None:
         self.asked.append(("next", command, plain, back, patience))
+        self.next_said = said
         if self.reason is not None:
             self.next_said(self.reason)
 
@@ -195,7 +198,11 @@ class House:
         self.inherited: list[Handover] = []
         self.backend_closed = False
         self.ring = LogRing(cast(Any, self.clock), 10)
-        self.program = SimpleNamespace(next=COMMAND, back=lambda environment: BACK)
+        self.program = SimpleNamespace(
+            next=COMMAND,
+            beside=lambda script: [COMMAND[0], script, *COMMAND[1:]],
+            back=lambda environment: BACK,
+        )
         self.leaving = SimpleNamespace(
             rehearse=self._rehearse,
             leave=self._leave,

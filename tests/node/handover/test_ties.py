@@ -261,7 +261,7 @@ def test_the_words_of_requests(ends: Ends) -> None:
     """Reasons become environment variables: they have no characters that these cannot have."""
     for number in range(1, 8):
         ends.answer({"n": number})
-    ends.ties.start_next(({"A": "b"}, ["next"]), ({}, ["plain"]), ({}, ["back"]), 30.0)
+    ends.ties.start_next(({"A": "b"}, ["next"]), ({}, ["plain"]), ({}, ["back"]), 30.0, lambda _: None)
     assert ends.asked() == {
         "do": "next", "n": 1, "command": [{"A": "b"}, ["next"]], "plain": [{}, ["plain"]], "back": [{}, ["back"]],
             "patience": 30.0
@@ -471,7 +471,7 @@ def test_no_event(following: Following) -> None:
     """The reactor may call too early; other events are the next version's, or not known."""
     following.ties.doRead()
     heard: list[str] = []
-    following.ties.next_said = heard.append
+    following.ties._said = [heard.append]
     for event in ({"next": ""}, {"another": 1}, {"next": "it ended"}):
         following.tell(event)
         following.ties.doRead()

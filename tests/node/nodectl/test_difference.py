@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.credentials import shadowsocks_2022_key
+from drivers.process.credentials import shadowsocks_2022_key
 from node.backend.listing import _View
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable

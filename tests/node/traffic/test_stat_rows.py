@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers import stats
+from drivers.process import stats
 from drivers.xray import api
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.traffic.ledger import Ledger

@@ -11,12 +11,12 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
-from drivers.channel import LATE, OVER, ApiFailed, Channel
+from drivers.process.channel import LATE, OVER, ApiFailed, Channel
 from node.http2.frames import END_HEADERS, END_STREAM, Kind, frame, framed
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
 from scripts.staging.ports import free_port
-from tests.drivers.test_channel import SERVICE, Core, closed, echoed, until
+from tests.drivers.process.test_channel import SERVICE, Core, closed, echoed, until
 from tests.harness.rpc_server import serving
 from tests.node.http2.test_connection import DONE, OK
 
@@ -40,7 +40,7 @@ class Dialled:
 @pytest.fixture
 def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
     dialled = Dialled()
-    monkeypatch.setattr("drivers.channel.dial", dialled)
+    monkeypatch.setattr("drivers.process.channel.dial", dialled)
     return dialled
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.json_text import fingerprint, parse
+from drivers.process.json_text import fingerprint, parse
 from drivers.xray.text import Hints, hints
 from tests.harness.convert import refuses
 

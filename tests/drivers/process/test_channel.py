@@ -13,7 +13,7 @@ import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 
-from drivers.channel import LATE, ApiFailed, Channel
+from drivers.process.channel import LATE, ApiFailed, Channel
 from node.http2.client import OPEN
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background

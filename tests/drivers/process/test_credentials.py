@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.credentials import require_usable
+from drivers.process.credentials import require_usable
 from node.contract.accounts import Unusable
 from protos.service_pb2 import Hysteria, Masque, Proxy, Shadowsocks, Trojan, User, Vless, Vmess, Wireguard
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from drivers.channel import ApiFailed, Channel
+from drivers.process.channel import ApiFailed, Channel
 from node.base.reactor import Reactor
 from node.base.slices import a_turn
 from node.base.waiting import together
