@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 
 from node.backend.ahead import Ahead
+from node.backend.limiter import Limiter, Unlimited
 from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
@@ -95,35 +96,6 @@ class Held:
     roster: Roster
 
 
-class Limiter(Protocol):
-    """Decides which users are off by their limits; see `node.limits`."""
-
-    def learn(self, limits: Collection[bytes]) -> None:
-        """Parse these packed limits, which are about to be installed. Called in a pool thread for large sets."""
-
-    def install(self, limits: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
-        """Take over all users and the packed limits of those who have some. Returns the users who are off.
-
-        Both arguments are live: they change as the users do.
-        """
-
-    def follow(self, key: str) -> bool:
-        """Look again at a user who was added, changed or removed. Returns whether they are off."""
-
-
-class _Unlimited:
-    """No user is off."""
-
-    def learn(self, limits: Collection[bytes]) -> None:
-        pass
-
-    def install(self, _: Mapping[str, bytes], __: Collection[str]) -> AbstractSet[str]:
-        return frozenset()
-
-    def follow(self, _: str) -> bool:
-        return False
-
-
 # A roster, and the refused users.
 Built = tuple[Roster, list[Refusal]]
 # Builds a new roster from one of the same backend. Returns it and the refused users.
@@ -142,7 +114,7 @@ class Desired:
         self._ahead: Ahead | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
-        self.limiter: Limiter = _Unlimited()
+        self.limiter: Limiter = Unlimited()
         # Users whose removal waits for the roster, counted once for each waiting removal.
         self._barred: Counter[str] = Counter()
         # Refusals of users, by the node or a core, since the node began.

@@ -57,7 +57,7 @@ class Report(NamedTuple):
 
 
 class Book:
-    """Usage by user. Satisfies `node.backend.desired.Limiter`; `Enforcement` takes what `news` and others collect.
+    """Usage by user. Satisfies `node.backend.limiter.Limiter`; `Enforcement` takes what `news` and others collect.
 
     Tells the connections of users who came or went, or whose limits may have changed.
     """

@@ -165,7 +165,7 @@ def make_slow(clock: Clock, gate: Gate, times: Iterator[float]) -> None:
 
 
 class Off:
-    """Satisfies `node.backend.desired.Limiter`: the test decides who is off."""
+    """Satisfies `node.backend.limiter.Limiter`: the test decides who is off."""
 
     def __init__(self) -> None:
         self.off = frozenset[str]()

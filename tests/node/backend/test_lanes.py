@@ -595,7 +595,7 @@ class Broken(OverlapTests):
 
 
 class Off:
-    """Satisfies `node.backend.desired.Limiter`: the test decides who is off."""
+    """Satisfies `node.backend.limiter.Limiter`: the test decides who is off."""
 
     def __init__(self) -> None:
         self.off: Set[str] = frozenset()
