@@ -146,7 +146,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
 
     watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
     # Each part may use those before it; they stop in the reverse order.
-    parts.add(arrival, state, upgrades, *watches, store, journal, system, aio)
+    parts.add(arrival, state, aio, system, upgrades, *watches, store, journal)
     parts.add(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd)
     return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 

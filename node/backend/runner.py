@@ -188,6 +188,10 @@ class Runner(Worker):
 
         await self._control.run(work, core=True)
 
+    def report_users(self) -> None:
+        """Report the events of users that were collected."""
+        self._events.close()
+
     async def close(self) -> None:
         """Stop the core for the end of the node. The saved backend stays: the next node resumes it."""
         self._closed = True

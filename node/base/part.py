@@ -76,12 +76,18 @@ class Parts:
             part.start()
 
     def begin(self) -> None:
-        for part in self:
-            part.begin()
+        self._tell("begin", lambda part: part.begin())
 
     def settle(self, outcome: str | None) -> None:
+        self._tell("go on", lambda part: part.settle(outcome))
+
+    def _tell(self, what: str, news: Callable[[Part], None]) -> None:
+        """Tell each part, also if others fail."""
         for part in self:
-            part.settle(outcome)
+            try:
+                news(part)
+            except Exception:  # noqa: BLE001 - logged; the other parts work all the same
+                self.log.failure("{part} failed to {what}", part=part.title or type(part).__name__, what=what)
 
     async def stop(self) -> None:
         """Stop all parts, the last one first, also if others failed to stop."""

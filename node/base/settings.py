@@ -108,6 +108,12 @@ class Reading:
             self.refuse(name, f"{name}: {error}")
             return None
 
+    def forgive(self, name: str) -> None:
+        """Forget the fault of a setting that has no effect."""
+        if name in self.faulty:
+            self.faulty.remove(name)
+            self.faults = [line for line in self.faults if not line.startswith(f"{name}:")]
+
     def refuse(self, name: str, line: str) -> None:
         """Report that a setting cannot be used, with a line that begins with its name."""
         self.faulty.add(name)

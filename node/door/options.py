@@ -109,6 +109,7 @@ class DoorOptions(Options):
     def _port(self, protocol: str, name: str, own: int | None, chosen: str, reading: Reading) -> int | None:
         """The port of a protocol. Deployed nodes have one protocol on one port, by SERVICE_PORT."""
         if chosen == protocol and self.service_port:
+            reading.forgive(name)
             return self.service_port
         return None if chosen not in ("", protocol) and name not in reading.explicit else own
 

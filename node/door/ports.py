@@ -80,6 +80,7 @@ class Ports(Part):
         self.connections = Connections(reactor, Limits(), authenticator.lets_in)
         self.rpc = RpcServer(aio, calls, authenticator, self._upstream)
         self.listening: dict[str, Port] = {}
+        self._ending = False
 
     def serve(self, pages: Sequence[Page]) -> None:
         """Serve these pages, too. Call it before `start`."""
@@ -133,7 +134,7 @@ class Ports(Part):
             yield "rest" if port == self._options.rest_port else "grpc", connection.known
 
     def admit(self, on: bool) -> None:
-        for port in self.listening.values():
+        for port in self.listening.values() if not self._ending else ():
             (port.startReading if on else port.stopReading)()
 
     async def finish(self) -> None:
@@ -152,17 +153,20 @@ class Ports(Part):
 
     async def stop(self) -> None:
         """Accept no more clients, give calls under way a moment to be answered, and end the rest."""
-        ports = self.listening.values()
-        await gatherResults([maybeDeferred(port.stopListening) for port in ports], consumeErrors=True)
+        self._ending = True
+        closing = [maybeDeferred(port.stopListening) for port in self.listening.values()]
         try:
+            await gatherResults(closing, consumeErrors=True)
+        finally:
             try:
                 await self.connections.dismiss()
             finally:
-                await self._aio.run(self.rpc.stop())
-        finally:
-            for connections in (self.connections, self._few):
-                connections.disconnect()
-            self._calls.close()
+                try:
+                    await self._aio.run(self.rpc.stop())
+                finally:
+                    for connections in (self.connections, self._few):
+                        connections.disconnect()
+                    self._calls.close()
 
 
 def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:

@@ -73,6 +73,9 @@ class Engine(Lasting):
     def save(self, changes: Changes) -> None:
         self.runner.desired.save(changes)
 
+    def leave(self) -> None:
+        self.runner.report_users()
+
     async def stop(self) -> None:
         await self.runner.close()
 

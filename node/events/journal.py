@@ -68,6 +68,8 @@ class Journal(Lasting):
         self._trouble = False
         # Whether the node before ended in order, or there was none.
         self._clean = True
+        # Whether this node has started: a journal that is read later is not continued.
+        self._begun = False
         self._waiters = Waiters()
         self._waking = Alarm(reactor, self._waiters.wake)
 
@@ -86,13 +88,14 @@ class Journal(Lasting):
 
     def start(self) -> None:
         """Report that this node has started."""
+        self._begun = True
         before = "" if self._clean else "; the previous node was killed: its last events may be missing"
         text = f"txnode {__version__} started{before}"
         self.tell(Kind.NODE_STARTED, text, version=__version__, clean=self._clean)
 
     def restore(self, saved: Saved) -> None:
         """Continue an earlier node's journal."""
-        if saved.margins is not None and not self._events:
+        if saved.margins is not None and not self._begun:
             self._clean = self._continue(saved.margins, saved.events)
 
     def _continue(self, margins: Margins, events: tuple[Packed, ...]) -> bool:

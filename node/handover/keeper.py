@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Command = Sequence[Any]
     Answer = tuple[dict[str, Any], Sequence[int]]
 
-# Raised with each change of this file: a node that has another keeper makes the running one execute its own.
+# Raised with each change of this file: a node that has a newer keeper makes the running one execute its own.
 VERSION = 2
 # Environment variables: the node's sockets and our PID; why the next version failed; what a new keeper goes on with.
 VARIABLE, FAILED, STATE = "TXNODE_KEEPER", "TXNODE_HANDOVER_FAILED", "TXNODE_KEEPER_STATE"
@@ -468,6 +468,7 @@ class Keeper:
         signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
         names = "command", "notify", "watchdog", "silence", "held", "cores", "served", "seconds", "ending", "signals"
         state = {name: getattr(self, name) for name in names}
+        state["unwanted"] = []  # read by version 1
         state["node"] = [node.pid, node.ask.fileno(), node.events.fileno()]
         kept = [*self.signals, *state["node"][1:], *self.descriptors]
         try:

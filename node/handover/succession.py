@@ -85,10 +85,12 @@ class Succession:
             await self._leaving.leave(partial(self._leave, self._ties, version))
             if not self._closed:
                 # No run was handed over: there is none, or none that can be.
+                self._require_steady()
+                self._closed = True
                 await self._leaving.shut_down()
                 await self._leave(self._ties, version, Handover())
         except Exception as error:
-            if self._closed:
+            if self._closed and not self._arrival.ending:
                 text = "the node exits with status {status}: the next version could not be left all: {error}"
                 self.log.critical(text, status=FAILURE, error=str(error))
                 os._exit(FAILURE)
@@ -121,11 +123,15 @@ class Succession:
         if reason := await started:
             raise Refused(f"the next version did not start: {reason}")
 
-    async def _leave(self, ties: Ties, version: str, runs: Handover) -> None:
+    def _require_steady(self) -> None:
+        """Raise `NotNow` if the node cannot be left any more."""
         if self.unsteady:
             raise NotNow(self.unsteady)
         if self._late:
             raise NotNow(f"the next version has failed: {self._late}")
+
+    async def _leave(self, ties: Ties, version: str, runs: Handover) -> None:
+        self._require_steady()
         self._house.report(Kind.NODE_UPGRADING, f"upgrading the node to {version}", version=version)
         self._closed = True
         if self._arrival.snapshots is not None:

@@ -79,7 +79,7 @@ class Ties(Keeper):
     def up(self, seconds: float) -> None:
         """This node serves, and is the one to start again; cores go on for `seconds` without any."""
         self._request("up", seconds=seconds)
-        if self._version != keeper.VERSION:
+        if self._version < keeper.VERSION:
             self._request("become", argv=words_of(keeper.__file__))
 
     async def end_others(self) -> None:

@@ -86,6 +86,7 @@ class NodeQuotaLimit(Lasting):
     def start(self) -> None:
         if self._allowance.bytes:
             self._work.start()
+            self._look_now()
 
     def stop(self) -> None:
         """The node ends: save what was carried until now."""
@@ -101,7 +102,7 @@ class NodeQuotaLimit(Lasting):
         """Load the record of an earlier node, and count what moved since, as far as the kernel knows."""
         if (packed := dict(saved.limits).get(NODE)) is not None:
             self._spent = unpack(packed)
-        if self._allowance.bytes:
+        if self._work.running:
             self._look_now()
 
     def save(self, changes: Changes) -> None:

@@ -105,23 +105,22 @@ class Store(Lasting):
         try:
             return self._database.load()
         except Damaged as damage:
-            self._report_damage(str(damage))
+            self._note_damage(str(damage))
             return Saved()
         except Unwritable as error:
-            self._failed(str(error))
+            self._note_fault(str(error))
             saved = self._database.peek()
             self._unread = saved is None
             return saved or Saved()
 
     def start(self) -> None:
-        """Have the parts take over what an earlier node saved. Blocking."""
+        """Have the parts take over what an earlier node saved, then hear of the disk. Blocking."""
         saved = self.open()
-        for part in self._lasting:
-            part.restore(saved)
-            if self.fault:
-                part.disk(self.fault)
-            if self.damage:
-                part.damaged(self.damage)
+        self._tell(lambda part: part.restore(saved))
+        if self.fault:
+            self._tell(lambda part: part.disk(self.fault))
+        if self.damage:
+            self._tell(lambda part: part.damaged(self.damage))
 
     @property
     def unsteady(self) -> str:
@@ -270,12 +269,10 @@ class Store(Lasting):
         recovered = self.fault and not self._retry.pending
         if recovered:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
-        for part in self._lasting:
-            part.stored(changes)
+        self._tell(lambda part: part.stored(changes))
         if recovered:
             self.fault = ""
-            for part in self._lasting:
-                part.disk("")
+            self._tell(lambda part: part.disk(""))
         self._end()
         self._write()
 
@@ -304,6 +301,11 @@ class Store(Lasting):
 
     def _failed(self, fault: str) -> None:
         """Drop the batch and schedule a retry, which will write everything."""
+        if self._note_fault(fault):
+            self._tell(lambda part: part.disk(self.fault))
+
+    def _note_fault(self, fault: str) -> bool:
+        """Note that the disk fails. Returns whether it did not before."""
         if not self.fault:
             self.log.error(
                 "THE STATE IS NOT ON DISK: {path}: {fault}. The node goes on, but a restart would lose the backend, "
@@ -314,9 +316,17 @@ class Store(Lasting):
         first, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes, self._staged = Changes(), None
         self._retry.within(AGAIN)
-        if first:
-            for part in self._lasting:
-                part.disk(self.fault)
+        return first
+
+    def _tell(self, news: Callable[[Lasting], None]) -> None:
+        """Tell each part, also if others fail."""
+        for part in self._lasting:
+            try:
+                news(part)
+            except Exception:  # noqa: BLE001 - logged; the node starts all the same
+                self.log.failure(
+                    "{part} failed to take what the state file has", part=part.title or type(part).__name__
+                )
 
     def _try_again(self) -> None:
         self._busy = True
@@ -326,8 +336,7 @@ class Store(Lasting):
         if self._unread:
             saved = await self._on_disk(self._database.load)
             self._unread = False
-            for part in self._lasting:
-                part.restore(saved)
+            self._tell(lambda part: part.restore(saved))
         everything = Changes()
         for part in self._lasting:
             part.save(everything)
@@ -337,9 +346,11 @@ class Store(Lasting):
         return everything
 
     def _report_damage(self, text: str) -> None:
+        self._note_damage(text)
+        self._tell(lambda part: part.damaged(text))
+
+    def _note_damage(self, text: str) -> None:
         self.damage = text
-        for part in self._lasting:
-            part.damaged(text)
         self.log.error("{text}", text=text)
 
 

@@ -328,6 +328,7 @@ def test_a_path_that_is_too_long(home: Path, name: str) -> None:
         ({"SERVICE_PORT": "1000"}, None, 1000),
         ({"SERVICE_PORT": "1000", "REST_PORT": "1001"}, 1001, 1000),
         ({"SERVICE_PORT": "1000", "GRPC_PORT": "1002"}, None, 1000),
+        ({"SERVICE_PORT": "1000", "SERVICE_PROTOCOL": "rest", "REST_PORT": "0"}, 1000, None),
         ({"SERVICE_PROTOCOL": "rest"}, 62051, None),
         ({"SERVICE_PROTOCOL": "grpc"}, None, 62050),
         ({"SERVICE_PROTOCOL": "REST", "SERVICE_PORT": "1000"}, 1000, None),

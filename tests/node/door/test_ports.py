@@ -149,3 +149,7 @@ def test_new_clients_wait(made: Ports) -> None:
     made.admit(False)
     made.admit(True)
     assert words == ["off", "on"]
+    # A node that ends accepts no client any more.
+    made._ending = True
+    made.admit(True)
+    assert words == ["off", "on"]

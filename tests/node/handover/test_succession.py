@@ -343,6 +343,36 @@ def test_nothing_runs(house: House, exits: list[int]) -> None:
     assert house.ties.left.exact and not house.ties.left.HasField("run")
 
 
+def test_nothing_runs_and_the_next_one_fails(house: House, exits: list[int]) -> None:
+    """The backend is closed only when nothing can keep the node any more: it goes on with a backend that works."""
+    house.runs = None
+    house.ties.reason = None
+    work = house.begin()
+
+    async def fail(_: object) -> None:
+        house.ties.next_said("it ended by signal 9")
+
+    house.leaving.leave = fail
+    house.ties.next_said("")
+    house.clock.pump([0.0] * 20)
+    found: list[object] = []
+    work.addBoth(found.append)
+    assert "it ended by signal 9" in str(found[0])
+    assert not house.backend_closed and not exits and house.port.reading
+
+
+def test_a_backend_that_cannot_be_closed(house: House, exits: list[int]) -> None:
+    """The process exits with a failure, so that the keeper starts it again: nothing may run in it any more."""
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    house.runs = None
+    house.leaving.shut_down = fail
+    house.upgrade()
+    assert exits == [succession.FAILURE]
+
+
 def test_a_core_that_could_not_go_on(house: House, exits: list[int]) -> None:
     """That is found out by a rehearsal, before the next version is started."""
     house.obstacle = InvalidConfig("the core refuses it")

@@ -39,8 +39,8 @@ class OwnLimitTests(SynchronousTestCase):
             *(self.clock, allowance, self.generations, self, self, 10),  # type: ignore[arg-type]
             lambda: (BEGAN + self.clock.seconds(), Interfaces("boot", dict(self.carried), self.devices)),
         )
-        own.start()
         own.restore(Saved(limits=(*self.kept.items(),)))
+        own.start()
         self.addCleanup(own.stop)
         return own
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.task import deferLater
+from twisted.internet.task import Clock, deferLater
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import TestCase
 
@@ -309,6 +309,47 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     """The node does not take a file that it cannot read for an empty one."""
     (tmp_path / "state.db").mkdir()
     assert Database(tmp_path / "state.db").peek() is None
+
+
+class Heard(Lasting):
+    """A part that notes what it hears."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.words: list[str] = []
+
+    def restore(self, saved: Saved) -> None:
+        self.words.append(f"restore {len(saved.users)}")
+        if self.fails:
+            raise ZeroDivisionError
+
+    def disk(self, fault: str) -> None:
+        self.words.append("disk" if fault else "disk well")
+
+    def damaged(self, text: str) -> None:
+        self.words.append("damaged")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_disk_that_fails_at_the_start(tmp_path: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part takes what can be read, and hears of the disk only then: once, whatever other parts do."""
+    clock = Clock()
+    parts = Heard(fails=True), Heard()
+    store = Store(cast(Any, clock), tmp_path / "state.db", parts)
+    fault = Damaged("it was moved") if damaged else Unwritable("full")
+
+    def load() -> Saved:
+        raise fault
+
+    monkeypatch.setattr(store._database, "load", load)
+    monkeypatch.setattr(store._database, "peek", lambda: Saved(users=(b"A",)))
+    with capturedLogs() as events:
+        store.start()
+    store._retry.cancel()
+    store._pool.stop()
+    expected = ["restore 0", "damaged"] if damaged else ["restore 1", "disk"]
+    assert [part.words for part in parts] == [expected, expected]
+    assert any(event.get("log_failure") for event in events)
 
 
 class Whatever(Lasting):
