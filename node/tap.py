@@ -33,7 +33,7 @@ from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
 from node.events.kinds import Kind
-from node.handover.arrival import Arrival
+from node.handover.arrival import Arrival, Sweep
 from node.handover.house import House
 from node.handover.program import Program, run_check
 from node.handover.succession import Succession
@@ -146,7 +146,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
 
     watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
     # Each part may use those before it; they stop in the reverse order.
-    parts.add(arrival, state, aio, system, upgrades, *watches, store, journal)
+    parts.add(arrival, state, Sweep(arrival, house), aio, system, upgrades, *watches, store, journal)
     parts.add(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd)
     return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 

@@ -36,14 +36,14 @@ Progress = Callable[[int, int], None]
 
 
 class GaveUp(Unavailable):
-    """A download is too large, or takes too long: it is not tried again at once."""
+    """A download takes too long: it is not tried again at once."""
 
 
 def fetch(url: str, sha256: str, into: Path, tell: Progress = lambda _, __: None, tries: int = TRIES) -> None:
     """Download `url` to the file `into`. An incomplete download stays at `part_of`.
 
     Raises `Unavailable` if the file does not arrive whole, `DigestMismatch` if it does with another digest, and
-    `InstallError` if `url` is invalid or the file cannot be written.
+    `InstallError` if `url` is invalid, the file is too large or cannot be written.
     """
     part = part_of(into, sha256)
     for left in range(tries - 1, -1, -1):
@@ -131,7 +131,7 @@ def _store(reply: HTTPResponse, part: Path, mode: str, there: int, total: int, t
             if there > LIMIT:
                 # A later try must not resume it.
                 part.unlink()
-                raise GaveUp(f"{reply.url}: too large: gave up after {there} bytes")
+                raise InstallError(f"{reply.url}: too large: gave up after {there} bytes")
             write(chunk)
             tell(there, total)
     # http.client does not report a connection that closes before the announced end.

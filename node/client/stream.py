@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Coroutine
 from itertools import count
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from twisted.application.internet import backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from node.base.errors import NodeError
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
 
@@ -39,16 +41,24 @@ class Stream(Generic[S, T]):
         self._outbox: Inbox[T] = Inbox(reactor)
         self._ready: deque[T] = deque()
         self._following: Deferred[None] | None = None
+        # The error that the reader got: with the next call the stream tries again.
+        self._failed: NodeError | None = None
 
     async def open(self) -> Self:
         """Connect for the first time, without retries. Raises `NodeError`."""
         self._source = await self._connected()
-        self._following = Deferred.fromCoroutine(self._follow())
-        self._following.addErrback(self._outbox.fail)
+        self._begin(self._follow())
         return self
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._following = Deferred.fromCoroutine(work)
+        self._following.addErrback(self._outbox.fail)
+
     async def next(self, wait: float | None = None) -> list[T]:
-        """Return the next items; none after `wait` seconds, or at the end. Raises the error that ended the stream."""
+        """Return the next items; none after `wait` seconds, or at the end.
+
+        Raises the error of the last attempt to reconnect; another call tries again.
+        """
         items = await self._arrived(wait)
         if items:
             self._took(items[-1])
@@ -74,10 +84,22 @@ class Stream(Generic[S, T]):
         """Note that all items up to this one were taken."""
 
     async def _arrived(self, wait: float | None) -> list[T]:
+        if self._failed is not None:
+            error, self._failed = self._failed, None
+            self._outbox = Inbox(self._reactor)
+            self._begin(self._again(error))
         try:
             return await self._outbox.take(wait)
         except Closed:
             return []
+        except NodeError as error:
+            self._failed = error
+            raise
+
+    async def _again(self, error: NodeError) -> None:
+        """Reconnect and go on, after this error had ended that."""
+        await self._resume(error if isinstance(error, NoReply) else NoReply(error.text))
+        await self._follow()
 
     async def _follow(self) -> None:
         while True:

@@ -107,8 +107,6 @@ class Arrival(Part):
 
     def begin(self) -> None:
         """Have the resume recover the cores that were left; controllers wait until that is done."""
-        for pid in self._house.sweep(self.cores):
-            self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)
         if self._ties is not None:
             self._ties.follow(self._reactor)
         # A signal that came while the node did not run is delivered now.
@@ -172,3 +170,18 @@ class Arrival(Part):
             self.snapshots.start()
         self._house.parts.settle(self.outcome)
         self._house.parts.admit(True)
+
+
+class Sweep(Part):
+    """Ends cores that an earlier node left behind, and that are not taken over. It needs the lock of STATE_DIR."""
+
+    title = "the sweep of cores"
+    log = Logger()
+
+    def __init__(self, arrival: Arrival, house: House) -> None:
+        self._arrival = arrival
+        self._house = house
+
+    def start(self) -> None:
+        for pid in self._house.sweep(self._arrival.cores):
+            self.log.warn("ended core {pid}, left behind by an earlier node", pid=pid)

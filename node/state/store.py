@@ -114,7 +114,7 @@ class Store(Lasting):
             return saved or Saved()
 
     def start(self) -> None:
-        """Have the parts take over what an earlier node saved, then hear of the disk. Blocking."""
+        """Have the parts take over what an earlier node saved, then learn of the disk. Blocking."""
         saved = self.open()
         self._tell(lambda part: part.restore(saved))
         if self.fault:

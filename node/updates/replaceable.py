@@ -90,7 +90,7 @@ class Replaceable(ABC):
         try:
             await in_pool(reactor, self._record.keep, self._name, path, before)
         except Refused as error:
-            result, _ = await self._result(True)
+            result, _ = await self._result(took)
             raise Refused(f"{result}, but only until the node restarts: {error.text}") from error
         step.conclude(*await self._result(took))
 

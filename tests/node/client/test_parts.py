@@ -408,6 +408,25 @@ class EventStreamTests(SynchronousTestCase):
         self.sources[1].put([Event(sequence=1)])
         self.assertEqual(self.taken(stream), [1])
 
+    def test_goes_on_after_an_error(self) -> None:
+        """The reader gets it, and may ask again: the stream connects after the last event."""
+        stream = self.opened(since=3, follow=True)
+        self.sources[0].put([Event(sequence=4)])
+        self.assertEqual(self.taken(stream), [4])
+        self.down = True
+        self.sources[0].end(Unreachable("cut"))
+        failing = Deferred.fromCoroutine(stream.next())
+        self.clock.pump([0.1] * 700)
+        self.failureResultOf(failing, Unreachable)
+        self.down = False
+        waiting = Deferred.fromCoroutine(stream.next())
+        self.clock.pump([0.1] * 20)
+        self.assertEqual(self.asked, [3, 4])
+        self.sources[1].put([Event(sequence=5)])
+        self.clock.pump([0.1] * 5)
+        self.assertEqual([event.sequence for event in self.successResultOf(waiting)], [5])
+        stream.close()
+
     def test_ends_after_those_that_there_are(self) -> None:
         """Without `follow` the end of the connection is that of the stream; a broken one is resumed."""
         stream = self.opened(follow=False)

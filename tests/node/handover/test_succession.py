@@ -24,7 +24,7 @@ from node.contract.driver import NotNow
 from node.contract.saved import Saved
 from node.events.journal import Journal
 from node.handover import arrival, succession
-from node.handover.arrival import Arrival
+from node.handover.arrival import Arrival, Sweep
 from node.handover.attempt import TRYING
 from node.handover.house import House as NodeHouse
 from node.handover.keeper import FAILED, WAITING
@@ -210,7 +210,7 @@ class House:
             inherit=lambda left, heirs: self.inherited.append(left),
             prepare=self._prepare,
         )
-        house = NodeHouse(
+        self.house = house = NodeHouse(
             ring=self.ring,
             journal=Journal(cast(Any, self.clock)),
             store=cast(Any, self.store),
@@ -507,7 +507,7 @@ def test_nothing_was_left(house: House) -> None:
     house.take()
     assert (house.arrival.outcome, [*house.arrival.cores]) == (None, [])
     house.arrival.begin()
-    assert house.port.reading and not house.inherited and house.swept == [[]]
+    assert house.port.reading and not house.inherited and not house.swept
     assert house.ties.asked == [("hello",), ("follow",), ("drop leftover",), ("up", 60.0)]
     assert (house.around.committed, house.shots.calls) == ([None], [("go on", 0), "start"])
 
@@ -535,11 +535,18 @@ def test_what_was_left(exact: bool, house: House) -> None:
     assert ending.called and ("end others" in house.ties.words) is not exact
     house.arrival.taken([5])
     committed = house.around.committed
-    assert (house.swept, committed, house.port.reading) == ([[5, 6], [5]], ["" if exact else None], True)
+    assert (house.swept, committed, house.port.reading) == ([[5]], ["" if exact else None], True)
     assert house.ties.words[-2:] == ["drop leftover", "up"] and house.shots.calls == [("go on", 5), "start"]
     assert any("goes on with the core" in line for line in house.ring.packed.lines)
     # The description is in use no more, but the outcome can still be asked for.
     assert (house.arrival.outcome, [*house.arrival.cores]) == ("" if exact else None, [])
+
+
+def test_cores_that_are_left_stay(house: House) -> None:
+    """All others, of a node without a keeper, end before anything is opened."""
+    house.take(Handover(run=Run(pid=5), draining=[Run(pid=6)]))
+    Sweep(house.arrival, house.house).start()
+    assert house.swept == [[5, 6]]
 
 
 def test_all_cores_are_taken(house: House) -> None:
@@ -547,7 +554,7 @@ def test_all_cores_are_taken(house: House) -> None:
     house.take(Handover(run=Run(pid=5), draining=[Run(pid=6)]))
     house.arrival.begin()
     house.arrival.taken([6, 5])
-    assert house.swept == [[5, 6]] and any("goes on with 2 cores" in line for line in house.ring.packed.lines)
+    assert not house.swept and any("goes on with 2 cores" in line for line in house.ring.packed.lines)
 
 
 def test_an_unknown_format(house: House, logged: list[str]) -> None:
@@ -643,7 +650,7 @@ def test_no_way_back(again: bool, house: House, logged: list[str]) -> None:
     house.arrival.begin()
     house.arrival.go_back("no")
     house.arrival.failed("no")
-    assert house.swept == [[5], []] and house.port.reading
+    assert house.swept == [[]] and house.port.reading
     assert "fail" not in house.ties.words and house.ties.words[-1] == "up"
     assert any("the core is restarted: {reason}" in line for line in logged)
 
@@ -665,7 +672,7 @@ def test_the_end_cancels_taking_over(house: House) -> None:
     house.arrival.begin()
     house.arrival.end()
     house.arrival.failed("cancelled")
-    assert "fail" not in house.ties.words and house.swept == [[5], []] and not house.port.reading
+    assert "fail" not in house.ties.words and house.swept == [[]] and not house.port.reading
 
 
 # Without a keeper

@@ -332,7 +332,7 @@ class Heard(Lasting):
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_disk_that_fails_at_the_start(tmp_path: Path, damaged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part takes what can be read, and hears of the disk only then: once, whatever other parts do."""
+    """Each part takes what can be read, and learns of the disk only then: once, whatever other parts do."""
     clock = Clock()
     parts = Heard(fails=True), Heard()
     store = Store(cast(Any, clock), tmp_path / "state.db", parts)
