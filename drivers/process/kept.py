@@ -17,8 +17,8 @@ from drivers.process.child import CoreProcess
 from drivers.sockets.pidfd import has_exited
 from node.base.errors import CoreFailed
 from node.base.reactor import Reactor
-from node.contract.driver import Gone
 from node.contract.keeper import Keeper, Spawned
+from node.contract.leaving import Gone
 from protos.handover_pb2 import Process
 
 # Seconds within which a recovered core must answer.

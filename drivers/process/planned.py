@@ -12,8 +12,9 @@ from drivers.process.executable import Executable, Installation
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
+from node.contract.abilities import NotShared
 from node.contract.accounts import Account
-from node.contract.driver import Host, NotShared, Plan
+from node.contract.driver import Host, Plan
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 

@@ -19,7 +19,8 @@ from drivers.sockets.sock_diag import listeners, listening
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.pool import in_pool
-from node.contract.driver import Exit, Host, NotShared, Plan
+from node.contract.abilities import NotShared
+from node.contract.driver import Exit, Host, Plan
 
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000

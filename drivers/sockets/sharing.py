@@ -24,7 +24,7 @@ from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
-from node.contract.driver import NotShared
+from node.contract.abilities import NotShared
 from protos import handover_pb2
 
 P = ParamSpec("P")

@@ -11,7 +11,8 @@ from node.api.feeds import ChunkFeed, UserFeed, require_few
 from node.backend.listing import MOST as LISTED
 from node.base.errors import CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.base.part import Parts
-from node.contract.driver import MeasuresLatency, Routes, type_name
+from node.contract.abilities import MeasuresLatency, Routes
+from node.contract.driver import type_name
 from node.engine.engine import Engine
 from node.keys.keyfile import Scope
 from node.machine.system import SystemStats

@@ -16,7 +16,8 @@ from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.waiting import lasting, together
-from node.contract.driver import Generation, Shares
+from node.contract.abilities import Shares
+from node.contract.driver import Generation
 from node.events.kinds import Kind
 from node.machine.memory import available, resident
 

@@ -11,8 +11,9 @@ from node.backend.reconcile import Pairs, Reconciler
 from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.logs import Logger
+from node.contract.abilities import Shares
 from node.contract.accounts import Change, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Shares
+from node.contract.driver import Applied, Generation
 from protos.service_pb2 import User
 
 # Users that a log line names at most.

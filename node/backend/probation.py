@@ -9,7 +9,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.desired import Accepted
 from node.base.periodic import Periodic
-from node.contract.driver import Generation, Shares
+from node.contract.abilities import Shares
+from node.contract.driver import Generation
 from node.contract.generations import Generations
 
 # Seconds that probation lasts at least, between two health checks, and that an answer may take: long enough that a busy

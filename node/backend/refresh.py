@@ -8,7 +8,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.drain import Drain
 from node.base.alarm import Alarm
-from node.contract.driver import Generation, Shares
+from node.contract.abilities import Shares
+from node.contract.driver import Generation
 
 # Seconds between a removal and the new run.
 REFRESH = 1.5

@@ -10,8 +10,9 @@ from node.backend.faults import as_node_error
 from node.backend.replace import Check, Replacement
 from node.base.errors import CoreFailed, NodeError, NotStarted
 from node.base.logs import Logger
+from node.contract.abilities import NotShared
 from node.contract.accounts import Accounts, Change, apply, diff
-from node.contract.driver import Generation, NotShared
+from node.contract.driver import Generation
 
 # Seconds that the new run may take until it can take over.
 SECONDS = 5.0

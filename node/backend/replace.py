@@ -15,8 +15,9 @@ from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, NodeError, PortTaken
 from node.base.logs import Logger
 from node.base.waiting import lasting, outcomes, together
+from node.contract.abilities import NotShared, Shares
 from node.contract.accounts import Accounts, Change, diff
-from node.contract.driver import Generation, NotShared, Plan, Shares
+from node.contract.driver import Generation, Plan
 
 T = TypeVar("T")
 

@@ -10,7 +10,8 @@ from node.backend.control import Settled
 from node.backend.desired import FIXED, Accepted
 from node.backend.settling import Settling
 from node.base.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
-from node.contract.driver import Reroutable, Routes
+from node.contract.abilities import Routes
+from node.contract.driver import Reroutable
 from node.contract.routing import Routing
 
 # Rules that may be added, and their characters in all: the core parses all of them again whenever one is added.

@@ -24,7 +24,8 @@ from node.backend.state import State
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
 from node.base.logs import Logger
-from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
+from node.contract.abilities import NotShared, Routes, Shares
+from node.contract.driver import Exit, Generation
 from node.contract.generations import Follower
 from node.events.kinds import Kind
 

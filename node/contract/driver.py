@@ -2,8 +2,8 @@
 
 A driver is a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
 `Generation`, and an entry in `drivers.registry`. The node decides when a run starts and ends (`node.backend.replace`);
-the driver only carries it out. Abilities that only some cores have are protocols of their own (`CountsOnline`,
-`MeasuresLatency`, `Routes` with `Reroutable`).
+the driver only carries it out. What only some cores can do is in `node.contract.abilities`, and how cores outlive a node
+process in `node.contract.leaving`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ from node.contract.routing import Routing
 from protos.service_pb2 import (
     BackendStatsResponse,
     BackendType,
-    BalancerInfoResponse,
-    Latency,
-    RouteResult,
-    RoutingRule,
-    TestRouteRequest,
     User,
 )
 
@@ -179,172 +174,6 @@ class Generation(Protocol):
         """Kill the process at once."""
 
 
-@runtime_checkable
-class CountsOnline(Protocol):
-    """A generation that can count a user's addresses even if it cannot list them."""
-
-    async def online_count(self, key: str) -> int:
-        """The number of addresses that a user is connected from. Raises as `Generation.online`."""
-
-
-@runtime_checkable
-class Accepts(Protocol):
-    """A generation that can check whether its inbounds still accept TCP connections, without making one."""
-
-    async def deaf(self) -> Sequence[str]:
-        """The inbounds that accept none, a line each. Raises `errors.CoreFailed` if that cannot be known."""
-
-
-@runtime_checkable
-class Closes(Generation, Protocol):
-    """A generation whose inbounds can be closed to new connections while existing ones go on."""
-
-    @property
-    def open_ports(self) -> Sequence[int]:
-        """UDP ports that stay open: a datagram does not show whether its sender is new."""
-
-    async def close_door(self, *, empty: bool = False) -> None:
-        """Take no new TCP connections, also at listeners opened since the last call, and in runs that join it later.
-
-        With `empty` existing connections end, too: some may have come before the call. Raises `errors.CoreFailed`.
-        """
-
-    async def open_door(self) -> None:
-        """Take new connections again. Raises `errors.CoreFailed`."""
-
-
-@runtime_checkable
-class CountsSome(Protocol):
-    """A generation that can read the counters of a few names at a fraction of the cost of all."""
-
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """At least the counters of these names, as far as they exist. Otherwise as `Generation.counters`."""
-
-
-@runtime_checkable
-class MeasuresLatency(Protocol):
-    """A generation that measures the latency of outbounds."""
-
-    async def latency(self) -> Sequence[Latency]:
-        """The newest measurements, in any order; an outbound that was not measured yet may be missing.
-
-        Raises `errors.Unsupported`, with what to add, if the configuration measures none, and `errors.CoreFailed`.
-        """
-
-
-@runtime_checkable
-class Routes(Generation, Protocol):
-    """A generation that can report and change its routing. The node's own rules are not part of it."""
-
-    async def reroute(self, plan: Plan) -> None:
-        """Apply the rules, and the targets of balancers, of this plan of the same configuration.
-
-        New rules are added before old ones are removed. Raises `errors.InvalidConfig` for a rule that the core refuses,
-        and `errors.CoreFailed`: part of the changes may be in force then.
-        """
-
-    async def rules(self) -> Sequence[RoutingRule]:
-        """The rules, in order. Raises `errors.Unsupported` if the core cannot list them, and `errors.CoreFailed`."""
-
-    async def balancer(self, tag: str) -> BalancerInfoResponse:
-        """The state of a balancer. Raises `errors.UnknownName` and `errors.CoreFailed`."""
-
-    async def test_route(self, request: TestRouteRequest) -> RouteResult:
-        """The route that a connection would take. Raises `errors.InvalidRequest` and `errors.CoreFailed`."""
-
-
-class NotShared(Exception):
-    """A run cannot share its listeners with another one; the text has the reason, for an operator."""
-
-
-@runtime_checkable
-class Shares(Generation, Protocol):
-    """A generation that can share its listeners with another run of its core, so that a change ends no connection.
-
-    The serving run joins before the next one is launched, and the next one when it answers. New connections go to the
-    run on which `lead` was called last, at first to the one that joined first; each run keeps its existing connections.
-    When a run ends, the newest of the others gets its new connections.
-    """
-
-    @property
-    def ends_sessions(self) -> bool:
-        """Whether clients have UDP sessions with it, which end when another run takes over."""
-
-    async def obstacles(self, plan: Plan) -> Sequence[str]:
-        """Why a run of this plan could not take over from this one, a line each. Changes nothing."""
-
-    async def join(self) -> None:
-        """Share the listeners from now on; the run gets no connections by that yet. Raises `NotShared`."""
-
-    async def prove(self, seconds: float) -> None:
-        """Have it accept a TCP connection on every inbound. Raises `errors.CoreFailed` if it does not in time."""
-
-    async def lead(self) -> None:
-        """Direct all new connections to it; clients of inbounds that it lacks get no answer. Raises `NotShared`.
-
-        UDP sessions end: for a short moment clients get "port unreachable" (ICMP), then they begin again.
-        """
-
-    async def connected(self) -> int:
-        """The number of its connections, with those in its backlogs."""
-
-
-class NotNow(Exception):
-    """The runs cannot be handed over at this moment, but later; the text has the reason."""
-
-
-class Gone(Exception):
-    """The handed-over run has ended meanwhile; the text has the reason."""
-
-
-@runtime_checkable
-class Leaves(Generation, Protocol):
-    """A generation whose core the next node can go on with."""
-
-    async def leave(self) -> None:
-        """Stop reading its output, which waits for the next node. Raises `errors.CoreFailed`."""
-
-    @property
-    def counts_in_node(self) -> bool:
-        """Whether the node adds up its counters: what it has added since `packed` ends with a node that is killed."""
-
-    def packed(self, exact: bool) -> bytes:
-        """What the next node needs to go on with it, for `Recovers.recover`. Raises `errors.CoreFailed`.
-
-        `exact`: after `leave`, all of it. Otherwise what the next node can find out, if slowly, is left out.
-        """
-
-    def stay(self) -> None:
-        """Read its output again: the hand-over did not happen, or is complete."""
-
-
-@runtime_checkable
-class Recovers(Protocol):
-    """A plan of a core whose runs can be handed over: see `Leaves`."""
-
-    async def recover(self, left: bytes, exact: bool) -> Leaves:
-        """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
-
-        `exact`: as in `Leaves.packed`. Its output is not read until `stay` is called.
-        """
-
-
-class Heirs(Protocol):
-    """Called with the outcome of recovering the cores that the previous version handed over."""
-
-    async def end_others(self) -> None:
-        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
-
-    def taken(self, pids: Collection[int]) -> None:
-        """This node has taken over these cores."""
-
-    def go_back(self, reason: str) -> None:
-        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
-
-    def failed(self, reason: str) -> None:
-        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
-
-
 class Plan(Protocol):
     """A configuration that the core accepted, without users; it can be launched any number of times."""
 
@@ -421,26 +250,6 @@ class Driver(Protocol):
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
         """Have the core parse a configuration; running cores are not touched. Raises `errors.InvalidConfig`."""
-
-
-@runtime_checkable
-class LeavesAll(Driver, Protocol):
-    """A driver of a core whose runs can be handed over: see `Leaves`."""
-
-    def rehearse(self, begin: bool) -> None:
-        """Begin or end keeping the executable's answers, for the next program, which would ask the same again."""
-
-    async def leave(self) -> bytes:
-        """What all runs share, to be handed over after the runs themselves; their sockets are with the keeper."""
-
-    def go_on(self, packed: bytes) -> None:
-        """Take over what `leave` returned, if anything; before a run is recovered. Raises `errors.CoreFailed`."""
-
-    async def remain(self, pids: Collection[int], lead: int | None) -> None:
-        """Note which runs are recovered and live; the others have ended. Raises `errors.CoreFailed`.
-
-        `lead`: the run that new connections are directed to again; None after an exact hand-over.
-        """
 
 
 def type_name(number: int) -> str:

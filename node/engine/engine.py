@@ -10,9 +10,10 @@ from node.backend.runner import Runner
 from node.base.errors import UnknownName, Unsupported, shown
 from node.base.logs import LogRing
 from node.base.reactor import PooledReactor
+from node.contract.abilities import CountsOnline
 from node.contract.accounts import key_of
 from node.contract.counters import Scope
-from node.contract.driver import CountsOnline, Driver, Generation
+from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
 from node.contract.lasting import Lasting
 from node.contract.saved import Changes

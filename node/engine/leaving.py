@@ -12,19 +12,10 @@ from node.backend.snapshot import DrainingRun, Snapshot
 from node.base import proc
 from node.base.errors import CoreFailed, NodeError
 from node.base.logs import Logger
-from node.contract.driver import (
-    Closes,
-    Driver,
-    Generation,
-    Gone,
-    Heirs,
-    Leaves,
-    LeavesAll,
-    NotNow,
-    Plan,
-    Recovers,
-)
+from node.contract.abilities import Closes
+from node.contract.driver import Driver, Generation, Plan
 from node.contract.generations import Generations
+from node.contract.leaving import Gone, Heirs, Leaves, LeavesAll, NotNow, Recovers
 from node.contract.routing import Routing
 from node.contract.saved import Saved
 from node.traffic.polling import Traffic

@@ -15,7 +15,7 @@ from node.base.logs import Logger
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.base.waiting import finished
-from node.contract.driver import NotNow
+from node.contract.leaving import NotNow
 from node.engine.leaving import Leaving
 from node.events.kinds import Kind
 from node.handover import attempt

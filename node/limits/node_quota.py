@@ -12,7 +12,8 @@ from twisted.internet.interfaces import IReactorTime
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
-from node.contract.driver import Closes, Generation
+from node.contract.abilities import Closes
+from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.lasting import Lasting
 from node.contract.saved import Changes, Saved

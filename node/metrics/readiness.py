@@ -13,7 +13,7 @@ from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.base.part import Part
 from node.base.periodic import Periodic
-from node.contract.driver import Accepts
+from node.contract.abilities import Accepts
 from node.contract.generations import Generations
 from node.state.store import Store
 

@@ -14,8 +14,9 @@ from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
+from node.contract.abilities import CountsSome
 from node.contract.counters import Reading, Row, Scope
-from node.contract.driver import CountsSome, Generation
+from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.lasting import Lasting
 from node.contract.saved import Changes, Saved

@@ -11,9 +11,10 @@ from twisted.internet.task import Clock, deferLater
 
 from node.base.errors import CoreFailed, InvalidConfig
 from node.base.waiting import Waiters
+from node.contract.abilities import NotShared
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply
 from node.contract.counters import Reading, Scope
-from node.contract.driver import Applied, Exit, NotShared, Plan
+from node.contract.driver import Applied, Exit, Plan
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
 

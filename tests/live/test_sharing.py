@@ -26,9 +26,10 @@ from drivers.sockets.udp_hide import is_hidden
 from node.backend.roster import Roster
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
+from node.contract.abilities import Shares
 from node.contract.accounts import Change
 from node.contract.counters import Scope, counter_name
-from node.contract.driver import Generation, Host, Plan, Shares
+from node.contract.driver import Generation, Host, Plan
 from scripts.staging import certs, sing_box, transfer
 from scripts.staging.activity import Activity, chatter, gap
 from scripts.staging.core import Json, xray_number

@@ -17,8 +17,9 @@ from twisted.internet.task import Clock
 from drivers.process.child import MAX_LINE, CoreProcess
 from drivers.process.kept import KeptProcess, left, recover, silent, start
 from node.base.errors import CoreFailed
-from node.contract.driver import Exit, Gone
+from node.contract.driver import Exit
 from node.contract.keeper import Keeper, Spawned
+from node.contract.leaving import Gone
 from protos.handover_pb2 import Output, Process
 from scripts.staging.wait import until
 

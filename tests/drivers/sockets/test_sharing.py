@@ -17,7 +17,7 @@ from drivers.sockets.connections import Ports
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
-from node.contract.driver import NotShared
+from node.contract.abilities import NotShared
 from scripts.staging.ports import free_port
 from scripts.staging.process import freeze
 from tests.harness import handed_on

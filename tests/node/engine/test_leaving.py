@@ -15,8 +15,9 @@ from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
-from node.contract.driver import Generation, Gone, Leaves, NotNow
+from node.contract.driver import Generation
 from node.contract.generations import Generations
+from node.contract.leaving import Gone, Leaves, NotNow
 from node.engine import leaving
 from node.engine.leaving import Leaving, config_of, mark_of
 from protos.handover_pb2 import Handover, Run

@@ -20,7 +20,7 @@ from node import __version__
 from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.base.logs import LogRing
 from node.base.part import Part, Parts
-from node.contract.driver import NotNow
+from node.contract.leaving import NotNow
 from node.contract.saved import Saved
 from node.events.journal import Journal
 from node.handover import arrival, succession

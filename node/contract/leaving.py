@@ -1,0 +1,84 @@
+"""What a driver implements whose cores go on when one node process follows another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol, runtime_checkable
+
+from node.contract.driver import Driver, Generation
+
+
+class NotNow(Exception):
+    """The runs cannot be handed over at this moment, but later; the text has the reason."""
+
+
+class Gone(Exception):
+    """The handed-over run has ended meanwhile; the text has the reason."""
+
+
+@runtime_checkable
+class Leaves(Generation, Protocol):
+    """A generation whose core the next node can go on with."""
+
+    async def leave(self) -> None:
+        """Stop reading its output, which waits for the next node. Raises `errors.CoreFailed`."""
+
+    @property
+    def counts_in_node(self) -> bool:
+        """Whether the node adds up its counters: what it has added since `packed` ends with a node that is killed."""
+
+    def packed(self, exact: bool) -> bytes:
+        """What the next node needs to go on with it, for `Recovers.recover`. Raises `errors.CoreFailed`.
+
+        `exact`: after `leave`, all of it. Otherwise what the next node can find out, if slowly, is left out.
+        """
+
+    def stay(self) -> None:
+        """Read its output again: the hand-over did not happen, or is complete."""
+
+
+@runtime_checkable
+class Recovers(Protocol):
+    """A plan of a core whose runs can be handed over: see `Leaves`."""
+
+    async def recover(self, left: bytes, exact: bool) -> Leaves:
+        """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
+
+        `exact`: as in `Leaves.packed`. Its output is not read until `stay` is called.
+        """
+
+
+class Heirs(Protocol):
+    """Called with the outcome of recovering the cores that the previous version handed over."""
+
+    async def end_others(self) -> None:
+        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
+
+    def taken(self, pids: Collection[int]) -> None:
+        """This node has taken over these cores."""
+
+    def go_back(self, reason: str) -> None:
+        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
+
+    def failed(self, reason: str) -> None:
+        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
+
+
+@runtime_checkable
+class LeavesAll(Driver, Protocol):
+    """A driver of a core whose runs can be handed over: see `Leaves`."""
+
+    def rehearse(self, begin: bool) -> None:
+        """Begin or end keeping the executable's answers, for the next program, which would ask the same again."""
+
+    async def leave(self) -> bytes:
+        """What all runs share, to be handed over after the runs themselves; their sockets are with the keeper."""
+
+    def go_on(self, packed: bytes) -> None:
+        """Take over what `leave` returned, if anything; before a run is recovered. Raises `errors.CoreFailed`."""
+
+    async def remain(self, pids: Collection[int], lead: int | None) -> None:
+        """Note which runs are recovered and live; the others have ended. Raises `errors.CoreFailed`.
+
+        `lead`: the run that new connections are directed to again; None after an exact hand-over.
+        """
