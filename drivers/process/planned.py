@@ -41,7 +41,7 @@ M = TypeVar("M", bound=Made)
 
 
 class Core:
-    """The part of `node.contract.driver.LeavesAll` that is the same for all cores."""
+    """The part of `node.contract.leaving.LeavesAll` that is the same for all cores."""
 
     def __init__(self, host: Host, installation: Installation) -> None:
         self._host = host

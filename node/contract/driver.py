@@ -2,8 +2,8 @@
 
 A driver is a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
 `Generation`, and an entry in `drivers.registry`. The node decides when a run starts and ends (`node.backend.replace`);
-the driver only carries it out. What only some cores can do is in `node.contract.abilities`, and how cores outlive a node
-process in `node.contract.leaving`.
+the driver only carries it out. What only some cores can do is in `node.contract.abilities`, and how cores outlive the
+process of a node in `node.contract.leaving`.
 """
 
 from __future__ import annotations
