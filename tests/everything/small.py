@@ -25,7 +25,9 @@ BOUNDS: Mapping[str, int] = {
 
 def program(directory: Path) -> Path:
     """Write a program into this directory that is `twistd` with these bounds."""
-    script = directory / "small-node"
+    # By this name the node becomes the keeper.
+    script = directory / "small-node" / "twistd"
+    script.parent.mkdir(exist_ok=True)
     lines = [f"#!{sys.executable}", f"from {__name__} import run", "run()"]
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o755)
