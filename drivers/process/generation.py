@@ -76,7 +76,9 @@ class CoreGeneration(SharedRun[A], PacedRun):
         own_paths: Collection[str] = (),
     ) -> None:
         super().__init__(
-            *(started.host, started.process, started.api),
+            started.host,
+            started.process,
+            started.api,
             sharing=started.sharing,
             listening=listening,
             own_paths=own_paths,

@@ -67,7 +67,8 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         self._listeners = DeferredLock()
         connections.begin(process.pid, self._users.is_in, self._online)
         paced = Paced(
-            *(host.reactor, connections.descriptors),
+            host.reactor,
+            connections.descriptors,
             ports={tag: entry.ports for tag, entry in plan.ingress.items() if entry.ports},
             shared={tag for tag, entry in plan.ingress.items() if entry.shared or entry.forwards},
             inodes=connections.inodes,

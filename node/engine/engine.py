@@ -58,7 +58,7 @@ class Engine(Lasting):
             reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
         )
         self.leaving = Leaving(self.runner, drivers, self.traffic)
-        self.resume = Resume(*(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume))
+        self.resume = Resume(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume)
         self.questions = Questions(reactor, self.runner.current, runs)
         # The last one ends first: the cores, then the counters, whose last bytes the limits count.
         self.parts = self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume
