@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
@@ -14,15 +13,6 @@ from node.base.logs import Logger
 
 # Characters of an exception's text in a warning; the log has all of it.
 CUT = 200
-
-
-class Warns(Protocol):
-    """A part of the node that may have warnings for `info`."""
-
-    @property
-    def warnings(self) -> list[str]:
-        """The part's current warnings, for the operator."""
-        ...
 
 
 class Periodic:
