@@ -18,7 +18,7 @@ from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Live
-from node.contract.counters import Reading, Scope
+from node.contract.counters import Asked, Reading, Scope, Seen
 from node.contract.driver import Host
 
 
@@ -108,26 +108,29 @@ class CoreGeneration(SharedRun[A], PacedRun):
     async def end(self, connections: Iterable[Live]) -> int:
         return await self._connections.reset([live.handle for live in connections])
 
-    async def counters(self) -> Reading:
+    async def counters(self, seen: Seen | None = None) -> Reading:
         raise NotImplementedError
 
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
+    async def some_counters(self, wanted: Iterable[Asked]) -> Reading:
         """Read these counters; all, if the core may count one by a name that the node no longer knows."""
-        wanted = set[tuple[Scope, str]]()
-        for scope, name in names:
+        scopes, names = set[Scope](), set[tuple[Scope, str]]()
+        for scope, name in wanted:
+            if name is None:
+                scopes.add(scope)
+                continue
             counted = self._counted_as(scope, name)
             if not counted:
                 return await self.counters()
-            wanted |= {(scope, spelling) for spelling in counted}
+            names |= {(scope, spelling) for spelling in counted}
         with asking(COUNTERS):
-            return await self._some_counters(wanted)
+            return await self._some_counters(scopes, names)
 
     def _counted_as(self, scope: Scope, name: str) -> Collection[str]:
         """The names by which the core may count this user, inbound or outbound; none if they are not known."""
         raise NotImplementedError
 
-    async def _some_counters(self, wanted: Collection[tuple[Scope, str]]) -> Reading:
-        """Read the counters of these names of the core. Raises `ApiFailed`."""
+    async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
+        """Read the counters of these scopes, and of these names of the core. Raises `ApiFailed`."""
         raise NotImplementedError
 
     async def leave(self) -> None:

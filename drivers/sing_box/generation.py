@@ -23,7 +23,7 @@ from drivers.sockets.pidfd import Unreachable
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
-from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
+from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
 from node.contract.driver import Applied, Exit
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import Label, SingBoxRun
@@ -92,18 +92,21 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
     def _lost(self) -> list[str]:
         return [LACKING.format(self._lacking)] if self._lacking else []
 
-    async def counters(self) -> Reading:
+    async def counters(self, _: Seen | None = None) -> Reading:
         with asking(COUNTERS):
             counted, lacking = await self._api.counters()
             live = await self._live_counters()
         self._lacking = max(self._lacking, lacking)
         return reading(self.plan.zero_counters, counted, live)
 
-    async def _some_counters(self, wanted: Collection[tuple[Scope, str]]) -> Reading:
-        counters = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
-        zeros = {name: 0 for name in self.plan.zero_counters if name in counters}
-        counted = await self._api.some_counters(counters)
-        apart = {name for scope, name in wanted if scope is Scope.USER and self._is_apart(name)}
+    async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
+        if Scope.USER in scopes:
+            return await self.counters()
+        begins = tuple(f"{scope.value}>>>" for scope in scopes)
+        wanted = {counter_name(*each, way) for each in names for way in DIRECTIONS}
+        zeros = {name: 0 for name in self.plan.zero_counters if name in wanted or name.startswith(begins)}
+        counted = await self._api.some_counters({*wanted, *zeros})
+        apart = {name for scope, name in names if scope is Scope.USER and self._is_apart(name)}
         live = await self._live.some_counters(apart) if self._live is not None and apart else {}
         return reading(zeros, counted, live)
 

@@ -22,7 +22,7 @@ from drivers.xray.status import StatusRun
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, shown
 from node.contract.accounts import Accounts, Change, key_of
-from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
+from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
 from node.contract.driver import Applied
 from node.contract.driver import Plan as AnyPlan
 from protos.handover_pb2 import Accounts as Packed
@@ -92,19 +92,23 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
     def _tunnels(self) -> list[str]:
         return [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
 
-    async def counters(self) -> Reading:
+    async def counters(self, seen: Seen | None = None) -> Reading:
         with asking(COUNTERS):
-            counters = await self._api.counters()
-        for name in self._own:
-            counters.pop(name, None)
-        return counters
+            return self._without_own(await self._api.counters(seen=seen))
 
     def _counted_as(self, scope: Scope, name: str) -> Collection[str]:
         return self._spellings(key_of(name)) if scope is Scope.USER else [name]
 
-    async def _some_counters(self, wanted: Collection[tuple[Scope, str]]) -> Reading:
-        names = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
-        return await self._api.some_counters(names.difference(self._own))
+    async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
+        found = await self._api.some_counters(counter_name(*each, way) for each in names for way in DIRECTIONS)
+        for scope in scopes:
+            found |= await self._api.counters(f"{scope.value}>>>")
+        return self._without_own(found)
+
+    def _without_own(self, counters: dict[str, int]) -> Reading:
+        for name in self._own:
+            counters.pop(name, None)
+        return counters
 
     async def reroute(self, plan: AnyPlan) -> None:
         made = getattr(plan, "made", None)

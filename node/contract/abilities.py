@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
-from node.contract.counters import Reading, Scope
+from node.contract.counters import Asked, Reading
 from node.contract.driver import Generation, Plan
 from protos.service_pb2 import (
     BalancerInfoResponse,
@@ -52,10 +52,10 @@ class Closes(Generation, Protocol):
 
 @runtime_checkable
 class CountsSome(Protocol):
-    """A generation that can read the counters of a few names at a fraction of the cost of all."""
+    """A generation that can read some counters at a fraction of the cost of all."""
 
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
-        """At least the counters of these names, as far as they exist. Otherwise as `Generation.counters`."""
+    async def some_counters(self, wanted: Iterable[Asked]) -> Reading:
+        """At least these counters, as far as they exist. Otherwise as `Generation.counters`."""
 
 
 @runtime_checkable

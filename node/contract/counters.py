@@ -33,6 +33,14 @@ class Scope(Enum):
     __hash__ = object.__hash__
 
 
+# What a reading has seen, as hashes of counters with their values: the next one skips the unchanged ones unparsed. The
+# hashes have 64 bits and a secret seed: of 10^14 changes one is missed, whose bytes are booked with the next change.
+Seen = set[int]
+
+# Counters that are asked for: those of one name, or of all names (None) of a scope.
+Asked = tuple[Scope, str | None]
+
+
 class Row(NamedTuple):
     """The bytes of one user, inbound or outbound. `name` has the spelling that the core was given."""
 

@@ -19,7 +19,7 @@ from node.base.logs import Log
 from node.base.reactor import Reactor
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.choices import Choices
-from node.contract.counters import Reading, Scope
+from node.contract.counters import Reading, Scope, Seen
 from node.contract.keeper import Keeper
 from node.contract.routing import Routing
 from protos.service_pb2 import (
@@ -142,10 +142,11 @@ class Generation(Protocol):
         Returns the number of users that differed. Raises `errors.CoreFailed`.
         """
 
-    async def counters(self) -> Reading:
+    async def counters(self, seen: Seen | None = None) -> Reading:
         """All counters, cumulative since this process began, except those of the node's own inbounds and outbounds.
 
-        Inbounds and outbounds without traffic are included with 0. Never resets. Raises `errors.CoreFailed`.
+        Those that are in `seen` unchanged may be missing; then it has all of this reading. Inbounds and outbounds
+        without traffic are included with 0. Never resets. Raises `errors.CoreFailed`.
         """
 
     async def online(self, key: str) -> Mapping[str, int]:

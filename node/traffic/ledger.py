@@ -11,38 +11,61 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
+from sys import intern
 
 from node.contract.accounts import key_of
-from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, _key, counter_name
+from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, Seen, _key, counter_name
 from node.traffic.sums import Sums, columns
 from node.traffic.totals import Totals
 
-UP, DOWN = DIRECTIONS
 # Makes a row of its four values, without the Python-level call that `Row` and `Row._make` cost.
 _row: Callable[[tuple[Scope, str, int, int]], Row] = partial(tuple.__new__, Row)
 
 
-def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
+# Where the bytes of a counter belong: a place in a list of columns, two for each scope. The last is for counters of
+# nothing that the node knows.
+_COLUMNS = [(scope.value, direction) for scope in Scope for direction in DIRECTIONS]
+_NOWHERE = len(_COLUMNS)
+# The columns from here on are not of users.
+_KEEPS_ZEROS = len(DIRECTIONS)
+
+
+class Counter:
+    """A counter of one run: its name taken apart, which costs more than all else, and its value."""
+
+    __slots__ = ("column", "name", "value")
+
+    def __init__(self, counter: str, value: int = 0) -> None:
+        begin, _, direction = counter.rpartition(_TRAFFIC)
+        word, separated, name = begin.partition(">>>")
+        # One string for both directions, and for the rows.
+        self.name = intern(name)
+        column = word, direction
+        self.column = _COLUMNS.index(column) if separated and column in _COLUMNS else _NOWHERE
+        self.value = value
+
+
+def differences(last: dict[str, Counter], reading: Reading) -> dict[Scope, Sums]:
     """The bytes to book, by scope and name. `last` has the previous values and is updated to the new ones.
 
     Zeros of users are left out; those of inbounds and outbounds are kept, as they show that these exist.
     """
-    found = {scope.value: Sums() for scope in Scope}
+    columns: list[dict[str, int]] = [{} for _ in range(_NOWHERE + 1)]
     for counter, value in reading.items():
-        before = last.get(counter)
-        if value == before:
+        known = last.get(counter)
+        if known is None:
+            known, added = last.setdefault(counter, Counter(counter)), value
+        elif value > known.value:
+            added = value - known.value
+        elif value == known.value:
             continue
-        last[counter] = value
-        # A counter that went down counts from zero.
-        added = value if before is None or value < before else value - before
-        begin, _, direction = counter.rpartition(_TRAFFIC)
-        word, separated, name = begin.partition(">>>")
-        if separated and word in found and (added or word != Scope.USER.value):
-            if direction == UP:
-                found[word].up[name] = added
-            elif direction == DOWN:
-                found[word].down[name] = added
-    return {Scope(word): sums for word, sums in found.items() if sums.up or sums.down}
+        else:
+            added = value  # a counter that went down counts from zero
+        known.value = value
+        if added or known.column >= _KEEPS_ZEROS:
+            columns[known.column][known.name] = added
+    found = {scope: Sums(*columns[2 * place : 2 * place + 2]) for place, scope in enumerate(Scope)}
+    return {scope: sums for scope, sums in found.items() if sums.up or sums.down}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +85,8 @@ class Ledger:
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # Bytes of replies that are not delivered yet.
         self._aside: set[SetAside] = set()
-        self._last: dict[object, dict[str, int]] = {}
+        self._last: dict[object, dict[str, Counter]] = {}
+        self._seen: dict[object, Seen] = {}
         # The spelling of users' names, if it differs from their keys.
         self._spelling: dict[str, str] = {}
         # Keys of rows that changed since `changes` returned them last.
@@ -91,19 +115,25 @@ class Ledger:
         """A run's counters of these rows at its last reading, which the rows include."""
         last = self._last.get(run, {})
         names = (counter_name(row.scope, row.name, direction) for row in rows for direction in DIRECTIONS)
-        return {name: last[name] for name in names if name in last}
+        return {name: last[name].value for name in names if name in last}
 
-    def known(self, run: object) -> Mapping[str, int]:
+    def known(self, run: object) -> dict[str, int]:
         """A run's counters at its last reading."""
-        return self._last.get(run, {})
+        return {name: counter.value for name, counter in self._last.get(run, {}).items()}
+
+    def seen(self, run: object) -> Seen:
+        """What the last complete reading of a run has seen, for the next one to fill."""
+        return self._seen.setdefault(run, set())
 
     def go_on(self, run: object, known: Mapping[str, int]) -> None:
         """Note the counters of a run that were booked already, by an earlier node process."""
-        self._last[run] = dict(known)
+        self._seen.pop(run, None)
+        self._last[run] = {name: Counter(name, value) for name, value in known.items()}
 
     def keep(self, runs: Iterable[object]) -> None:
         """Forget the readings of all runs but these."""
         going = set(runs)
+        self._seen = {run: seen for run, seen in self._seen.items() if run in going}
         if self._last.keys() <= going:
             return
         self._last = {run: last for run, last in self._last.items() if run in going}

@@ -11,15 +11,15 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from node.base.waiting import together
-from node.contract.counters import Scope
+from node.contract.counters import Asked
 from node.contract.driver import Generation
 
 # Seconds that a caller who wants all counters waits for a run; a slower reading is booked when it comes.
 PATIENCE = 5.0
 
 
-# The names whose counters to read; None for all.
-Wanted = frozenset[tuple[Scope, str]] | None
+# The counters to read; None for all.
+Wanted = frozenset[Asked] | None
 # Up to this many names are read one by one; for more, all counters are read.
 FEW = 32
 

@@ -14,7 +14,7 @@ import grpc
 from drivers.xray.api import STATS
 from node.api.methods import SERVICE
 from protos import xray_pb2
-from protos.service_pb2 import StatRequest, StatResponse, User, UsersStat
+from protos.service_pb2 import Outbounds, StatRequest, StatResponse, User, UsersStat
 from scripts.bench import bare
 from scripts.bench.arena import Arena, row, starts
 from scripts.bench.load import Load, loading
@@ -153,12 +153,13 @@ def stats_rows(among: Arena) -> Iterator[Row]:
         for protocol, side in among.nodes():
             load.open([user.proxies.vless.id for user in _active(side)], side.backing.ports[0])
             for way in NAMES if side is among.ours else (protocol,):
-                found[side.name, way] = _stats(among, side, way, load)
+                found[side.name, way] = _stats(among, side, way, load), _outbounds(among, side, way)
             load.close()
     for way, name in NAMES.items():
-        ours, peer = found["ours", way], found.get(("peer", way), (None, None, None))
+        (ours, few), (peer, peer_few) = found["ours", way], found.get(("peer", way), ((None,), None))
         label = f"GetStats over {name}, {2 * len(_active(among.ours)):,} rows"
         yield Row(label, "ms", ours[0], peer[0], ours[1], ours[2])
+        yield Row(f"GetStats over {name}, outbounds only", "ms", few, peer_few)
 
 
 def _active(side: Side) -> Sequence[User]:
@@ -186,6 +187,14 @@ def _stats(among: Arena, side: Side, protocol: Protocol, load: Load) -> tuple[fl
         bare_ones = [_took(lambda: call("GetStats", request)) for _ in range(among.rounds + 2)]
     asked_ms, alone_ms, bare_ms = (1e3 * statistics.median(times) for times in (asked, alone, bare_ones))
     return asked_ms, alone_ms, bare_ms
+
+
+def _outbounds(among: Arena, side: Side, protocol: Protocol) -> float:
+    """Milliseconds of GetStats for outbounds, while the core also counts many users."""
+    request = StatRequest(type=Outbounds).SerializeToString()
+    with calling(side, protocol) as call:
+        call("GetStats", request)
+        return 1e3 * statistics.median(_took(lambda: call("GetStats", request)) for _ in range(10 * among.rounds))
 
 
 def _took(work: Callable[[], object]) -> float:

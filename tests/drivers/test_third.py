@@ -24,7 +24,7 @@ from drivers.process.spawn import Spawner, opened
 from node.base.errors import InvalidConfig
 from node.base.logs import LogRing
 from node.contract.accounts import Account, Accounts, Change
-from node.contract.counters import Reading, Scope, counter_name
+from node.contract.counters import Reading, Scope, Seen, counter_name
 from node.contract.driver import Applied, Driver, Exit, Generation, Host, Plan
 from node.contract.generations import Generations
 from protos.service_pb2 import Backend, BackendStatsResponse, User
@@ -116,7 +116,7 @@ class ScriptRun:
     async def audit(self) -> int:
         return 0
 
-    async def counters(self) -> Reading:
+    async def counters(self, _: Seen | None = None) -> Reading:
         return {counter_name(Scope.INBOUND, tag, "uplink"): 0 for tag in self.accounts}
 
     async def online(self, key: str) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from node.base.errors import CoreFailed, InvalidConfig
 from node.base.waiting import Waiters
 from node.contract.abilities import NotShared
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply
-from node.contract.counters import Reading, Scope
+from node.contract.counters import Reading, Scope, Seen
 from node.contract.driver import Applied, Exit, Plan
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
@@ -126,7 +126,7 @@ class MemoryGeneration:
                 if not waiter.called:
                     waiter.callback(self._exit)
 
-    async def counters(self) -> Reading:
+    async def counters(self, _: Seen | None = None) -> Reading:
         return dict(self.counts)
 
     async def online(self, key: str) -> Mapping[str, int]:

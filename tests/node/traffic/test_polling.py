@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, cast
+from unittest.mock import Mock
 
 from google.protobuf.message import Message
 from twisted.internet import reactor
@@ -14,12 +15,12 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.base.errors import CoreFailed, UnknownName, Unsupported
-from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.contract.counters import DIRECTIONS, Asked, Row, Scope, Seen, counter_name
 from node.contract.saved import Saved
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
 from node.traffic.readings import FEW, PATIENCE
-from protos.service_pb2 import Inbound, Inbounds, Stat, StatRequest, StatResponse, UsersStat, UserStat
+from protos.service_pb2 import Inbound, Inbounds, Outbounds, Stat, StatRequest, StatResponse, UsersStat, UserStat
 from tests.harness.whole import everything
 
 ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
@@ -38,9 +39,14 @@ class Core:
         self.asked = 0
         self.answer: Callable[[], Deferred[None]] | None = None
         self.uncounted: frozenset[Scope] = frozenset()
+        # For each reading whether it may leave out unchanged counters.
+        self.unchanged: list[bool] = []
 
-    async def counters(self) -> dict[str, int]:
+    async def counters(self, seen: Seen | None = None) -> dict[str, int]:
         self.asked += 1
+        self.unchanged.append(bool(seen))
+        if seen is not None:
+            seen.update(map(hash, self.counts.items()))
         if self.answer:
             await self.answer()
         return dict(self.counts)
@@ -51,9 +57,9 @@ class Choosy(Core):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wanted: list[set[str]] = []
+        self.wanted: list[set[str | None]] = []
 
-    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> dict[str, int]:
+    async def some_counters(self, names: Iterable[Asked]) -> dict[str, int]:
         self.wanted.append({name for _, name in names})
         if self.answer:
             await self.answer()
@@ -160,6 +166,33 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual((core.asked, core.wanted), (0, [{"Ann"}]))
         self.pass_time(5)
         self.assertEqual((core.asked, len(core.wanted)), (1, 1))
+
+    def test_a_whole_scope(self) -> None:
+        """A core that can is asked for the inbounds or outbounds alone; that does not count as a reading of all."""
+        core = Choosy()
+        self.cores[:] = [core]
+        core.counts = {ANN_UP: 5}
+        self.ask(Outbounds)
+        self.ask(Inbounds)
+        self.assertEqual((core.asked, core.wanted), (0, [{None}, {None}]))
+        self.ask(UsersStat)
+        self.assertEqual((core.asked, len(core.wanted)), (1, 2))
+
+    def test_a_reading_that_was_not_booked(self) -> None:
+        """The next one reads all again: what the core reported before may be lost."""
+        limits: Any = Mock()
+        self.traffic.watched(limits)
+        self.core.counts = {ANN_UP: 5}
+        self.ask()
+        self.ask()
+        self.assertEqual(self.core.unchanged, [False, True])
+        limits.booked.side_effect = ZeroDivisionError
+        self.core.counts = {ANN_UP: 7}
+        self.ask()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        limits.booked.side_effect = None
+        self.ask()
+        self.assertEqual(self.core.unchanged, [False, True, True, False])
 
     def test_several_names_at_once(self) -> None:
         """Callers that come meanwhile share one request for all their names; for too many, all counters are read."""

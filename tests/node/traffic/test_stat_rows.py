@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock
 
 from drivers.process import stats
 from drivers.xray import api
-from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.contract.counters import DIRECTIONS, Row, Scope, Seen, counter_name
 from node.traffic.ledger import Ledger
 from node.traffic.reply import packed
 from node.traffic.sums import Sums
@@ -74,6 +80,37 @@ def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
     handlers = {"QueryStats": grpc.unary_unary_rpc_method_handler(answer)}
     with serving(f"unix:{tmp_path}/api.sock", api.STATS, handlers):
         assert background.run(lambda: _asked(tmp_path / "api.sock")) == counters
+
+
+class Answering:
+    """A core's API that has these counters, in any order."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+
+    async def call(self, _: str, __: Message, reply: type[Message], ___: float) -> Message:
+        rows = [xray_pb2.Stat(name=name, value=value) for name, value in self.counters.items()]
+        return reply.FromString(xray_pb2.QueryStatsResponse(stat=random.sample(rows, len(rows))).SerializeToString())
+
+
+@given(st.lists(readings, max_size=5), st.integers(1, 5))
+def test_unchanged_counters_are_skipped(steps: list[dict[str, int]], size: int) -> None:
+    """A ledger that gets only what has changed since the last reading books the same."""
+    core, whole, changed, seen = Answering(), Ledger(), Ledger(), Seen()
+    clock: Any = Clock()
+    asking = stats.StatsApi(clock, cast(Any, core), "")
+    for step in steps:
+        before = dict(core.counters)
+        core.counters |= step
+        with patch.object(stats, "SLICE", size):
+            reading = ensureDeferred(asking.counters(seen=seen))
+            while not reading.called:
+                clock.advance(0)
+        found = cast(dict[str, int], reading.result)
+        assert found == dict(core.counters.items() - before.items())
+        changed.book("run", found)
+        whole.book("run", core.counters)
+        assert all({*pending_rows(whole, scope)} == {*pending_rows(changed, scope)} for scope in Scope)
 
 
 async def _asked(socket: Path) -> dict[str, int]:
