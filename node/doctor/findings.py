@@ -115,6 +115,11 @@ class Check(Enum):
         "Landlock confines the core",
         "Use Linux 5.13 or later with Landlock, and allow its system calls; docs/install.md lists them.",
     )
+    PYTHON = (
+        "python",
+        "Python was built with optimisations: a plain build takes a fifth more processor time",
+        "Install the Python of the distribution, or build one with --enable-optimizations; then run scripts/install.",
+    )
     STATE = (
         "state",
         "the core runs, or was stopped",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from node.doctor.interpreter import is_optimised
 from node.doctor.machine import Machine
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
         duplicates=_duplicates(),
         ptrace_scope=_number(root / "proc/sys/kernel/yama/ptrace_scope"),
         landlock=_landlock(),
+        optimised=is_optimised(),
     )
 
 

@@ -36,6 +36,7 @@ class Machine:
     duplicates: str | None = None
     ptrace_scope: int | None = None
     landlock: int | None = None
+    optimised: bool | None = None
 
 
 def check(machine: Machine) -> Iterator[Finding]:
@@ -89,3 +90,5 @@ def _features(machine: Machine) -> Iterator[Finding]:
     if (version := machine.landlock) is not None:
         found = f"Landlock version {version}" if version else "this kernel offers no Landlock"
         yield by(Check.LANDLOCK, found, warning=not version)
+    if (optimised := machine.optimised) is not None:
+        yield by(Check.PYTHON, f"a {'fast' if optimised else 'plain'} build", warning=not optimised)

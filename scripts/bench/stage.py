@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from node.doctor.interpreter import is_optimised
 from protos.service_pb2 import Backend, Proxy, User, Vless
 from scripts.staging import socks
 from scripts.staging.backend import backend_config, user
@@ -240,4 +242,5 @@ def machine() -> str:
     """A line about the machine and its load, to print with the figures."""
     version = subprocess.run([find_xray(), "version"], capture_output=True, text=True, check=True).stdout.split()[1]
     load = ", ".join(f"{figure:.1f}" for figure in os.getloadavg())
-    return f"{psutil.cpu_count()} processors, kernel {os.uname().release}, Xray {version}, load {load}"
+    python = f"{platform.python_version()} ({'optimised' if is_optimised() else 'plain'} build)"
+    return f"{psutil.cpu_count()} processors, kernel {os.uname().release}, Xray {version}, Python {python}, load {load}"

@@ -36,6 +36,7 @@ WELL = Machine(
     duplicates="",
     ptrace_scope=1,
     landlock=4,
+    optimised=True,
 )
 
 
@@ -47,7 +48,7 @@ def test_a_machine_without_faults() -> None:
     """Every check is ok, and none has a remedy."""
     found = list(machine.check(WELL))
     assert {finding.level for finding in found} == {Level.OK}
-    assert len(found) == 10
+    assert len(found) == 11
     assert not any(finding.document["remedy"] for finding in found)
     assert list(machine.check(Machine())) == []
 
@@ -72,6 +73,7 @@ def test_a_machine_without_faults() -> None:
         ({"duplicates": "pidfd_getfd is refused here"}, Check.SOCKETS, Level.WARN),
         ({"ptrace_scope": 2}, Check.SOCKETS, Level.WARN),
         ({"landlock": 0}, Check.LANDLOCK, Level.WARN),
+        ({"optimised": False}, Check.PYTHON, Level.WARN),
     ],
 )
 def test_each_fault_of_a_machine(fault: dict[str, object], check: Check, level: Level) -> None:
