@@ -176,6 +176,8 @@ class Desired:
         assert self._held is not None and self.accepted is not None
         replaced, self._held = self._held.roster, None
         self._recorder.backend(*self.accepted.recorded, replaced, self.roster)
+        # Again: while the core started, much of the Start was still in use.
+        self._give_back(replaced)
 
     def give_up(self) -> None:
         """End the trial: the new backend does not run, and the one before it is wanted again."""
@@ -346,10 +348,14 @@ class Desired:
 
     def _install(self, roster: Roster) -> None:
         self._ahead = None
-        if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
-            self._memory.give_back_soon()
+        self._give_back(roster)
         self.roster = roster
         roster.keep_out(self.limiter.install(roster.limits, roster.users.keys()))
+
+    def _give_back(self, other: Roster) -> None:
+        """Return memory to the system if the roster or this other one is large."""
+        if max(len(other.users), len(self.roster.users)) > BUILD_INLINE:
+            self._memory.give_back_soon()
 
     async def _aside(self, size: int, work: Callable[..., T], *arguments: object) -> T:
         """Do `work` on this many users, of large sets in the pool."""
