@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scripts.bench import boot, growth
 from scripts.bench.arena import Arena, arena
-from scripts.bench.calls import chunk_rows, core_alone, info_rows, start_rows, stats_rows, update_rows
+from scripts.bench.calls import chunk_rows, connected_rows, core_alone, info_rows, start_rows, stats_rows, update_rows
 from scripts.bench.day import day_rows
 from scripts.bench.lines import line_rows
 from scripts.bench.results import Row, from_json, line, markdown, merged, regressions, table, to_json
@@ -37,6 +37,7 @@ def _calls(among: Arena) -> Iterator[Row]:
     with core_alone(among, FEW) as (core, target):
         yield from update_rows(among, core, target)
         yield from chunk_rows(among, core, target)
+    yield from connected_rows(among)
 
 
 def _day(among: Arena) -> Iterator[Row]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 
 import grpc
 
@@ -32,6 +33,8 @@ CHANGED = 5_000
 _SETTLED = 0.3
 # Live connections while half of the users change.
 LIVE = 100
+# Live connections while users change one by one.
+CONNECTED = 2_000, 6_000
 
 
 @contextmanager
@@ -85,6 +88,16 @@ def _updates(side: Side) -> tuple[float, ...]:
         used = side.used
         took = _took(lambda: [call("SyncUser", body) for body in bodies])
         return UPDATES / took, 1e3 * (side.used - used) / UPDATES
+
+
+def connected_rows(among: Arena) -> Iterator[Row]:
+    """Processor time of one changed user, by the number of live connections to the core."""
+    side, lives = among.ours, among.ours.backing.crowd.live.uuid
+    with loading() as load:
+        for before, count in pairwise((0, 0, *CONNECTED)):
+            load.open([lives] * (count - before), side.backing.ports[0])
+            found = medians({"ours": side}, among.rounds, _updates)
+            yield row(f"PUT /user/sync at {count:,} connections, CPU", "ms", found, 1)
 
 
 def _one_by_one(core: bare.BareCore, target: Backing) -> float:
