@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from node.nodectl.exits import Unusable
+from node.nodectl.output import Unusable
 from protos import service_pb2 as pb
 
 # By the names on the command line.

@@ -19,7 +19,7 @@ from node.client import Target
 from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
-from node.nodectl.exits import Unusable
+from node.nodectl.output import Unusable
 from node.settings import BadSettings, Settings, given, keys_file, load
 
 # The places in `deploy/node.service`.

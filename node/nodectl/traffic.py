@@ -1,21 +1,32 @@
-"""Traffic of users, inbounds or outbounds: bytes by name, their rates between two readings, and tables of both."""
+"""Traffic of users, inbounds or outbounds: bytes by name, rates between two readings, tables, and the live screen."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
+from rich.live import Live
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorFDSet
+from twisted.internet.main import CONNECTION_DONE
+from twisted.python.failure import Failure
 
 from node.base.errors import NodeError
 from node.base.logs import printable
-from node.nodectl.fleet import Outcome, Work
+from node.nodectl.fleet import Descriptor, Fleet, Outcome, Work
 from node.nodectl.output import rate, size, table
 from protos import service_pb2 as pb
 
 KINDS = {"users": pb.UsersStat, "inbounds": pb.Inbounds, "outbounds": pb.Outbounds}
 ONE = {"users": pb.UserStat, "inbounds": pb.Inbound, "outbounds": pb.Outbound}
+T = TypeVar("T")
 COLUMNS = ("name", "uplink", "downlink", "up", "down")
 
 
@@ -84,10 +95,11 @@ def busiest(watched: Iterable[Watched]) -> list[Line]:
     return sorted(lines, key=lambda line: (-sum(line.rate), -sum(line.bytes), line.node, line.name))
 
 
-def drawn(lines: Sequence[Line], many: bool = False) -> RenderableType:
-    """A table of these lines; with `many` nodes, the first column names the node."""
+def drawn(lines: Sequence[Line], room: int, many: bool = False) -> RenderableType:
+    """A table of the first `room` of these lines; with `many` nodes, the first column names the node."""
     heads = ("node", *COLUMNS) if many else COLUMNS
-    return table(heads, [[printable(cell) for cell in ((line.node,) if many else ()) + line.cells] for line in lines])
+    rows = [((line.node,) if many else ()) + line.cells for line in lines[: max(1, room)]]
+    return table(heads, [[printable(cell) for cell in row] for row in rows])
 
 
 def by_name(rows: Iterable[pb.Stat]) -> dict[str, Bytes]:
@@ -110,3 +122,42 @@ def rates(before: Mapping[str, Bytes], now: Mapping[str, Bytes], seconds: float)
 def _grown(before: int, now: int) -> int:
     """The growth of a counter. If it was reset meanwhile, only what it has now is known."""
     return now - before if now >= before else now
+
+
+async def show(
+    fleet: Fleet, console: Console, work: Work[T], every: float, drawn: Callable[[Outcome[T]], RenderableType]
+) -> None:
+    """Poll the nodes `every` seconds, and show what `drawn` makes of each answer. Restores the screen at the end."""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        polling = Deferred.fromCoroutine(
+            fleet.poll(work, every, lambda outcome: live.update(drawn(outcome), refresh=True))
+        )
+        quitting = _keys(IReactorFDSet(fleet.reactor), lambda key: polling.cancel() if key in "qQ" else None)
+        with quitting, suppress(CancelledError):
+            await polling
+
+
+@contextmanager
+def _keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
+    """Call `pressed` with each key, without echo. Does nothing if standard input is not a terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+
+    def read() -> Failure | None:
+        found = os.read(number, 64)
+        for key in found.decode("ascii", "ignore"):
+            pressed(key)
+        return None if found else Failure(CONNECTION_DONE)
+
+    # If the terminal is gone, a signal ends this process.
+    reader = Descriptor(number, read, lambda: reactor.removeReader(reader))
+    reactor.addReader(reader)
+    try:
+        yield
+    finally:
+        reactor.removeReader(reader)
+        termios.tcsetattr(number, termios.TCSADRAIN, before)

@@ -49,13 +49,11 @@ ROOMS: dict[str, set[str]] = {
     "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
-        "drivers.install",
+        *("node", "node.certificate", "node.client", "node.doctor", "node.contract", "node.settings"),
     },
-    "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
         *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
-        *("node.nodectl.users", "node.settings"),
+        *("node.settings", "drivers.install"),
     },
     "drivers": set(),
     "drivers.install": set(),
@@ -260,7 +258,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
     assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
     # The command line installs cores.
-    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
+    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.commands.core"}
 
 
 @functools.cache

@@ -13,22 +13,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure, names_of
-from node.nodectl.exits import Unusable
 from node.nodectl.local_node import LocalNode
-from node.nodectl.options import json_option
-from node.nodectl.output import note, print_json, print_table
-from node.nodectl.session import Session
+from node.nodectl.output import Unusable, note, print_json, print_table
+from node.nodectl.session import Session, json_option
 
 # Days before its end from which to replace a certificate.
 SOON = 30
 
 
 @click.group
-def command() -> None:
+def certificate() -> None:
     """Show or make the certificate of the node on this machine, which controllers pin."""
 
 
-@command.command
+@certificate.command
 @click.option(
     "--file",
     "source",
@@ -53,7 +51,7 @@ def show(session: Session, source: Path | None) -> None:
         note(f"this PEM has {len(found['pem'])} characters; some panels store only {MAX_PEM}")
 
 
-@command.command
+@certificate.command
 @click.option("--san", "names", multiple=True, metavar="NAME", help="Add this host name or address; may be repeated.")
 @click.option(
     "--dir",

@@ -13,14 +13,13 @@ from node.doctor import kernel, running
 from node.doctor.findings import Check, Finding, Level, fail
 from node.doctor.local import Place, examine
 from node.doctor.running import Core
-from node.nodectl import cores
+from node.nodectl.commands import core as cores
 from node.nodectl.detect_core import WITH_GEO
-from node.nodectl.exits import Exit
 from node.nodectl.fleet import Node, Outcome
 from node.nodectl.local_node import LocalNode
 from node.nodectl.nodes_file import LOCAL
-from node.nodectl.options import options
-from node.nodectl.session import Session
+from node.nodectl.output import Exit
+from node.nodectl.session import Session, options
 from node.settings import BadSettings, load
 
 _DAY = 86_400.0
@@ -28,7 +27,7 @@ _DAY = 86_400.0
 
 @click.command
 @options
-def command(session: Session) -> None:
+def doctor(session: Session) -> None:
     """Check for common problems and print remedies: on this machine, or on the nodes given by --node or --all."""
     elsewhere = session.named or session.all
     outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]

@@ -10,10 +10,8 @@ import click
 
 from node.keys import manage
 from node.keys.keyfile import SCOPES, BadKeys
-from node.nodectl.exits import Unusable
-from node.nodectl.options import json_option
-from node.nodectl.output import note, print_json, print_table
-from node.nodectl.session import Session
+from node.nodectl.output import Unusable, note, print_json, print_table
+from node.nodectl.session import Session, json_option
 
 _FILE = click.option(
     "--keys",
@@ -26,11 +24,11 @@ _RELOADED = "a running node reads this within ten seconds"
 
 
 @click.group
-def command() -> None:
+def key() -> None:
     """Manage the API keys of the node on this machine. Each has a name and a scope; the file stores only digests."""
 
 
-@command.command
+@key.command
 @click.argument("name")
 @click.option("--scope", type=click.Choice([*SCOPES]), default="all", show_default=True, help="What the key allows.")
 @_FILE
@@ -46,7 +44,7 @@ def new(session: Session, name: str, scope: str, source: Path | None) -> None:
     note(_RELOADED)
 
 
-@command.command("list")
+@key.command("list")
 @_FILE
 @json_option
 def list_keys(session: Session, source: Path | None) -> None:
@@ -59,7 +57,7 @@ def list_keys(session: Session, source: Path | None) -> None:
         print_table(("name", "scope"), [(key["name"], key["scope"]) for key in found])
 
 
-@command.command
+@key.command
 @click.argument("name")
 @_FILE
 @click.pass_obj

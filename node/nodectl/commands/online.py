@@ -10,29 +10,26 @@ import click
 
 from node.base.errors import UnknownName
 from node.nodectl.fleet import Node, parallel
-from node.nodectl.members import listed
-from node.nodectl.options import options
+from node.nodectl.members import LISTING, listed
 from node.nodectl.output import Row
-from node.nodectl.session import Session
+from node.nodectl.session import Session, options
 from protos import service_pb2 as pb
 
 # Parallel calls to one node, one user each.
 AT_ONCE = 64
-# Seconds: a hundred thousand users are a hundred pages.
-TIMEOUT = 60.0
 
 
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @options
-def command(session: Session, names: tuple[str, ...]) -> None:
+def online(session: Session, names: tuple[str, ...]) -> None:
     """Show from how many addresses each user is connected; for named users, the addresses and times.
 
     Without names, nodectl asks the node for each user: with tens of thousands this is slow.
     """
     if names:
         session.report(session.ask(lambda node: _addresses(node, names)), ("name", "address", "since"), _places)
-    session.report(session.ask(_counts, TIMEOUT), ("name", "addresses"), _rows)
+    session.report(session.ask(_counts, LISTING), ("name", "addresses"), _rows)
 
 
 async def _addresses(node: Node, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:

@@ -1,7 +1,8 @@
-"""`nodectl start`."""
+"""`nodectl start`, `stop` and `info`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,31 @@ from typing import Any
 import click
 
 from node.base.errors import UnknownPath
-from node.nodectl import detect_core, userfile
-from node.nodectl.commands.info import COLUMNS, rows
+from node.nodectl import detect_core, users_file
 from node.nodectl.fleet import Node
 from node.nodectl.members import note_refused, refusals, unconfirmed
-from node.nodectl.options import options
-from node.nodectl.session import Session
+from node.nodectl.output import Row
+from node.nodectl.session import Session, options
 from protos import service_pb2 as pb
 
-# Seconds: a core with many users starts slowly.
-TIMEOUT = 120.0
+# Seconds: a core with many users starts slowly; before it stops, the node closes connections and reads counters.
+STARTING, STOPPING = 120.0, 30.0
+COLUMNS = ("state", "core", "version", "node", "remarks")
+
+
+@click.command
+@options
+def info(session: Session) -> None:
+    """Show the state, core, versions and warnings of each node."""
+    session.report(session.ask(lambda node: node.client.info()), COLUMNS, rows)
+
+
+def rows(info: pb.BaseInfoResponse) -> Iterator[Row]:
+    """One row for the node, and one for each remark after the first."""
+    remarks = [*filter(None, [info.reason]), *info.warnings]
+    yield info.state, info.core_type, info.core_version, info.version, remarks[0] if remarks else ""
+    for remark in remarks[1:]:
+        yield "", "", "", "", remark
 
 
 @click.command
@@ -47,7 +63,7 @@ TIMEOUT = 120.0
     help="Keep the users that CONFIG has in this inbound; may be repeated.",
 )
 @options
-def command(
+def start(
     session: Session, config: Path, users: Path | None, core: str | None, keep_alive: int, exclude: tuple[str, ...]
 ) -> None:
     """Start the core with CONFIG (a file, or - for standard input) and users.
@@ -58,11 +74,11 @@ def command(
     backend = pb.Backend(
         type=detect_core.CORES[core] if core else detect_core.detect(text),
         config=text,
-        users=userfile.read(users) if users else [],
+        users=users_file.read(users) if users else [],
         keep_alive=keep_alive,
         exclude_inbounds=exclude,
     )
-    outcomes = session.ask(partial(_start, backend), TIMEOUT)
+    outcomes = session.ask(partial(_start, backend), STARTING)
     code = note_refused(outcomes)
     session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
 
@@ -73,3 +89,15 @@ async def _start(backend: pb.Backend, node: Node) -> dict[str, Any]:
     with suppress(UnknownPath):  # an older node has no ListUsers
         refused = await unconfirmed(node, [user for user in backend.users if user.inbounds])
     return {"info": info, "refused": refusals(refused)}
+
+
+@click.command
+@options
+def stop(session: Session) -> None:
+    """Stop the core. The node reads its traffic counters first."""
+    session.report(session.ask(_stop, STOPPING), COLUMNS, rows)
+
+
+async def _stop(node: Node) -> pb.BaseInfoResponse:
+    await node.client.stop()
+    return await node.client.info()

@@ -1,26 +1,28 @@
-"""`nodectl stats`."""
+"""`nodectl stats` and `top`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import click
 from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from node.base.logs import printable
-from node.nodectl.fleet import Fleet, Outcome
-from node.nodectl.options import options
-from node.nodectl.output import Row, amount, print_error, print_json, print_table
-from node.nodectl.screen import show
-from node.nodectl.session import Session
-from node.nodectl.traffic import COLUMNS, KINDS, Watched, busiest, by_name, drawn, traffic
+from node.nodectl.fleet import Fleet, Node, Outcome
+from node.nodectl.output import Row, Unusable, amount, print_error, print_json, print_table, rate, size, span
+from node.nodectl.session import Session, options
+from node.nodectl.traffic import COLUMNS, KINDS, Watched, busiest, by_name, drawn, show, traffic
 from protos import service_pb2 as pb
 
 _FIGURES = ("system", "backend")
-# Lines of the screen that are not names: the column heads and the last line.
-_FRAME = 2
+# Lines of the screens that are not names: of stats the column heads and the last line, of top also the machine.
+_STATS_FRAME, _TOP_FRAME = 2, 7
+_BAR = 40
 
 
 @click.command
@@ -37,7 +39,7 @@ _FRAME = 2
     help="Repeat every SECONDS, with rates. [default: 2]",
 )
 @options
-def command(session: Session, kind: str, name: str, reset: bool, every: float | None) -> None:
+def stats(session: Session, kind: str, name: str, reset: bool, every: float | None) -> None:
     """Show bytes of users, inbounds or outbounds, or figures of the machine (system) or the core (backend)."""
     if kind in _FIGURES and (name or reset or every):
         raise click.UsageError(f"--name, --reset and --watch do not work with {kind}")
@@ -82,7 +84,7 @@ async def _watch(session: Session, kind: str, name: str, every: float, fleet: Fl
         watched[outcome.node].take(outcome, fleet.reactor.seconds())
         faults = [f"{one.node}: {one.error.text}" for one in watched.values() if one.error is not None]
         lines = busiest(watched.values())
-        table = drawn(lines[: max(1, console.height - _FRAME - len(faults))], many=len(watched) > 1)
+        table = drawn(lines, console.height - _STATS_FRAME - len(faults), many=len(watched) > 1)
         last = Text(f"{len(lines)} names; every {every:g} s; q quits")
         return Group(table, *(Text(printable(fault), no_wrap=True) for fault in faults), last)
 
@@ -90,3 +92,74 @@ async def _watch(session: Session, kind: str, name: str, every: float, fleet: Fl
         await show(fleet, console, traffic(kind, name), every, shown)
     else:
         await fleet.poll(traffic(kind, name), every, printed)
+
+
+class Reading(NamedTuple):
+    """The replies of one round of calls."""
+
+    info: pb.BaseInfoResponse
+    system: pb.SystemStatsResponse
+    users: pb.StatResponse
+
+
+@click.command
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2, 3600),
+    default=2.0,
+    metavar="SECONDS",
+    help="Refresh the screen this often. [default: 2]",
+)
+@options
+def top(session: Session, every: float) -> None:
+    """Show a live screen of one node: the machine and its busiest users. q or Ctrl-C quits."""
+    console = Console()
+    if not console.is_terminal or session.json:
+        raise Unusable("top needs a terminal; in scripts use nodectl stats --watch --json")
+    if len(session.targets()) != 1:
+        raise click.UsageError("top shows one node: name it with --node")
+    session.attend(partial(_top, console, every))
+
+
+async def _read(node: Node) -> Reading:
+    client = node.client
+    return Reading(await client.info(), await client.system_stats(), await traffic("users")(node))
+
+
+async def _top(console: Console, every: float, fleet: Fleet) -> None:
+    """Show the last reading of the one node."""
+    users = Watched(fleet.nodes[0].name)
+    last: Reading | None = None
+
+    def shown(outcome: Outcome[Reading]) -> RenderableType:
+        nonlocal last
+        last = outcome.answer or last
+        reply = None if outcome.answer is None else outcome.answer.users
+        users.take(Outcome(outcome.node, reply, outcome.error), fleet.reactor.seconds())
+        lines = busiest([users])
+        status = f"{users.error.text}; these figures are old" if users.error else f"{len(lines)} users; q quits"
+        head = (_head(users.node, last), _machine(last.system)) if last else ()
+        table = drawn(lines, console.height - _TOP_FRAME)
+        return Group(*head, Text(printable(status), no_wrap=True), table)
+
+    await show(fleet, console, _read, every, shown)
+
+
+def _head(node: str, reading: Reading) -> Text:
+    info = reading.info
+    words = f"{node}: {info.state}, {info.core_type} {info.core_version}, node {info.version}"
+    return Text(printable(f"{words}, machine up {span(reading.system.uptime)}"), style="bold", no_wrap=True)
+
+
+def _machine(system: pb.SystemStatsResponse) -> Table:
+    made = Table.grid(padding=(0, 1))
+    used = 100.0 * system.mem_used / max(1, system.mem_total)
+    made.add_row("CPU", _bar(system.cpu_usage), f"{system.cpu_usage:.0f} % of {system.cpu_cores} cores")
+    made.add_row("memory", _bar(used), f"{size(system.mem_used)} of {size(system.mem_total)}")
+    speeds = f"in {rate(system.incoming_bandwidth_speed)}, out {rate(system.outgoing_bandwidth_speed)}"
+    made.add_row("network", speeds)
+    return made
+
+
+def _bar(percent: float) -> ProgressBar:
+    return ProgressBar(total=100.0, completed=percent, width=_BAR)

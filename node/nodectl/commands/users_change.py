@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import secrets
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from node.base.errors import InvalidRequest, UnknownName
-from node.nodectl.exits import Exit, Unusable
 from node.nodectl.fleet import Node, Outcome, answers
-from node.nodectl.members import PATIENCE, listed, send
-from node.nodectl.options import options
-from node.nodectl.output import Row
-from node.nodectl.session import Session
-from node.nodectl.users.difference import proxies_of
-from node.nodectl.users.new_credentials import KEY_BYTES, new_proxies, new_tunnel
-from node.nodectl.users.rows import missing
+from node.nodectl.members import PATIENCE, listed, missing, proxies_of, send
+from node.nodectl.output import Exit, Row, Unusable
+from node.nodectl.session import Session, inbound_option, options
 from protos import service_pb2 as pb
 
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
@@ -40,14 +40,7 @@ def _given(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command
 @_NAMES
-@click.option(
-    "--inbound",
-    "inbounds",
-    multiple=True,
-    required=True,
-    metavar="TAG",
-    help="Let the users into this inbound; may be repeated.",
-)
+@inbound_option(required=True, help="Let the users into this inbound; may be repeated.")
 @click.option("--address", multiple=True, help="Give them this address in a WireGuard tunnel, and make a key.")
 @_given
 @options
@@ -76,13 +69,7 @@ def add(
 
 @click.command
 @_NAMES
-@click.option(
-    "--inbound",
-    "inbounds",
-    multiple=True,
-    metavar="TAG",
-    help="Let the users into this inbound, and into no others but those given; may be repeated.",
-)
+@inbound_option(help="Let the users into this inbound, and into no others but those given; may be repeated.")
 @click.option("--renew", is_flag=True, help="Generate new credentials for all protocols but WireGuard.")
 @_given
 @options
@@ -182,3 +169,32 @@ def _made(answer: dict[str, Any]) -> Iterator[Row]:
 def _removed(answer: dict[str, Any]) -> Iterator[Row]:
     for user in answer["users"]:
         yield user["name"], "out" if user["out"] else "leaving: a core still has them; the node goes on removing"
+
+
+# Shadowsocks methods whose passwords are keys, and the keys' bytes. Other methods get 32 bytes as a password.
+KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
+_KEY = 32
+_PASSWORD = 24
+
+
+def new_proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = secrets.token_bytes) -> pb.Proxy:
+    """One id for VLESS and VMess, one password for Trojan and Hysteria, one key for Shadowsocks (2022: no method)."""
+    identity = str(uuid.UUID(bytes=random(16), version=4))
+    password = base64.urlsafe_b64encode(random(_PASSWORD)).decode()
+    key = base64.b64encode(random(KEY_BYTES.get(method, _KEY))).decode()
+    return pb.Proxy(
+        vless=pb.Vless(id=identity, flow=flow),
+        vmess=pb.Vmess(id=identity),
+        trojan=pb.Trojan(password=password),
+        shadowsocks=pb.Shadowsocks(password=key, method="" if method in KEY_BYTES else method),
+        hysteria=pb.Hysteria(auth=password),
+    )
+
+
+def new_tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
+    """A new WireGuard public key with these addresses, and its private key, which only the user gets."""
+    private = X25519PrivateKey.generate()
+    public = private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    mine = private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+    peer = pb.Wireguard(public_key=base64.b64encode(public).decode(), peer_ips=addresses)
+    return peer, base64.b64encode(mine).decode()

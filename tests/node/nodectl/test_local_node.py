@@ -16,10 +16,10 @@ from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
 from node.base import env_file
 from node.keys import manage as keys
 from node.keys.keyfile import Scope
-from node.nodectl import cores, detect_core, local_node
+from node.nodectl import detect_core, local_node
 from node.nodectl.app import main
-from node.nodectl.commands import certificate
-from node.nodectl.exits import Unusable
+from node.nodectl.commands import certificate, core
+from node.nodectl.output import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
 
@@ -141,7 +141,7 @@ def test_which_settings_are_read(
     assert local_node.find(place, {}).keys == place / "state/api_keys"
     elsewhere = local_node.find(service.parent, {})
     assert (elsewhere.keys, elsewhere.service, elsewhere.file) == (Path("/srv/keys"), True, service)
-    assert (elsewhere.state, cores.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
+    assert (elsewhere.state, core.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
 
 
 def holding(state: Path, directory: Path, **environment: str) -> subprocess.Popen[bytes]:

@@ -10,9 +10,8 @@ from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
 from node.nodectl.commands.logs import LEVELS, Wanted, level, source
-from node.nodectl.exits import Exit, advice_for, code_of, together
 from node.nodectl.fleet import Outcome
-from node.nodectl.output import as_json, plain, print_json, size, span
+from node.nodectl.output import Exit, advice_for, as_json, code_of, plain, print_json, size, span, together
 from node.nodectl.traffic import Bytes, Rate, Watched, busiest, by_name, rates
 from protos import service_pb2 as pb
 
