@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from node.base.errors import Forbidden, UsersRefused
 from node.contract.accounts import key_of
 from node.nodectl.fleet import Node, Outcome, answers
-from node.nodectl.output import Exit, note
+from node.nodectl.output import note
 from protos import service_pb2 as pb
 
 # Users in one call, and its timeout in seconds.
@@ -65,34 +65,18 @@ async def unconfirmed(node: Node, users: Sequence[pb.User]) -> dict[str, str]:
     return not_in([user for user in users if user.inbounds], rows)
 
 
-async def apply(node: Node, plan: Difference, done: Callable[[int], object]) -> dict[str, Any]:
-    """Apply a difference to the users of a node; the answer for `--json`."""
-    refused = await send(node, plan.updates, done)
-    return {
-        "added": len(plan.added),
-        "changed": len(plan.changed),
-        "removed": len(plan.removed),
-        "same": plan.same,
-        "refused": refusals(refused),
-    }
-
-
 def refusals(refused: Mapping[str, str]) -> list[dict[str, str]]:
     """The JSON form of users who could not be applied, and why."""
     return [{"name": name, "why": why} for name, why in refused.items()]
 
 
-def note_refused(outcomes: Sequence[Outcome[dict[str, Any]]]) -> Exit:
-    """Print which users the nodes could not apply, and why. Returns the exit code."""
-    code = Exit.OK
+def note_refused(outcomes: Sequence[Outcome[dict[str, Any]]]) -> None:
+    """Print which users the nodes could not apply, and why."""
     for node, answer in answers(outcomes):
         for user in answer["refused"][:SHOWN]:
             note(f"{node}: {user['name']} was refused: {user['why']}")
         if (more := len(answer["refused"]) - SHOWN) > 0:
             note(f"{node}: and {more} more; to list them all: nodectl users list --unconfirmed")
-        if answer["refused"]:
-            code = Exit.USERS_REFUSED
-    return code
 
 
 @dataclass

@@ -78,10 +78,11 @@ class Session:
         columns: Sequence[str],
         rows: Callable[[T], Iterable[Row]],
         code: Exit = Exit.OK,
+        when: Callable[[T], bool] = lambda _: True,
     ) -> NoReturn:
-        """Print all answers, as rows of one table, and all errors; exit with the errors' code, else with `code`.
+        """Print all answers, as rows of one table, and all errors; with several nodes, the first column names the node.
 
-        With several nodes, the first column names the node.
+        Exits with the errors' code, else with `code` if `when` holds for an answer.
         """
         if self.json:
             print_json([outcome.document for outcome in outcomes])
@@ -92,8 +93,9 @@ class Session:
         for outcome in outcomes:
             if outcome.error is not None:
                 print_error(outcome.node, outcome.error)
+        answered_with = code if any(when(answer) for _, answer in answers(outcomes)) else Exit.OK
         raise click.exceptions.Exit(
-            together(code if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
+            together(answered_with if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
         )
 
     @property

@@ -305,7 +305,7 @@ def test_the_node_names_no_core() -> None:
 
     The command line is not part of the node: its users give names of cores.
     """
-    names = [name for name in modules() if within(name, "node") and name != "node.nodectl.detect_core"]
+    names = [name for name in modules() if within(name, "node") and name != "node.nodectl.commands.start"]
     assert {name: cores for name in names if (cores := _cores(name))} == {}
 
 

@@ -14,7 +14,7 @@ from node.doctor.findings import Check, Finding, Level, fail
 from node.doctor.local import Place, examine
 from node.doctor.running import Core
 from node.nodectl.commands import core as cores
-from node.nodectl.detect_core import WITH_GEO
+from node.nodectl.commands.start import WITH_GEO
 from node.nodectl.fleet import Node, Outcome
 from node.nodectl.local_node import LocalNode
 from node.nodectl.nodes_file import LOCAL
@@ -32,13 +32,13 @@ def doctor(session: Session) -> None:
     elsewhere = session.named or session.all
     outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]
     documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
-    failed = any(finding.level is Level.FAIL for one in outcomes for finding in one.answer or ())
-    code = Exit.FAILED if failed else Exit.OK
-    session.report(documents, ("check", "level", "found", "remedy"), lambda found: map(_row, found), code)
-
-
-def _row(finding: dict[str, str]) -> tuple[str, ...]:
-    return finding["name"], finding["level"], finding["found"], finding["remedy"]
+    session.report(
+        documents,
+        ("check", "level", "found", "remedy"),
+        lambda found: [(each["name"], each["level"], each["found"], each["remedy"]) for each in found],
+        Exit.FAILED,
+        lambda found: any(each["level"] == Level.FAIL.value for each in found),
+    )
 
 
 def _local_findings(session: Session) -> list[Finding]:

@@ -10,7 +10,7 @@ import click
 from twisted.internet.task import deferLater
 
 from node.client import Client, NoReply
-from node.nodectl.detect_core import CORES
+from node.nodectl.commands.start import CORES
 from node.nodectl.fleet import Node
 from node.nodectl.output import Exit, Row, note
 from node.nodectl.session import Session, options
@@ -115,5 +115,4 @@ def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
 
 def _update(session: Session, ask: Callable[[Client], Awaitable[pb.Job]], no_wait: bool) -> NoReturn:
     outcomes = session.ask(lambda asked: follow(asked, partial(ask, asked.client), wait=not no_wait))
-    failed = any(outcome.answer is not None and outcome.answer.state == "failed" for outcome in outcomes)
-    session.report(outcomes, COLUMNS, rows, Exit.FAILED if failed else Exit.OK)
+    session.report(outcomes, COLUMNS, rows, Exit.FAILED, lambda job: job.state == "failed")

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from node.nodectl import users_file
 from node.nodectl.fleet import Fleet, Node, Outcome, answers
-from node.nodectl.members import Difference, apply, difference, listed, note_refused
+from node.nodectl.members import Difference, difference, listed, note_refused, refusals, send
 from node.nodectl.output import Exit, Row, Unusable, note
 from node.nodectl.session import Session, inbound_option, options
 from protos import service_pb2 as pb
@@ -57,10 +57,8 @@ def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: boo
     if dry_run:
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))
-    session.report(outcomes, COUNTED, _counted, note_refused(outcomes))
-
-
-COMMANDS = (diff, sync)
+    note_refused(outcomes)
+    session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED, lambda answer: bool(answer["refused"]))
 
 
 def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
@@ -68,8 +66,7 @@ def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
         return (await _compared(users, node)).document
 
     outcomes = session.ask(work)
-    differ = any(answer[kind] for _, answer in answers(outcomes) for kind in ("added", "changed", "removed"))
-    session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT if differ else Exit.OK)
+    session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT, lambda found: any(_differences(found)))
 
 
 async def _compared(users: Sequence[pb.User], node: Node) -> Difference:
@@ -88,7 +85,10 @@ async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fl
         async def work(node: Node) -> Answer:
             if node.name in faults:
                 raise faults[node.name]
-            return await apply(node, plans[node.name], partial(progress.advance, bar))
+            plan = plans[node.name]
+            refused = await send(node, plan.updates, partial(progress.advance, bar))
+            counts = {"added": len(plan.added), "changed": len(plan.changed), "removed": len(plan.removed)}
+            return {**counts, "same": plan.same, "refused": refusals(refused)}
 
         return await fleet.ask(work)
 

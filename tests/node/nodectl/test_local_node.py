@@ -16,9 +16,9 @@ from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
 from node.base import env_file
 from node.keys import manage as keys
 from node.keys.keyfile import Scope
-from node.nodectl import detect_core, local_node
+from node.nodectl import local_node
 from node.nodectl.app import main
-from node.nodectl.commands import certificate, core
+from node.nodectl.commands import certificate, core, start
 from node.nodectl.output import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
@@ -311,4 +311,4 @@ def test_keys(place: Path) -> None:
 
 def test_deep_configuration() -> None:
     with pytest.raises(Unusable, match="give --core"):
-        detect_core.detect("[" * 200_000)
+        start.detect("[" * 200_000)

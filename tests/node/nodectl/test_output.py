@@ -10,9 +10,9 @@ from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
 from node.nodectl.commands.logs import LEVELS, Wanted, level, source
+from node.nodectl.commands.stats import Bytes, Rate, Watched, busiest, by_name, rates
 from node.nodectl.fleet import Outcome
 from node.nodectl.output import Exit, advice_for, as_json, code_of, plain, print_json, size, span, together
-from node.nodectl.traffic import Bytes, Rate, Watched, busiest, by_name, rates
 from protos import service_pb2 as pb
 
 
