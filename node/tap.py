@@ -51,10 +51,8 @@ from node.state.store import Store
 from node.updates.jobs import Jobs
 from node.updates.policy import Sources
 from node.updates.program import Program as Releases
-from node.updates.record import LISTS, Record
-from node.updates.replaceable import Kit
+from node.updates.replaceable import LISTS, Kit, Record, Trial
 from node.updates.tool import Tool
-from node.updates.trial import Trial
 from node.updates.updates import Updates
 
 import_gc.resume()

@@ -19,8 +19,7 @@ from node.api.methods import MAX_BODY
 from node.base.alarm import Alarm
 from node.base.errors import InvalidRequest
 from node.client.failures import NoReply, StreamEnded, UnexpectedReply, Unreachable
-from node.client.inbox import Inbox
-from node.client.transport import Line
+from node.client.transport import Inbox, Line
 from protos.service_pb2 import Event
 
 T = TypeVar("T")

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from typing import Any
 
+from cryptography.x509 import load_pem_x509_certificates
 from google.protobuf.message import Message
 from google.protobuf.proto import serialize_length_prefixed
 from OpenSSL import SSL
+from OpenSSL.crypto import X509, X509StoreFlags
+from OpenSSL.SSL import Connection
 from treq.client import HTTPClient
 from twisted.internet import error
 from twisted.internet.defer import CancelledError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IReactorTime, IStreamClientEndpoint
+from twisted.internet.ssl import Certificate, optionsForClientTLS, platformTrust, trustRootFromCertificates
 from twisted.web.client import (  # type: ignore[attr-defined]
+    URI,
     Agent,
     HTTPConnectionPool,
     RequestGenerationFailed,
@@ -21,7 +28,8 @@ from twisted.web.client import (  # type: ignore[attr-defined]
     ResponseFailed,
 )
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IResponse
+from twisted.web.iweb import IAgentEndpointFactory, IResponse
+from zope.interface import implementer
 
 from node.api.auth import Dialect
 from node.api.framing import single
@@ -29,10 +37,8 @@ from node.api.methods import Kind, Method
 from node.base.errors import UsersRefused
 from node.client.body import StreamBody, placed_lines, plain_lines, split_events, whole
 from node.client.failures import Unreachable, of_http
-from node.client.inbox import Inbox
 from node.client.target import Target
-from node.client.tls_endpoint import TlsEndpointFactory
-from node.client.transport import LAST, Line
+from node.client.transport import LAST, Inbox, Line
 from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -146,3 +152,36 @@ def _unanswered(fault: Exception) -> Exception:
     if any(isinstance(reason, CancelledError | error.ConnectingCancelledError) for reason in reasons):
         return CancelledError()
     return Unreachable("no answer: " + "; ".join(f"{type(reason).__name__}: {reason}" for reason in reasons))
+
+
+@implementer(IAgentEndpointFactory)
+class TlsEndpointFactory:
+    """Connects to this host, whatever the URL, and checks `name`. Without `pem` it trusts the machine's authorities."""
+
+    def __init__(self, reactor: IReactorTime, host: str, port: int, name: str, pem: bytes | None) -> None:
+        self._reactor = reactor
+        self._name = name
+        self._address = host, port
+        found = [] if pem is None else load_pem_x509_certificates(pem)
+        pinned = [Certificate(X509.from_cryptography(certificate)) for certificate in found]
+        self._root = trustRootFromCertificates(pinned) if pinned else platformTrust()
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        host, port = self._address
+        trusting = _Pinning(optionsForClientTLS(self._name, trustRoot=self._root))
+        return wrapClientTLS(trusting, HostnameEndpoint(self._reactor, host, port))
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _Pinning:
+    """Trusts a pinned certificate also if another one has signed it, as gRPC's library does."""
+
+    def __init__(self, creator: Any) -> None:
+        self._creator = creator
+
+    def clientConnectionForTLS(self, protocol: Any) -> Connection:
+        connection: Connection = self._creator.clientConnectionForTLS(protocol)
+        store = connection.get_context().get_cert_store()
+        assert store is not None
+        store.set_flags(X509StoreFlags.PARTIAL_CHAIN)
+        return connection

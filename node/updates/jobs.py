@@ -36,6 +36,10 @@ ENDING = 10.0
 WRITTEN = 3.0
 
 
+class Refused(NodeError):
+    """An update failed, and what ran before goes on, unless the text says otherwise. The text has the reason."""
+
+
 class Stage(Enum):
     """What the running job does, as far as an upgrade in place is concerned."""
 

@@ -13,10 +13,9 @@ from node.base.part import Part
 from node.base.periodic import Periodic
 from node.base.secret_file import clear
 from node.contract.driver import Driver
-from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Step, Work
+from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step, Work
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
-from node.updates.record import Refused
 from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 

@@ -332,7 +332,7 @@ def test_the_registry_is_in_its_place() -> None:
 
 # One place for each thing
 
-OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
+OVER_REST = {"node.client.rest", "node.client.body"}
 
 
 @pytest.mark.parametrize(

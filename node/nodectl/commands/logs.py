@@ -12,7 +12,7 @@ import click
 
 from node.base.errors import NodeError
 from node.base.logs import NODE_MARK, printable
-from node.client.logs import CLIENT_MARK
+from node.client.stream import CLIENT_MARK
 from node.nodectl.fleet import Fleet, Node, parallel
 from node.nodectl.output import Exit, Unusable, code_of, note, print_error, print_json, together
 from node.nodectl.session import Session, options
