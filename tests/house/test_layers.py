@@ -378,7 +378,7 @@ OVER_REST = {"node.client.rest", "node.client.body"}
             },
         ),
         (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
-        (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
+        (["subprocess"], {"drivers.install.install"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (
             ["urllib.request", "http.client"],

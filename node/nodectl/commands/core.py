@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from drivers.install.install import cores_directory, find, version_of
+from drivers.install.install import cores_directory, find, installed_at, version_of
 from drivers.install.install import install as install_core
 from drivers.install.releases import CORES, Core, choose
 from drivers.install.releases import InstallError as InstallError
@@ -118,7 +118,7 @@ def _found(local: LocalNode) -> Iterator[dict[str, Any]]:
     directory = directory_of(local)
     for name, releases in CORES.items():
         now, version = used(local, name) or (None, "")
-        places = [(core.release, _executable(core, directory)) for core in releases]
+        places = [(core.release, installed_at(core, directory)) for core in releases]
         pinned = places[0][1]
         if now is not None and now not in [path for _, path in places]:
             places.append((version, now))
@@ -131,7 +131,7 @@ def _named(local: LocalNode, name: str, which: str) -> Path:
     """The executable of an installed release, or at a path. Raises `InstallError` if it is not this core."""
     releases: Mapping[str, Core] = {core.release: core for core in CORES[name]}
     if which in releases:
-        path = _executable(releases[which], directory_of(local))
+        path = installed_at(releases[which], directory_of(local))
         if not path.exists():
             raise InstallError(
                 f"{releases[which].label} is not installed: nodectl core install {name} --version {which}"
@@ -142,8 +142,3 @@ def _named(local: LocalNode, name: str, which: str) -> Path:
         raise InstallError(f"{which} is neither a release of {name} ({', '.join(releases)}) nor a file")
     version_of(PINNED[name], path)
     return path
-
-
-def _executable(core: Core, directory: Path) -> Path:
-    """The path of an installed release."""
-    return directory / f"{core.name}-{core.release}" / core.executable

