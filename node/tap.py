@@ -42,8 +42,7 @@ from node.handover.upgrade import Upgrades
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.figures import Sources as Measured
-from node.metrics.monitoring import Monitoring
-from node.metrics.pages import Meters
+from node.metrics.pages import Meters, Monitoring
 from node.service import NodeService, use_monotonic_clock
 from node.settings import BadSettings, Settings, environment, load
 from node.state.directory import StateDirectory

@@ -25,6 +25,13 @@ T = TypeVar("T")
 
 # Seconds before the next attempt to connect, by its number.
 _delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
+# Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
+# count as complete in any case.
+QUIET, SETTLED = 0.3, 2.0
+# Begins lines that the client itself adds.
+CLIENT_MARK = "[client] "
+# Added where lines may be missing.
+GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
 class Closed(Exception):
@@ -185,16 +192,6 @@ class EventStream(Stream[Event, Event]):
         if isinstance(error, StreamEnded) and not self._request.follow:
             raise Closed
         await super()._resume(error)
-
-
-# Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
-# count as complete in any case.
-QUIET, SETTLED = 0.3, 2.0
-
-# Begins lines that the client itself adds.
-CLIENT_MARK = "[client] "
-# Added where lines may be missing.
-GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
 class LogStream(Stream[Line, str]):

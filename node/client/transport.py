@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # Items that may wait to be taken; then the writer should wait.
 ROOM = 5_000
+# The header, or the metadata, with the place of the line after which a stream resumes.
+LAST = "last-event-id"
 
 
 class Inbox(Generic[T]):
@@ -94,10 +96,6 @@ class Inbox(Generic[T]):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.callback(None)
-
-
-# The header, or the metadata, with the place of the line after which a stream resumes.
-LAST = "last-event-id"
 
 
 class Line(NamedTuple):

@@ -22,6 +22,10 @@ PATIENCE = 120.0
 LISTING = 60.0
 # Refused users who are printed with their reasons.
 SHOWN = 20
+# The node's reason for a user whom a limit bars.
+OFF = "the user is off, by their limits"
+WIDE = ("confirmed", "leaving", "unknown", "credentials")
+COLUMNS = ("name", "inbounds", "state", "why")
 
 
 @dataclass
@@ -147,12 +151,6 @@ def _with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
 def proxies_of(proxies: pb.Proxy) -> Mapping[str, Message]:
     """The proxies that are not empty, by name."""
     return {name.name: value for name, value in proxies.ListFields() if value.ListFields()}
-
-
-# The node's reason for a user whom a limit bars.
-OFF = "the user is off, by their limits"
-WIDE = ("confirmed", "leaving", "unknown", "credentials")
-COLUMNS = ("name", "inbounds", "state", "why")
 
 
 def settled(row: pb.ListedUser) -> bool:

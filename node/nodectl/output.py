@@ -24,6 +24,11 @@ from node.base.errors import NodeError
 from node.base.logs import printable
 from node.client import NoReply, UnexpectedReply
 
+Row = Sequence[object]
+_NOT_ASCII = re.compile("[^\n -~]")
+_STEP = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
 
 class Exit(IntEnum):
     """Exit codes of nodectl. With several nodes: the code of all, or FAILED if they differ."""
@@ -93,13 +98,6 @@ def together(codes: Iterable[Exit]) -> Exit:
     return found.pop() if len(found) == 1 else Exit.FAILED if found else Exit.OK
 
 
-Row = Sequence[object]
-
-_NOT_ASCII = re.compile("[^\n -~]")
-_STEP = 1024
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-
-
 def as_json(value: Any) -> Any:
     """Convert for JSON: a message becomes all its fields, by their names in the proto; integers stay integers."""
     if isinstance(value, Message):
@@ -164,7 +162,7 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def amount(count: int) -> str:
+def amount(count: float) -> str:
     """A number of bytes: with a unit on a terminal, plain in a pipe."""
     return size(count) if sys.stdout.isatty() else str(count)
 

@@ -24,6 +24,7 @@ from node.updates.replaceable import Kit
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}")
 _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index")
+NAME = "txnode"
 
 
 class Program:
@@ -139,9 +140,6 @@ class Program:
         except OSError as error:
             file = error.filename or self._directory
             raise Refused(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-NAME = "txnode"
 
 
 def wheel_name(version: str) -> str:

@@ -30,6 +30,10 @@ from node.updates.tool import Tool
 
 # The name of the geo files in the record.
 LISTS = "geo"
+# The geo files to update unless the request names others.
+USUAL = ("geoip.dat", "geosite.dat")
+# Seconds that a new core must last, between two checks of it, and to wait for the one that replaces a failed one.
+HOLD, LOOK, BACK = 5.0, 0.25, 20.0
 
 
 @dataclass(frozen=True)
@@ -135,10 +139,6 @@ class Record:
         for place in (place for directory in directories for place in directory.glob("*")):
             if place.is_dir() and place not in spared:
                 shutil.rmtree(place, ignore_errors=True)
-
-
-# The geo files to update unless the request names others.
-USUAL = ("geoip.dat", "geosite.dat")
 
 
 @dataclass(frozen=True)
@@ -298,10 +298,6 @@ class ReplaceableLists(Replaceable):
         later = "the core reads the geo files at its next reload, within the hour, or at its next start"
         words = {None: "the geo files are already the newest", True: "the geo files are in use", False: later}
         return words[took], ""
-
-
-# Seconds that a new core must last, between two checks of it, and to wait for the one that replaces a failed one.
-HOLD, LOOK, BACK = 5.0, 0.25, 20.0
 
 
 class Trial:

@@ -186,17 +186,10 @@ def traffic(kind: str, name: str = "", reset: bool = False) -> Work[pb.StatRespo
 
 
 class Bytes(NamedTuple):
-    """From users, and to them."""
+    """From users, and to them: numbers of bytes, or rates in bytes a second."""
 
-    uplink: int = 0
-    downlink: int = 0
-
-
-class Rate(NamedTuple):
-    """Bytes a second."""
-
-    uplink: float = 0.0
-    downlink: float = 0.0
+    uplink: float = 0
+    downlink: float = 0
 
 
 class Line(NamedTuple):
@@ -205,7 +198,7 @@ class Line(NamedTuple):
     node: str
     name: str
     bytes: Bytes
-    rate: Rate
+    rate: Bytes
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -220,7 +213,7 @@ class Watched:
 
     node: str
     counts: Mapping[str, Bytes] = field(default_factory=dict)
-    rates: Mapping[str, Rate] = field(default_factory=dict)
+    rates: Mapping[str, Bytes] = field(default_factory=dict)
     error: NodeError | None = None
     at: float | None = None
 
@@ -236,7 +229,7 @@ class Watched:
 
     def lines(self) -> Iterator[Line]:
         for name, count in self.counts.items():
-            yield Line(self.node, name, count, self.rates.get(name, Rate()))
+            yield Line(self.node, name, count, self.rates.get(name, Bytes()))
 
 
 def busiest(watched: Iterable[Watched]) -> list[Line]:
@@ -261,15 +254,15 @@ def by_name(rows: Iterable[pb.Stat]) -> dict[str, Bytes]:
     return found
 
 
-def rates(before: Mapping[str, Bytes], now: Mapping[str, Bytes], seconds: float) -> dict[str, Rate]:
+def rates(before: Mapping[str, Bytes], now: Mapping[str, Bytes], seconds: float) -> dict[str, Bytes]:
     """The rates between two readings. A new name has a rate of zero: when it began is not known."""
     return {
-        name: Rate(*(_grown(*pair) / seconds for pair in zip(before.get(name, count), count, strict=True)))
+        name: Bytes(*(_grown(*pair) / seconds for pair in zip(before.get(name, count), count, strict=True)))
         for name, count in now.items()
     }
 
 
-def _grown(before: int, now: int) -> int:
+def _grown(before: float, now: float) -> float:
     """The growth of a counter. If it was reset meanwhile, only what it has now is known."""
     return now - before if now >= before else now
 

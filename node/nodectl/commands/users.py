@@ -1,4 +1,4 @@
-"""`nodectl users`: list, add, change and remove users, show and set their limits; see also `users_sync`."""
+"""`nodectl users` and `online`: list, add, change and remove users, show and set limits; see also `users_sync`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from node.base.errors import InvalidRequest, UnknownName
 from node.limits import parsing
 from node.nodectl.commands.users_sync import diff, sync
-from node.nodectl.fleet import Node, Outcome, answers
+from node.nodectl.fleet import Node, Outcome, answers, parallel
 from node.nodectl.members import COLUMNS, LISTING, PATIENCE, WIDE, cells, listed, missing, proxies_of, send, settled
 from node.nodectl.output import Exit, Row, Unusable, note, rate_of_bits, size
 from node.nodectl.session import Session, inbound_option, options
@@ -24,6 +25,12 @@ from protos import service_pb2 as pb
 
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 _LIMITS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
+# Shadowsocks methods whose passwords are keys, and the keys' bytes. Other methods get 32 bytes as a password.
+KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
+_KEY = 32
+_PASSWORD = 24
+# Parallel calls to one node, one user each.
+AT_ONCE = 64
 
 
 @click.group(commands=[diff, sync])
@@ -276,12 +283,6 @@ def _removed(answer: dict[str, Any]) -> Iterator[Row]:
         yield user["name"], "out" if user["out"] else "leaving: a core still has them; the node goes on removing"
 
 
-# Shadowsocks methods whose passwords are keys, and the keys' bytes. Other methods get 32 bytes as a password.
-KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
-_KEY = 32
-_PASSWORD = 24
-
-
 def new_proxies(flow: str = "", method: str = "", random: Callable[[int], bytes] = secrets.token_bytes) -> pb.Proxy:
     """One id for VLESS and VMess, one password for Trojan and Hysteria, one key for Shadowsocks (2022: no method)."""
     identity = str(uuid.UUID(bytes=random(16), version=4))
@@ -303,3 +304,45 @@ def new_tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
     mine = private.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
     peer = pb.Wireguard(public_key=base64.b64encode(public).decode(), peer_ips=addresses)
     return peer, base64.b64encode(mine).decode()
+
+
+@click.command
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@options
+def online(session: Session, names: tuple[str, ...]) -> None:
+    """Show from how many addresses each user is connected; for named users, the addresses and times.
+
+    Without names, nodectl asks the node for each user: with tens of thousands this is slow.
+    """
+    if names:
+        session.report(session.ask(lambda node: _addresses(node, names)), ("name", "address", "since"), _places)
+    session.report(session.ask(_counts, LISTING), ("name", "addresses"), _rows)
+
+
+async def _addresses(node: Node, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:
+    return await parallel([partial(node.client.online_ips, name) for name in names], AT_ONCE)
+
+
+async def _counts(node: Node) -> list[pb.OnlineStatResponse]:
+    """The number of addresses of each connected user."""
+    users = (await listed(node)).users
+    found = await parallel([partial(_count, node, user.name) for user in users], AT_ONCE)
+    return [count for count in found if count.value]
+
+
+async def _count(node: Node, name: str) -> pb.OnlineStatResponse:
+    try:
+        return await node.client.online(name)
+    except UnknownName:  # removed meanwhile
+        return pb.OnlineStatResponse(name=name)
+
+
+def _places(users: Sequence[pb.StatsOnlineIpListResponse]) -> Iterator[Row]:
+    for user in users:
+        for address, since in sorted(user.ips.items()):
+            yield user.name, address, datetime.fromtimestamp(since).astimezone().isoformat(" ")
+
+
+def _rows(counts: Sequence[pb.OnlineStatResponse]) -> Iterator[Row]:
+    for count in sorted(counts, key=lambda count: (-count.value, count.name)):
+        yield count.name, count.value
