@@ -32,7 +32,15 @@ COMMANDS: dict[str, str] = {
     "key": "Manage the API keys of the node on this machine: new, list, revoke.",
     "completion": "Print the completion script of a shell.",
 }
-_MODULES = {"info": "start", "stop": "start", "top": "stats", "jobs": "update", "online": "users"}
+_MODULES = {
+    "info": "start",
+    "stop": "start",
+    "top": "stats",
+    "jobs": "update",
+    "online": "users",
+    "certificate": "credentials",
+    "key": "credentials",
+}
 
 
 class Commands(click.Group):

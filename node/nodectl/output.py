@@ -142,18 +142,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
         click.echo("\n".join(plain(columns, cells)))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for a terminal; columns that have only numbers are aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in zip(columns, _sides(rows := list(rows), len(columns)), strict=True):
-        made.add_column(Text(name), justify="right" if justify else "left", overflow="fold")
+    for at, name in enumerate(columns):
+        numbers = bool(rows) and all(row[at][:1].isdigit() for row in rows)
+        made.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*map(Text, row))
     return made
-
-
-def _sides(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
-    """Which columns have only numbers, to be aligned to the right."""
-    return [bool(rows) and all(row[at][:1].isdigit() for row in rows) for at in range(count)]
 
 
 def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -104,11 +104,6 @@ class Record:
         else:
             self.choices.executables[name] = path
 
-    def before(self, name: str) -> str | None:
-        """Return the path that was chosen before, empty for what the node finds itself; None if no update was made."""
-        chosen = self.by_name.get(name)
-        return chosen.before if chosen else None
-
     def keep(self, name: str, path: Path | None, before: Path | None) -> None:
         """Keep a choice for the next start, and write the file. Blocking. Raises `Refused`."""
         self.by_name[name] = Chosen(str(path or ""), str(before or ""), self.configured.get(name, ""))
@@ -178,12 +173,13 @@ class Replaceable(ABC):
 
     async def go_back(self, step: Step) -> None:
         """Switch to the version before. Raises `Refused`."""
-        before = self._record.before(self._name)
-        if before is None:
+        chosen = self._record.by_name.get(self._name)
+        if chosen is None or chosen.before is None:
             raise Refused(self.never)
-        if before and not Path(before).exists():
+        before = Path(chosen.before) if chosen.before else None
+        if before is not None and not before.exists():
             raise Refused(f"{self.gone}: {before}")
-        await self._switch(Path(before) if before else None, step)
+        await self._switch(before, step)
 
     async def _update(self, step: Step, **parameters: object) -> None:
         """Switch to what `drivers.install.update` downloads with these parameters. Raises `Refused`."""

@@ -18,7 +18,7 @@ from node.keys import manage as keys
 from node.keys.keyfile import Scope
 from node.nodectl import local_node
 from node.nodectl.app import main
-from node.nodectl.commands import certificate, core, start
+from node.nodectl.commands import core, credentials, start
 from node.nodectl.output import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
@@ -164,7 +164,7 @@ def test_settings_of_a_running_node(place: Path, tmp_path_factory: pytest.TempPa
     with holding(place / "var", own, **given) as node:
         found = local_node.find(place, shell)
         assert (found.directory, found.file) == (own, own / ".env")
-        assert certificate.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
+        assert credentials.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
         node.kill()
     with holding(place / "var", own) as other:
         assert local_node.find(place, shell).directory == place

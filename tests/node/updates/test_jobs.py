@@ -36,7 +36,7 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     kit = Kit(pooled(clock), directory, Tool(never, {}), Trial(clock, nothing), record, now)
     drivers: dict[int, Any] = {pb.XRAY: cast(Any, SimpleNamespace(name="xray"))}
     program = Program(kit, directory / "kept", "", nothing)
-    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources())
+    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources({}, pb.XRAY))
 
 
 def got(found: Updates) -> Sequence[pb.Job]:
