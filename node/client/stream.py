@@ -44,9 +44,11 @@ class Stream(Generic[S, T]):
     If the connection breaks, the stream reconnects for up to `patience` seconds.
     """
 
-    def __init__(self, reactor: IReactorTime, patience: float) -> None:
+    def __init__(self, reactor: IReactorTime, patience: float, connected: Callable[[], Awaitable[Inbox[S]]]) -> None:
         self._reactor = reactor
         self._patience = patience
+        # Connects after the last item that was read.
+        self._connected = connected
         self._source: Inbox[S] = Inbox(reactor)
         self._outbox: Inbox[T] = Inbox(reactor)
         self._ready: deque[T] = deque()
@@ -81,10 +83,6 @@ class Stream(Generic[S, T]):
         if following is not None:
             following.cancel()
             self._source.close()
-
-    async def _connected(self) -> Inbox[S]:
-        """Connect after the last item that was read."""
-        raise NotImplementedError
 
     def _deliver(self, items: list[S]) -> None:
         """Put what was read into the outbox."""
@@ -172,14 +170,10 @@ class EventStream(Stream[Event, Event]):
         request: EventsRequest,
         patience: float = math.inf,
     ) -> None:
-        super().__init__(reactor, patience)
-        self._connect = connect
+        super().__init__(reactor, patience, lambda: connect(request))
         self._request = request
         # The last event that was taken.
         self.since, self.epoch = request.since, request.epoch
-
-    async def _connected(self) -> Inbox[Event]:
-        return await self._connect(self._request)
 
     def _deliver(self, items: list[Event]) -> None:
         self._request.since, self._request.epoch = items[-1].sequence, items[-1].epoch
@@ -213,14 +207,10 @@ class LogStream(Stream[Line, str]):
     def __init__(
         self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
     ) -> None:
-        super().__init__(reactor, patience)
-        self._connect = connect
+        super().__init__(reactor, patience, lambda: connect(self._last.place))
         # The last line that was read.
         self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
-
-    async def _connected(self) -> Inbox[Line]:
-        return await self._connect(self._last.place)
 
     async def _reconnect(self) -> None:
         await super()._reconnect()

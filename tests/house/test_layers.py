@@ -332,7 +332,7 @@ def test_the_registry_is_in_its_place() -> None:
 
 # One place for each thing
 
-OVER_REST = {"node.client.rest", "node.client.body"}
+OVER_REST = {"node.client.rest"}
 
 
 @pytest.mark.parametrize(
