@@ -12,11 +12,10 @@ from pathlib import Path
 
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
-from drivers.process import memory
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
-from drivers.process.settings import CORE_MEMORY, executable_setting
+from drivers.process.settings import CORE_MEMORY, executable_setting, memory_limit
 from drivers.process.spawn import Spawner, opened
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool
@@ -183,7 +182,7 @@ class Installation:
         if known is None or not known.path.is_file():
             known = await self._found(chosen)
             self._stale.discard(chosen)
-        most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
+        most = memory_limit(self.host.settings.get(CORE_MEMORY.name, ""))
         keeper = self.host.keeper if self.host.keeper.lasts else None
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most, keeper=keeper)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))

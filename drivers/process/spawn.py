@@ -18,9 +18,8 @@ from twisted.internet import defer
 from drivers.install.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.child import CoreProcess
 from drivers.process.kept import start
-from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
-from drivers.process.settings import CORE_MEMORY
+from drivers.process.settings import CORE_MEMORY, soft_limit
 from node.base.errors import CoreFailed
 from node.base.reactor import Reactor
 from node.contract.driver import Done

@@ -10,8 +10,7 @@ from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 from twisted.internet.task import deferLater
 
-from drivers.process.channel import LATE, ApiFailed, Channel
-from drivers.process.stats import BULK_DEADLINE, DEADLINE, StatsApi
+from drivers.process.channel import BULK_DEADLINE, DEADLINE, LATE, ApiFailed, Channel, StatsApi
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
@@ -204,8 +203,7 @@ class Api:
         """The first message of a stream; an empty one if the stream has none. Raises `ApiFailed`."""
         async with aclosing(self._daemon.stream(DAEMON + name, request, reply, seconds)) as stream:
             async for message in stream:
-                found: M = message
-                return found
+                return message
         return reply()
 
     def bar(self, pairs: Iterable[Pair]) -> None:

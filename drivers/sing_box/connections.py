@@ -11,10 +11,9 @@ from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from drivers.sing_box.table import Line, Pair, Table
-from drivers.sockets.connections import Endpoint, at
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import CoreConnections, handle_of, ignore_arrivals, inode_of, live_of, rest_of
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.sock_diag import Flow, flows
+from drivers.sockets.sock_diag import Endpoint, Flow, at, flows
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts

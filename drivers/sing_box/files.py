@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from drivers.process.confinement import Touched
-from drivers.process.named_files import Named, is_abstract, readable, texts
+from drivers.process.json_text import Named, is_abstract, texts
 from drivers.process.paths import Paths
 from node.base.errors import InvalidConfig
 
@@ -49,7 +49,7 @@ def asked(tree: Json, paths: Paths, unconfined: str | None) -> Touched:
                 )
             paths.require(named.text, named.place)
     found = (range(port, port + 1) for port in sorted(set(_ports(tree))))
-    files = readable(tree, paths) | {named.text for named in plugged}
+    files = paths.named_in(tree) | {named.text for named in plugged}
     return Touched(files, (), tuple(found), is_abstract(tree))
 
 

@@ -9,7 +9,6 @@ from twisted.internet.defer import ensureDeferred
 from drivers.process.channel import COUNTERS, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced
 from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
@@ -19,6 +18,7 @@ from drivers.sing_box.status import StatusRun
 from drivers.sing_box.table import Pair
 from drivers.sing_box.tally import LACKING, reading, spellings
 from drivers.sockets.connections import deafen, run_dry
+from drivers.sockets.pacing import Paced
 from drivers.sockets.pidfd import Unreachable
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool

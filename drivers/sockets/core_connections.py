@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import ParamSpec, TypeVar
 
-from drivers.sockets.connections import Ports
-from drivers.sockets.descriptors import Descriptors
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.pidfd import Unreachable
-from drivers.sockets.sock_diag import Flow
+from drivers.sockets.sock_diag import Flow, Ports
 from node.base.logs import Logger
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor

@@ -10,10 +10,16 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
+from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import Address
+from drivers.sockets.sock_diag import Ports
 from node.contract.keeper import Keeper
 from protos import handover_pb2
 from protos.handover_pb2 import Sharing
+
+
+class Unsteerable(Exception):
+    """New connections cannot be steered from one process to another. The text says why."""
 
 
 class HeldSocket(socket.socket):
@@ -44,7 +50,7 @@ class Shelf:
         self._keeper.put(name, [one.fileno()])
         return HeldSocket(one.detach(), self._keeper, name, self._last)
 
-    def hold_all(self, some: Sequence[socket.socket]) -> list[socket.socket]:
+    def _hold_all(self, some: Sequence[socket.socket]) -> list[socket.socket]:
         """Hold these sockets, or close all of them. Raises `OSError`."""
         held: list[socket.socket] = []
         try:
@@ -55,6 +61,15 @@ class Shelf:
                 one.close()
             raise
         return held
+
+    def hold_of(self, pid: int, ports: Ports, kind: socket.SocketKind) -> list[socket.socket]:
+        """Hold duplicates of a process's sockets at these ports. Raises `Unsteerable` and `OSError`."""
+        seen, found = look(pid, ports, kind)
+        if seen.obstacles:
+            for one in found:
+                one.close()
+            raise Unsteerable("; ".join(seen.obstacles))
+        return self._hold_all(found)
 
     def take(self, sharing: Sharing) -> Mapping[int, socket.socket]:
         """The sockets in a message that an earlier node has left, by number, without those that it has closed since."""

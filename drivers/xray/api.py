@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from drivers.process.channel import ApiFailed, Channel
-from drivers.process.stats import BULK_DEADLINE, StatsApi
+from drivers.process.channel import BULK_DEADLINE, ApiFailed, Channel, StatsApi
 from drivers.xray.messages import field
 from drivers.xray.routing import Router
 from node.base.reactor import Reactor
@@ -61,7 +60,7 @@ class Api(StatsApi):
     async def all_online(self) -> list[str]:
         """The e-mails of all users online. Raises `ApiFailed`."""
         path, request = STATS + "GetAllOnlineUsers", xray_pb2.Nothing()
-        reply = await self._call(path, request, xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
+        reply = await self._channel.call(path, request, xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
         return [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
 
     async def online_count(self, email: str) -> int:
@@ -72,16 +71,16 @@ class Api(StatsApi):
 
     async def outbounds(self) -> list[xray_pb2.OutboundStatus]:
         """The observatory's measurements so far. Raises `ApiFailed`."""
-        path = OBSERVATORY + "GetOutboundStatus"
-        return list((await self._call(path, xray_pb2.Nothing(), xray_pb2.GetOutboundStatusResponse)).status.status)
+        path, request = OBSERVATORY + "GetOutboundStatus", xray_pb2.Nothing()
+        return list((await self._channel.call(path, request, xray_pb2.GetOutboundStatusResponse)).status.status)
 
     async def count_users(self, tag: str) -> int:
         path, request = HANDLER + "GetInboundUsersCount", xray_pb2.GetInboundUserRequest(tag=tag)
-        return (await self._call(path, request, xray_pb2.GetInboundUsersCountResponse)).count
+        return (await self._channel.call(path, request, xray_pb2.GetInboundUsersCountResponse)).count
 
     async def list_users(self, tag: str) -> list[xray_pb2.User]:
         path, request = HANDLER + "GetInboundUsers", xray_pb2.GetInboundUserRequest(tag=tag)
-        return list((await self._call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users)
+        return list((await self._channel.call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users)
 
     async def alter(self, operations: Sequence[Operation], in_flight: int = IN_FLIGHT) -> list[str | None]:
         """Run operations, `in_flight` in parallel. Returns for each None, or the reason of its failure.
@@ -107,13 +106,13 @@ class Api(StatsApi):
         """Remove an inbound, if it is there, and add it again as given. Raises `ApiFailed`."""
         await self.remove_inbound(handler.tag)
         add = xray_pb2.AddInboundRequest(inbound=handler)
-        await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
+        await self._channel.call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
 
     async def remove_inbound(self, tag: str) -> None:
         """Remove an inbound, if it is there: it stops accepting connections. Raises `ApiFailed`."""
         remove = xray_pb2.RemoveInboundRequest(tag=tag)
         try:
-            await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
+            await self._channel.call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
         except ApiFailed as error:
             # The core's answer for an unknown tag (app/proxyman/inbound).
             if "not enough information for making a decision" not in str(error):
@@ -131,7 +130,7 @@ class Api(StatsApi):
 
     async def _tried(self, operation: Operation) -> str | None:
         try:
-            await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
+            await self._channel.call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
         except ApiFailed as error:
             if error.silent:
                 raise

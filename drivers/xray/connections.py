@@ -16,10 +16,9 @@ from twisted.internet.task import deferLater
 from drivers.process.channel import ApiFailed
 from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
-from drivers.sockets.connections import Endpoint, Ports, at
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.sock_diag import Connection, connected
+from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership.endpoints import Endpoints

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drivers.process.confinement import Touched
-from drivers.process.json_text import parse
-from drivers.process.named_files import is_abstract, readable, texts
+from drivers.process.json_text import is_abstract, parse, texts
 from drivers.process.paths import Paths
 from drivers.xray.messages import HYSTERIA, REALITY, ROUTER, SPLIT_HTTP, TLS, TROJAN, VLESS
 from drivers.xray.streams import handlers_of, place_of, receiver_of, stream_of, with_downloads
@@ -51,7 +50,7 @@ def asked(text: str, paths: Paths) -> Touched:
     # A mode may follow the path of a socket.
     listens = (named.text for named in texts(tree) if named.key.lower() == "listen" and named.text.startswith("/"))
     sockets = frozenset(text.split(",")[0] for text in listens)
-    return Touched(readable(tree, paths), sockets, abstract=is_abstract(tree))
+    return Touched(paths.named_in(tree), sockets, abstract=is_abstract(tree))
 
 
 def check(base: Config, paths: Paths, unconfined: str | None) -> None:

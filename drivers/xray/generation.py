@@ -9,7 +9,7 @@ from twisted.internet.defer import DeferredLock
 from drivers.process.channel import COUNTERS, ROUTING, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced
+from drivers.sockets.pacing import Paced
 from drivers.xray import routing, rules, wireguard
 from drivers.xray.api import Api
 from drivers.xray.compat import UntrustedProxy

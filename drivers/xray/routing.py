@@ -17,8 +17,6 @@ from protos.service_pb2 import RouteResult, TestRouteRequest
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
 
 _SERVICE = "/xray.app.router.command.RoutingService/"
-# Seconds.
-_DEADLINE = 5.0
 # The core's error where no rule matches.
 _NO_RULE = "not enough information for making a decision"
 # common/net/network.proto
@@ -103,8 +101,7 @@ class Router:
             in_doubt.remove(what)
 
     async def _call(self, name: str, request: Message, reply: type[M]) -> M:
-        found: M = await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)
-        return found
+        return await self._channel.call(_SERVICE + name, request, reply)
 
 
 def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from drivers.process.channel import FIGURES, LATENCY, ONLINE, asking
-from drivers.sockets.connections import endpoint
+from drivers.sockets.sock_diag import endpoint
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Plan, measures

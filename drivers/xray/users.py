@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from drivers.process import readiness as starting
-from drivers.process.channel import ApiFailed
-from drivers.process.shared import SharedRun
-from drivers.process.stats import MAX_REQUEST
+from drivers.process.channel import MAX_REQUEST, ApiFailed
+from drivers.process.generation import CoreGeneration
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import IN_FLIGHT, Api, Operation
@@ -49,7 +48,7 @@ class Users:
         connections: Connections,
         handshakes: Handshakes,
         accounts: dict[str, Accounts],
-        run: SharedRun[Any],
+        run: CoreGeneration[Any],
     ) -> None:
         self._host = host
         self._plan = plan

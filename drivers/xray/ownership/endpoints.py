@@ -7,7 +7,7 @@ from itertools import islice
 from sys import intern
 from typing import Any
 
-from drivers.sockets.connections import Endpoint
+from drivers.sockets.sock_diag import Endpoint
 from protos.handover_pb2 import Places
 
 

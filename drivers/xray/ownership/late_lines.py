@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 
 from twisted.internet.interfaces import IReactorTime
 
-from drivers.sockets.connections import Endpoint
+from drivers.sockets.sock_diag import Endpoint
 from node.contract.connections import Address
 from protos.handover_pb2 import Suspect
 from protos.handover_pb2 import Suspects as Packed
