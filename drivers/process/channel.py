@@ -22,6 +22,7 @@ from node.http2 import headers
 from node.http2.client import ClientConnection
 from node.http2.stream import End, Status, Stream
 from protos import xray_pb2
+from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0
@@ -205,10 +206,10 @@ class StatsApi:
     async def close(self) -> None:
         self._channel.close()
 
-    async def sys_stats(self, seconds: float = DEADLINE) -> xray_pb2.SysStatsResponse:
-        """The statistics of Go's run-time."""
+    async def figures(self, seconds: float = DEADLINE) -> BackendStatsResponse:
+        """The statistics of Go's run-time: the core's own message has the same fields."""
         path, request = f"{self._service}GetSysStats", xray_pb2.Nothing()
-        return await self._channel.call(path, request, xray_pb2.SysStatsResponse, seconds)
+        return await self._channel.call(path, request, BackendStatsResponse, seconds)
 
     async def counters(self) -> dict[str, int]:
         """All counters by name. Never with reset: the counts in a lost reply would be lost."""

@@ -15,7 +15,7 @@ from drivers.install.releases import Core, InstallError
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
-from drivers.process.settings import CORE_MEMORY, executable_setting, memory_limit
+from drivers.process.settings import CORE_MEMORY, memory_limit
 from drivers.process.spawn import Spawner, opened
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool
@@ -147,7 +147,7 @@ class Installation:
 
     @property
     def _variable(self) -> str:
-        return executable_setting(self.core).name
+        return self.core.variable("EXECUTABLE_PATH")
 
     @property
     def paths(self) -> Paths:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from drivers.process import readiness as starting
-from drivers.process.channel import COUNTERS, asking
+from drivers.process.channel import COUNTERS, FIGURES, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.kept import ANSWER, silent
@@ -28,6 +28,7 @@ from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Live
 from node.contract.counters import Reading, Scope
 from node.contract.driver import Host, Plan
+from protos.service_pb2 import BackendStatsResponse
 
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000
@@ -61,6 +62,9 @@ class Api(Protocol):
     """The part of a core's API that all cores have."""
 
     async def ready(self, seconds: float) -> bool: ...
+
+    async def figures(self) -> BackendStatsResponse:
+        """Run-time statistics. Raises `ApiFailed`."""
 
     async def close(self) -> None: ...
 
@@ -200,7 +204,11 @@ class CoreGeneration(Generic[A]):
     def unpaced(self) -> Mapping[str, str]:
         return self._paced.unpaced
 
-    # Its counters
+    # Its counters and figures
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        with asking(FIGURES):
+            return await self._api.figures()
 
     async def counters(self) -> Reading:
         raise NotImplementedError

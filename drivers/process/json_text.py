@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 # Strings come first, so that comments inside one stay. An unterminated string extends to the end of the text: matching
 # again from each of its quotes would take hours.
 _STRING_OR_COMMENT = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+# An object.
+Json = dict[str, Any]
 Pairs = list[tuple[str, Any]]
 
 

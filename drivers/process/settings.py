@@ -81,23 +81,21 @@ CORE_MEMORY = Setting(
 SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY)
 
 
-def executable_setting(core: Core) -> Setting:
-    """The setting for the path of this core's executable."""
-    return Setting(
-        core.variable("EXECUTABLE_PATH"),
-        f"executable of {core.title} to run (default: found on PATH or in the cores directory)",
-        details="Set it to run a build of your own. A release that an update installed takes precedence until you "
-        "change this setting: see [updates.md](updates.md#cores).",
-    )
-
-
-def download_setting(core: Core) -> Setting:
-    """The setting for the server that this core's archives are downloaded from."""
-    return Setting(
-        core.variable("DOWNLOAD_URL"),
-        f"base URL for downloads of {core.title}; the node appends /v<version>/<archive>",
-        core.url,
-        fault=fault_of_address,
-        details="Set a mirror where the official server is not reachable. Archives have to match their SHA-256 from "
-        "there, too.",
+def settings_of(core: Core) -> tuple[Setting, ...]:
+    """The settings that each core has: the path of its executable, and where its archives are downloaded from."""
+    return (
+        Setting(
+            core.variable("EXECUTABLE_PATH"),
+            f"executable of {core.title} to run (default: found on PATH or in the cores directory)",
+            details="Set it to run a build of your own. A release that an update installed takes precedence until you "
+            "change this setting: see [updates.md](updates.md#cores).",
+        ),
+        Setting(
+            core.variable("DOWNLOAD_URL"),
+            f"base URL for downloads of {core.title}; the node appends /v<version>/<archive>",
+            core.url,
+            fault=fault_of_address,
+            details="Set a mirror where the official server is not reachable. Archives have to match their SHA-256 "
+            "from there, too.",
+        ),
     )

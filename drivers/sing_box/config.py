@@ -17,7 +17,7 @@ from typing import Any
 
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.credentials import require_usable
-from drivers.process.json_text import parse
+from drivers.process.json_text import Json, parse
 from drivers.sing_box import allowlist
 from drivers.sing_box.accounts import (
     BUILDERS,
@@ -36,8 +36,6 @@ from node.base.errors import InvalidConfig
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from protos.service_pb2 import User
-
-Json = dict[str, Any]
 
 UNCERTAIN = (
     "this sing-box was built without with_v2ray_api: the node sums traffic from the core's stream of connections, "

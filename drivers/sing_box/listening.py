@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivers.process.generation import only_interface, only_wireguard
+from drivers.process.json_text import Json
 from drivers.sing_box.overrides import DIRECTORIES
-
-Json = dict[str, Any]
 
 # The options of an inbound that determine its socket.
 _SOCKET = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")

@@ -10,8 +10,7 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.messages import FREEDOM, REALITY, Version
-from drivers.xray.streams import receiver_of
+from drivers.xray.messages import FREEDOM, REALITY, Version, receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 

@@ -21,8 +21,7 @@ from drivers.sockets.core_connections import CoreConnections, ignore_arrivals, i
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.endpoints import Endpoints
-from drivers.xray.ownership.late_lines import OldCredentials, Online, Pair, Unlogged
+from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor

@@ -12,8 +12,8 @@ from drivers.process.generation import only_interface, only_wireguard
 from drivers.sockets.sock_diag import Ports
 from drivers.xray import messages
 from drivers.xray.accounts import Inbound
+from drivers.xray.messages import receiver_of, stream_of
 from drivers.xray.rules import bridged
-from drivers.xray.streams import receiver_of, stream_of
 from drivers.xray.wireguard import is_wireguard
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, ReceiverConfig, StreamConfig

@@ -16,7 +16,7 @@ from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
-from drivers.xray.ownership.late_lines import Pair
+from drivers.xray.ownership import Pair
 from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of

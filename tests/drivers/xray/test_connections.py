@@ -22,7 +22,7 @@ from drivers.sockets.sock_diag import endpoint
 from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.late_lines import Pair
+from drivers.xray.ownership import Pair
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
