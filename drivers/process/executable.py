@@ -16,7 +16,7 @@ from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, memory_limit
-from drivers.process.spawn import Spawner, opened
+from drivers.process.spawn import Spawner, in_memory
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool
 from node.contract.driver import Done, Host
@@ -75,7 +75,7 @@ class Executable:
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Start a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
         with ExitStack() as files:
-            descriptors = {number: opened(content, files) for number, content in contents.items()}
+            descriptors = {number: in_memory(content, files) for number, content in contents.items()}
             self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
 
 

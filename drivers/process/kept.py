@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twisted.internet import process
@@ -23,19 +22,6 @@ from protos.handover_pb2 import Process
 
 # Seconds within which a recovered core must answer.
 ANSWER = 3.0
-
-
-def start(
-    reactor: Reactor,
-    keeper: Keeper,
-    core: CoreProcess,
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    descriptors: Mapping[int, int],
-) -> None:
-    """Have the keeper start `core`. Raises `OSError`."""
-    KeptProcess(reactor, keeper, core, keeper.spawn(argv, environment, descriptors))
-    core.stay()
 
 
 def left(core: CoreProcess) -> Process:

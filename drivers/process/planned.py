@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drivers.process import json_text
-from drivers.process.child import CoreProcess
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
 from drivers.process.readiness import judge
@@ -125,10 +124,6 @@ class Planned(Generic[C, M]):
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""
         return (await self._core.installation.current(self._chosen)).touching(self._touched)
-
-    def _process(self, sift: Callable[[list[str]], list[str]]) -> CoreProcess:
-        """A process that is not started yet."""
-        return CoreProcess(self._host.reactor, self._host.log.extend, sift)
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

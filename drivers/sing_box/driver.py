@@ -88,7 +88,7 @@ class SingBoxPlan(Planned[SingBox, config.Plan]):
         text = await self._rendered(endpoint, users, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, users, config.roll, self.made, endpoint, users)
         read = executable.reading()
-        core = self._process(_sifter(endpoint))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         started = Started(self._host, self._core.sharing, core, self._api(endpoint), read)
         # A gRPC call is expensive for a check that is made this often, and takes processor time from the core.
@@ -101,7 +101,7 @@ class SingBoxPlan(Planned[SingBox, config.Plan]):
         ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
         endpoint = config.Endpoint(found.port, found.secret, *ports)
         users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
-        core = self._process(_sifter(endpoint))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         recover(self._host.reactor, self._host.keeper, core, found.process)
         started = Started(self._host, self._core.sharing, core, self._api(endpoint), Files.unpacked(found.files))
         started.api.go_on(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import Address
@@ -50,26 +50,20 @@ class Shelf:
         self._keeper.put(name, [one.fileno()])
         return HeldSocket(one.detach(), self._keeper, name, self._last)
 
-    def _hold_all(self, some: Sequence[socket.socket]) -> list[socket.socket]:
-        """Hold these sockets, or close all of them. Raises `OSError`."""
-        held: list[socket.socket] = []
+    def hold_of(self, pid: int, ports: Ports, kind: socket.SocketKind) -> list[HeldSocket]:
+        """Hold duplicates of a process's sockets at these ports. Raises `Unsteerable` and `OSError`."""
+        seen, found = look(pid, ports, kind)
+        held: list[HeldSocket] = []
         try:
-            for one in some:
+            if seen.obstacles:
+                raise Unsteerable("; ".join(seen.obstacles))
+            for one in found:
                 held.append(self.hold(one))  # noqa: PERF401 - those held before an error are closed
-        except OSError:
-            for one in (*held, *some[len(held) :]):
+        except (Unsteerable, OSError):
+            for one in (*held, *found):
                 one.close()
             raise
         return held
-
-    def hold_of(self, pid: int, ports: Ports, kind: socket.SocketKind) -> list[socket.socket]:
-        """Hold duplicates of a process's sockets at these ports. Raises `Unsteerable` and `OSError`."""
-        seen, found = look(pid, ports, kind)
-        if seen.obstacles:
-            for one in found:
-                one.close()
-            raise Unsteerable("; ".join(seen.obstacles))
-        return self._hold_all(found)
 
     def take(self, sharing: Sharing) -> Mapping[int, socket.socket]:
         """The sockets in a message that an earlier node has left, by number, without those that it has closed since."""

@@ -58,23 +58,6 @@ def unread_users(inbound: InboundHandlerConfig, hint: text.Hints, version: Versi
     return f"inbound {inbound.tag!r}: this core reads `clients`, not `users`: the users listed there cannot connect"
 
 
-class UntrustedProxy:
-    """Remembers that the core ignored X-Forwarded-For, which it logs for each connection."""
-
-    seen = False
-
-    def repeats(self, line: str) -> bool:
-        """Whether this line repeats that message."""
-        if UNTRUSTED not in line:
-            return False
-        before, self.seen = self.seen, True
-        return before
-
-    @property
-    def warnings(self) -> list[str]:
-        return [UNTRUSTED_SEEN] if self.seen else []
-
-
 def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:
     """Whether only local programs can connect, by a transport with X-Forwarded-For."""
     stream = receiver.stream_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.planned import Core, Planned
 from drivers.xray import allowlist, config, rules
-from drivers.xray.access import Shown
 from drivers.xray.api import Api
-from drivers.xray.compat import UntrustedProxy
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
 from drivers.xray.executable import installation
-from drivers.xray.generation import XrayGeneration
+from drivers.xray.generation import Output, XrayGeneration
 from drivers.xray.overrides import are_reloaded
 from node.contract.accounts import Accounts
 from node.contract.driver import Host
@@ -84,14 +82,14 @@ class XrayPlan(Planned[Xray, config.Plan]):
         # A copy: users change while the core starts.
         accounts = {tag: dict(some) for tag, some in target.items()}
         xray = await self._executable()
-        endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.ingress)
+        endpoint = self._new_api(xray)
         message = await self._rendered(endpoint, accounts)
         read = read_by(xray, are_reloaded(self.made.base))
-        core, untrusted_proxy = self._sifted(endpoint, connections)
+        core, output = self._process(endpoint)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         started = Started(self._host, self._core.sharing, core, Api(self._host.reactor, endpoint.socket), read)
         await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, self._core.cause)
-        run = XrayGeneration(started, self.made, endpoint, connections, accounts, untrusted_proxy)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts)
         try:
             # Balancers are overridden by the API, since a configuration cannot.
             await run.reroute(self)
@@ -104,14 +102,13 @@ class XrayPlan(Planned[Xray, config.Plan]):
     async def recover(self, left: bytes, exact: bool) -> XrayGeneration:
         found = XrayRun.FromString(left)
         endpoint = config.Endpoint(found.socket, found.token, found.direct)
-        connections = Connections(self._host.reactor, self.made.ingress)
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
-        core, untrusted_proxy = self._sifted(endpoint, connections)
+        core, output = self._process(endpoint)
         recover(self._host.reactor, self._host.keeper, core, found.process)
         api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
         started = Started(self._host, self._core.sharing, core, api, files)
-        run = XrayGeneration(started, self.made, endpoint, connections, accounts, untrusted_proxy)
-        connections.go_on(found)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts)
+        output.connections.go_on(found)
         await started.require_answer()
         if not exact:
             await run.take_stock()
@@ -145,39 +142,17 @@ class XrayPlan(Planned[Xray, config.Plan]):
         token = secrets.token_hex(8)
         return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
 
-    def _sifted(self, endpoint: config.Endpoint, connections: Connections) -> tuple[CoreProcess, UntrustedProxy]:
-        """A process that is not started yet, with the filter of its lines."""
-        untrusted_proxy = UntrustedProxy()
-        sifter = _sifter(endpoint, connections, self.made.shown, untrusted_proxy)
-        core = self._process(sifter)
+    def _process(self, endpoint: config.Endpoint) -> tuple[CoreProcess, Output]:
+        """A process that is not started yet, and what reads its output."""
+        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, output.sift)
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
-        return core, untrusted_proxy
+        return core, output
 
 
 def is_refusal(core: CoreProcess) -> bool:
     """Whether a core exited because its configuration is invalid."""
     return core.exit is not None and core.exit.code == REFUSED
-
-
-def _sifter(
-    api: config.Endpoint, connections: Connections, shown: Shown, untrusted_proxy: UntrustedProxy
-) -> Callable[[list[str]], list[str]]:
-    """Filter the core's lines for the log: without those of the node's API connections, as the controller asked."""
-
-    def sift(lines: list[str]) -> list[str]:
-        kept = []
-        for line in lines:
-            if api.token in line:
-                continue
-            # Before `repeats`: an access line whose target has the core's warning in it must count, too.
-            connections.take(line)
-            if untrusted_proxy.repeats(line):
-                continue
-            if (text := shown.line(line)) is not None:
-                kept.append(text)
-        return kept
-
-    return sift
 
 
 def _remove_socket(socket: Path) -> None:

@@ -12,9 +12,10 @@ from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
 from drivers.sockets.sock_diag import endpoint
 from drivers.xray import rules, wireguard
+from drivers.xray.access import Shown
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api, asked_route, route_of
-from drivers.xray.compat import UntrustedProxy
+from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import Endpoint, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
@@ -49,6 +50,32 @@ NOT_MEASURED = (
 SLICE = 64
 
 
+class Output:
+    """Reads the lines of one run, and filters them for the log: as the controller asked, without the node's own."""
+
+    def __init__(self, endpoint: Endpoint, shown: Shown, connections: Connections) -> None:
+        self._token = endpoint.token
+        self._shown = shown
+        self.connections = connections
+        self.warnings: tuple[str, ...] = ()
+
+    def sift(self, lines: list[str]) -> list[str]:
+        kept = []
+        for line in lines:
+            if self._token in line:
+                continue
+            # Before the core's warning is looked for: an access line whose target has that in it must count, too.
+            self.connections.take(line)
+            if UNTRUSTED in line:
+                # The core logs it for each connection.
+                if self.warnings:
+                    continue
+                self.warnings = (UNTRUSTED_SEEN,)
+            if (text := self._shown.line(line)) is not None:
+                kept.append(text)
+        return kept
+
+
 class XrayGeneration(CoreGeneration[Api]):
     """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
 
@@ -62,9 +89,8 @@ class XrayGeneration(CoreGeneration[Api]):
         started: Started[Api],
         plan: Plan,
         endpoint: Endpoint,
-        connections: Connections,
+        output: Output,
         accounts: dict[str, Accounts],
-        untrusted_proxy: UntrustedProxy,
     ) -> None:
         host, process, api = started.host, started.process, started.api
         self.plan = plan
@@ -74,7 +100,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self._unsure = self.unseen.keys() | {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
-        self._untrusted_proxy = untrusted_proxy
+        self._output, connections = output, output.connections
         self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
         self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
@@ -102,7 +128,7 @@ class XrayGeneration(CoreGeneration[Api]):
     @property
     def warnings(self) -> Sequence[str]:
         crowded = wireguard.crowded(self.accounts, self._tunnels)
-        return [*self._files.warnings, *self._untrusted_proxy.warnings, *crowded]
+        return [*self._files.warnings, *self._output.warnings, *crowded]
 
     @property
     def _tunnels(self) -> list[str]:
