@@ -73,7 +73,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
         self._packed = b""
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
         connections = Connections(reactor, started.api, plan, process, self.accounts)
-        paced = Paced(reactor, connections.descriptors, plan.tcp_ports, plan.shared, connections.inodes)
+        paced = Paced(reactor, connections, plan.tcp_ports, plan.shared)
         super().__init__(started, plan, connections, paced)
         self.unseen, self.may_carry = connections.unseen, connections.may_carry
         # However the process ends: close the APIs, as another process may get their ports.

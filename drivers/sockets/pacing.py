@@ -8,12 +8,13 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from twisted.internet.defer import DeferredLock
 
 from drivers.sockets.connections import Descriptors
+from drivers.sockets.core_connections import CoreConnections
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.sock_diag import Ports, at, listeners
 from node.base.logs import Logger
@@ -86,7 +87,7 @@ class Paced:
     """The sockets of one core process.
 
     `ports`: the TCP ports of each managed inbound's users, none where they use only UDP. `shared`: the inbounds where a
-    connection may belong to several users, or to none of the inbound. `inodes` finds the sockets of connections.
+    connection may belong to several users, or to none of the inbound.
     """
 
     log = Logger()
@@ -94,18 +95,16 @@ class Paced:
     def __init__(
         self,
         reactor: PooledReactor,
-        descriptors: Descriptors | None,
+        connections: CoreConnections,
         ports: Mapping[str, Ports],
         shared: Collection[str],
-        inodes: Callable[[Collection[Handle]], Awaitable[Mapping[int, Handle]]],
     ) -> None:
         self._reactor = reactor
-        self._descriptors = descriptors
+        self._connections = connections
         self._by_tag = {tag: some for tag, some in ports.items() if some}
         self._ports = [some for ports in self._by_tag.values() for some in ports]
         self._apart = {tag: UDP for tag in ports if tag not in self._by_tag}
         self._shared = frozenset(shared)
-        self._inodes = inodes
         self._lock = DeferredLock()
         # The rates of future connections by inbound, and the rates that listeners have, by inode.
         self._new: dict[str, int] = {}
@@ -141,11 +140,11 @@ class Paced:
             await self._do(self._tell)
 
     async def _set(self, wanted: Mapping[Handle, int | None], setting: Setting) -> set[Handle]:
-        descriptors = self._descriptors
+        descriptors = self._connections.descriptors
         if descriptors is None:
             return set()
         try:
-            handles = await self._inodes(wanted.keys())
+            handles = await self._connections.inodes(wanted)
         except OSError as error:
             self._complain(str(error))
             return set()
@@ -155,12 +154,11 @@ class Paced:
 
     def _tell(self) -> bool:
         """Set the rates of future connections on the listeners, whose sockets inherit them."""
-        if self._descriptors is None:
+        descriptors = self._connections.descriptors
+        if descriptors is None:
             return True
         rates = {inode: self._rate(port) for port, inodes in listeners(self._ports).items() for inode in inodes}
-        set_all(
-            self._descriptors, {inode: rate for inode, rate in rates.items() if rate != self._told.get(inode)}, pace
-        )
+        set_all(descriptors, {inode: rate for inode, rate in rates.items() if rate != self._told.get(inode)}, pace)
         # With the listeners of other cores: those are looked for only once.
         self._told = rates
         return True

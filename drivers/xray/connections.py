@@ -136,19 +136,15 @@ class Connections(CoreConnections):
         }
         if not whose or self._pid is None:
             return []
-        found = await in_pool(self._reactor, diag.flows, self._ports, whose.keys())
-        rows = [(*whose[flow.peer], flow) for flow in found]
+        rows = [(*whose[flow.peer], flow) for flow in await self._flows(whose.keys())]
         return [
             live_of(key, flow.peer[:-2], flow, flow.peer)
             for key, tag, flow in rows
             if at(flow.port, self._ingress[tag].ports)
         ]
 
-    async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """Those of these connections that still exist, by the inode of their socket. Raises `OSError` as `look`."""
-        wanted = {inode_of(handle): handle for handle in handles}
-        found = await in_pool(self._reactor, diag.flows, self._ports, set(map(rest_of, wanted.values())))
-        return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}
+    def _peer(self, rest: bytes) -> Endpoint:
+        return rest
 
     async def reset(self, handles: Iterable[Handle]) -> int:
         by_inode = {inode_of(handle): handle for handle in handles}

@@ -110,10 +110,9 @@ class XrayGeneration(CoreGeneration[Api]):
         connections.begin(process.pid, self._users.is_in, self._online)
         paced = Paced(
             host.reactor,
-            connections.descriptors,
+            connections,
             ports={tag: entry.ports for tag, entry in plan.ingress.items() if entry.ports},
             shared={tag for tag, entry in plan.ingress.items() if entry.shared or entry.forwards},
-            inodes=connections.inodes,
         )
         super().__init__(started, plan, connections, paced, [endpoint.socket])
         process.when_exited().addCallback(lambda _: connections.stop())
