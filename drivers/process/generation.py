@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-from drivers.process import readiness as starting
+from drivers.process import starting
 from drivers.process.channel import COUNTERS, FIGURES, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
@@ -93,7 +93,7 @@ class Started(Generic[A]):
         is_refusal: Callable[[CoreProcess], bool],
         cause: Callable[[Sequence[str]], str],
     ) -> None:
-        """Wait until the core answers; `listens` is a cheap check before each call. Raises as `readiness.ready`.
+        """Wait until the core answers; `listens` is a cheap check before each call. Raises as `starting.ready`.
 
         Then the process has ended, and the API is closed.
         """

@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from drivers.install.releases import SING_BOX
-from drivers.process import readiness as starting
+from drivers.process import starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files, Installation
 from drivers.process.generation import Started
 from drivers.process.kept import recover
-from drivers.process.planned import Core, Planned
+from drivers.process.plan import CoreDriver, CorePlan
 from drivers.sing_box import allowlist, config
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
@@ -45,7 +45,7 @@ _LAST = 65535
 ROOM = 256
 
 
-class SingBox(Core):
+class SingBox(CoreDriver):
     """Satisfies `node.contract.driver.Driver`."""
 
     name = "sing-box"
@@ -72,7 +72,7 @@ class SingBox(Core):
         return starting.last(fatal or [line for line in lines if line.strip()])
 
 
-class SingBoxPlan(Planned[SingBox, config.Plan]):
+class SingBoxPlan(CorePlan[SingBox, config.Plan]):
     """Satisfies `node.contract.driver.Plan`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:

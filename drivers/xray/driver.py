@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drivers.process import readiness as starting
+from drivers.process import starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Files
 from drivers.process.generation import Started
 from drivers.process.kept import recover
-from drivers.process.planned import Core, Planned
+from drivers.process.plan import CoreDriver, CorePlan
 from drivers.xray import allowlist, config, rules
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
@@ -37,7 +37,7 @@ REFUSED = 23
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
 
-class Xray(Core):
+class Xray(CoreDriver):
     """Satisfies `node.contract.driver.Driver`."""
 
     name = "xray"
@@ -70,7 +70,7 @@ class Xray(Core):
         return starting.last([line for line in lines if line.strip() and not _CHATTER.match(line)])
 
 
-class XrayPlan(Planned[Xray, config.Plan]):
+class XrayPlan(CorePlan[Xray, config.Plan]):
     """Satisfies `node.contract.driver.Reroutable`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:

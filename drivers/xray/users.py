@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from drivers.process import readiness as starting
+from drivers.process import starting
 from drivers.process.channel import MAX_REQUEST, ApiFailed
 from drivers.process.generation import CoreGeneration
 from drivers.xray import wireguard

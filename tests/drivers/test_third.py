@@ -19,8 +19,8 @@ from twisted.trial.unittest import TestCase
 from drivers.process.child import CoreProcess
 from drivers.process.executable import ENVIRONMENT
 from drivers.process.orphans import sweep
-from drivers.process.readiness import last, ready
 from drivers.process.spawn import Spawner, in_memory
+from drivers.process.starting import last, ready
 from node.base.errors import InvalidConfig
 from node.base.logs import LogRing
 from node.contract.accounts import Account, Accounts, Change

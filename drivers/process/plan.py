@@ -1,4 +1,4 @@
-"""The parts of drivers and plans that are the same for all cores."""
+"""The base classes of drivers and of their plans: the parts that are the same for all cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 from drivers.process import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
-from drivers.process.readiness import judge
+from drivers.process.starting import judge
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
@@ -41,10 +41,10 @@ class Made(Protocol):
 
 
 M = TypeVar("M", bound=Made)
-C = TypeVar("C", bound="Core")
+C = TypeVar("C", bound="CoreDriver")
 
 
-class Core(ABC):
+class CoreDriver(ABC):
     """The part of a driver, with `node.contract.leaving.LeavesAll`, that is the same for all cores.
 
     `verdict` matches a line of a check that refuses a configuration.
@@ -63,7 +63,7 @@ class Core(ABC):
         """Return why the core ended, from its last lines."""
 
     async def look(self, executable: Executable, *arguments: str, stdin: bytes, output: int = 3) -> Done:
-        """Run a checking command with a configuration on stdin. Raises as `readiness.judge`."""
+        """Run a checking command with a configuration on stdin. Raises as `starting.judge`."""
         done = await executable.run(*arguments, stdin=stdin, output=output)
         judge(done, self.verdict, self.cause)
         return done
@@ -96,7 +96,7 @@ class Core(ABC):
             raise CoreFailed(str(error)) from error
 
 
-class Planned(Generic[C, M]):
+class CorePlan(Generic[C, M]):
     """The part of `node.contract.driver.Plan` that is the same for all cores.
 
     `made` is the parsed configuration, `touched` the files and ports that it names, `chosen` the executable that an

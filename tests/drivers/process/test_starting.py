@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from drivers.process.child import CoreProcess
-from drivers.process.readiness import last, ready
+from drivers.process.starting import last, ready
 from drivers.sing_box.driver import SingBox
 from drivers.xray.driver import Xray
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
