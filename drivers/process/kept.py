@@ -1,4 +1,4 @@
-"""Cores as children of the keeper, which outlive the node: start one, leave it to the next node, recover it there.
+"""Cores as children of the keeper, which outlive the node: leave one to the next node, recover it there.
 
 Descriptors and processes outlive the node, Twisted's objects for them do not.
 """
