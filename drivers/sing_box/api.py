@@ -12,7 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, Defer
 from twisted.internet.task import deferLater
 
 from drivers.process.channel import BULK_DEADLINE, DEADLINE, LATE, ApiFailed, Channel, StatsApi
-from drivers.sing_box.config import Endpoint
+from drivers.sing_box.config import ApiAddress
 from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from node.base.logs import Logger
@@ -58,7 +58,7 @@ class Api:
 
     log = Logger()
 
-    def __init__(self, reactor: Reactor, endpoint: Endpoint, live: Iterable[str], detours: Detours) -> None:
+    def __init__(self, reactor: Reactor, endpoint: ApiAddress, live: Iterable[str], detours: Detours) -> None:
         self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])

@@ -99,7 +99,7 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
     async def recover(self, left: bytes, exact: bool) -> SingBoxGeneration:
         found = SingBoxRun.FromString(left)
         ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
-        endpoint = config.Endpoint(found.port, found.secret, *ports)
+        endpoint = config.ApiAddress(found.port, found.secret, *ports)
         users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         recover(self._host.reactor, self._host.keeper, core, found.process)
@@ -113,10 +113,10 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
             await run.take_stock()
         return run
 
-    def _api(self, endpoint: config.Endpoint) -> Api:
+    def _api(self, endpoint: config.ApiAddress) -> Api:
         return Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
 
-    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
+    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
 
 
@@ -126,9 +126,9 @@ def counts(executable: Executable) -> bool:
     return "with_v2ray_api" in tags.split(",")
 
 
-def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
+def _endpoint(core: Executable, plan: config.Plan) -> config.ApiAddress:
     try:
-        return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
+        return config.ApiAddress.new(free_ports, counts(core), bool(plan.live))
     except OSError as error:
         raise CoreFailed(f"there is no port for the core's API: {error}") from error
 
@@ -143,7 +143,7 @@ def is_refusal(core: CoreProcess) -> bool:
     return core.exit is not None and core.exit.code == 1 and bool(at_fault)
 
 
-def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
+def _sifter(endpoint: config.ApiAddress) -> Callable[[list[str]], list[str]]:
     """Make a filter of the core's log lines.
 
     It drops lines that show the addresses or the secret of the APIs, and those about the node's own connections, and

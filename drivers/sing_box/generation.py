@@ -11,7 +11,7 @@ from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
 from drivers.sing_box.api import Api
-from drivers.sing_box.config import Endpoint, Plan
+from drivers.sing_box.config import ApiAddress, Plan
 from drivers.sing_box.connections import Connections
 from drivers.sing_box.ssm_api import LiveUsers
 from drivers.sing_box.table import Pair
@@ -50,7 +50,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
     _connections: Connections
     uncounted: frozenset[Scope] = frozenset()
 
-    def __init__(self, started: Started[Api], plan: Plan, endpoint: Endpoint, users: Mapping[str, Accounts]) -> None:
+    def __init__(self, started: Started[Api], plan: Plan, endpoint: ApiAddress, users: Mapping[str, Accounts]) -> None:
         reactor, process = started.host.reactor, started.process
         self.plan = plan
         self._endpoint = endpoint

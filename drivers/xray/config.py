@@ -99,7 +99,7 @@ class Plan(Listens):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiAddress:
     """The API of one run: its unix socket, and a token in its tags. `direct`: the core listens on the socket itself."""
 
     socket: str
@@ -193,7 +193,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     return Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
 
 
-def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
+def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts]) -> bytes:
     """The serialised configuration of one run: the plan with its users and the node's API."""
     config = Config()
     config.CopyFrom(plan.base)
@@ -278,7 +278,7 @@ def measures(base: Config) -> bool:
     return any(app.type in messages.OBSERVATORIES for app in base.app)
 
 
-def _add_api(config: Config, api: Endpoint) -> None:
+def _add_api(config: Config, api: ApiAddress) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
     services = [*API_SERVICES, *(["xray.core.app.observatory.command.Config"] if measures(config) else [])]
     commander.service.extend(TypedMessage(type=service) for service in services)
@@ -289,7 +289,7 @@ def _add_api(config: Config, api: Endpoint) -> None:
     config.app.append(TypedMessage(type=messages.COMMANDER, value=commander.SerializeToString()))
 
 
-def _add_api_inbound(config: Config, api: Endpoint) -> None:
+def _add_api_inbound(config: Config, api: ApiAddress) -> None:
     """Add the API for a core whose `api.listen` takes no unix socket: an inbound on one, and the first routing rule.
 
     Without a port in the inbound the first connection would crash the core.

@@ -101,7 +101,7 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
 
     async def recover(self, left: bytes, exact: bool) -> XrayGeneration:
         found = XrayRun.FromString(left)
-        endpoint = config.Endpoint(found.socket, found.token, found.direct)
+        endpoint = config.ApiAddress(found.socket, found.token, found.direct)
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
         core, output = self._process(endpoint)
         recover(self._host.reactor, self._host.keeper, core, found.process)
@@ -135,14 +135,14 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         made = await starting.read(reactor, text, config.rerouted, *reading)
         return XrayPlan(self._core, made, self._touched, self._chosen)
 
-    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
+    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts]) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)
 
-    def _new_api(self, xray: Executable) -> config.Endpoint:
+    def _new_api(self, xray: Executable) -> config.ApiAddress:
         token = secrets.token_hex(8)
-        return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
+        return config.ApiAddress(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
 
-    def _process(self, endpoint: config.Endpoint) -> tuple[CoreProcess, Output]:
+    def _process(self, endpoint: config.ApiAddress) -> tuple[CoreProcess, Output]:
         """A process that is not started yet, and what reads its output."""
         output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress))
         core = CoreProcess(self._host.reactor, self._host.log.extend, output.sift)

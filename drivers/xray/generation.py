@@ -16,7 +16,7 @@ from drivers.xray.access import Shown
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api, asked_route, route_of
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
-from drivers.xray.config import Endpoint, Plan, measures
+from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import unseen
@@ -53,7 +53,7 @@ SLICE = 64
 class Output:
     """Reads the lines of one run, and filters them for the log: as the controller asked, without the node's own."""
 
-    def __init__(self, endpoint: Endpoint, shown: Shown, connections: Connections) -> None:
+    def __init__(self, endpoint: ApiAddress, shown: Shown, connections: Connections) -> None:
         self._token = endpoint.token
         self._shown = shown
         self.connections = connections
@@ -88,7 +88,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self,
         started: Started[Api],
         plan: Plan,
-        endpoint: Endpoint,
+        endpoint: ApiAddress,
         output: Output,
         accounts: dict[str, Accounts],
     ) -> None:
@@ -276,7 +276,7 @@ class XrayGeneration(CoreGeneration[Api]):
         await super().stop()
 
 
-def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+def own_counters(endpoint: ApiAddress, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
     """The counters of the node's own API inbound and outbound, and of outbounds that the node named."""
     ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
     ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]

@@ -12,7 +12,7 @@ from drivers.process.allowlist import Allowed
 from drivers.xray import compat
 from drivers.xray.access import Shown
 from drivers.xray.compat import UNTRUSTED
-from drivers.xray.config import Endpoint, plan
+from drivers.xray.config import ApiAddress, plan
 from drivers.xray.connections import Connections
 from drivers.xray.generation import Output
 from drivers.xray.messages import REALITY
@@ -140,7 +140,7 @@ SAID = (
 def reading(seen: list[str]) -> Output:
     """The output of a run, whose connections are read from the lines `seen`."""
     connections = cast(Connections, SimpleNamespace(take=seen.append))
-    return Output(Endpoint("", "0123", direct=True), Shown(), connections)
+    return Output(ApiAddress("", "0123", direct=True), Shown(), connections)
 
 
 def test_a_core_that_does_not_trust_the_header() -> None:

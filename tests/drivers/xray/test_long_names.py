@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from drivers.xray import messages, overrides
-from drivers.xray.config import Endpoint, Plan, plan, render
+from drivers.xray.config import ApiAddress, Plan, plan, render
 from drivers.xray.generation import own_counters
 from protos.xray_pb2 import Config, RouterConfig
 from scripts.staging.core import Json, xray_number
 from tests.harness.convert import accepts, convert
 
 OLD = (26, 3, 27)
-API = Endpoint("/nowhere/api.sock", "0123", direct=False)
+API = ApiAddress("/nowhere/api.sock", "0123", direct=False)
 PARTS: Json = {
     "outbounds": [{"protocol": "freedom", "tag": "direct"}],
     "dns": {"servers": ["127.0.0.1"], "hosts": {"a.test": "127.0.0.1"}},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from drivers.process.allowlist import NOTHING_MORE
 from drivers.xray import api, generation, rules
-from drivers.xray.config import Endpoint, plan, render, rerouted
+from drivers.xray.config import ApiAddress, plan, render, rerouted
 from node.base.errors import InvalidConfig, InvalidRequest, NodeError, UnknownName
 from node.contract.routing import Added, Routing
 from protos import service_pb2 as pb
@@ -97,7 +97,7 @@ def test_changes() -> None:
 def test_the_node_s_own_rules_are_first() -> None:
     """The rule that protects an old core, and the one for the API of cores that need it."""
     made = change(Routing(cleared=True).adding("{}", "t"), *tagged("x"))
-    api = Endpoint("/run/x.sock", "token", direct=False)
+    api = ApiAddress("/run/x.sock", "token", direct=False)
     guard, first, *others = rules.rules_of(Config.FromString(render(made, api, {})))
     assert (guard.tag, first.tag) == ("~txnode-guard", api.outbound)
     assert all(rules.is_own(rule.rule_tag) for rule in (guard, first))
