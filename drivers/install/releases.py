@@ -119,7 +119,7 @@ XRAY_BUILDABLE = _xray(
     arm64="4d30283ae614e3057f730f67cd088a42be6fdf91f8639d82cb69e48cde80413c",
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
-# One request of a user can crash releases before 26.6.1: see `drivers/xray/long_names.py`.
+# One request of a user can crash releases before 26.6.1: see `drivers/xray/overrides.py`.
 XRAY = replace(
     _xray(
         "26.7.28",

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drivers.sockets.connections import Endpoint, endpoint
 from drivers.sockets.reuseport import is_of_knock
+from drivers.sockets.sock_diag import Endpoint, endpoint
 
 _EMAIL = " email: "
 # Older cores print no microseconds; for a multiplexed connection `tcp:` stands before the source.

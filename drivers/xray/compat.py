@@ -10,8 +10,7 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.messages import FREEDOM, REALITY, Version
-from drivers.xray.streams import receiver_of
+from drivers.xray.messages import FREEDOM, REALITY, Version, receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
@@ -57,23 +56,6 @@ def unread_users(inbound: InboundHandlerConfig, hint: text.Hints, version: Versi
     if not hint.renamed or version >= USERS:
         return None
     return f"inbound {inbound.tag!r}: this core reads `clients`, not `users`: the users listed there cannot connect"
-
-
-class UntrustedProxy:
-    """Remembers that the core ignored X-Forwarded-For, which it logs for each connection."""
-
-    seen = False
-
-    def repeats(self, line: str) -> bool:
-        """Whether this line repeats that message."""
-        if UNTRUSTED not in line:
-            return False
-        before, self.seen = self.seen, True
-        return before
-
-    @property
-    def warnings(self) -> list[str]:
-        return [UNTRUSTED_SEEN] if self.seen else []
 
 
 def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:

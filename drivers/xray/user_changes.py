@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from drivers.xray.streams import stream_of
+from drivers.xray.messages import stream_of
 from drivers.xray.wireguard import is_wireguard
 from protos.xray_pb2 import InboundHandlerConfig
 

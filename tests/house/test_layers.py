@@ -60,10 +60,9 @@ ROOMS: dict[str, set[str]] = {
     "drivers.process": {"drivers.install", "drivers.sockets", "node.contract", "node.http2"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
-        *("drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
+        *("drivers.install.releases", "drivers.process", "drivers.sockets"),
         "node.contract",
     },
-    "drivers.xray.ownership": {"drivers.sockets", "node.contract"},
     "drivers.sing_box": {"drivers.install.releases", "drivers.process", "drivers.sockets", "node.contract"},
     "protos": set(),
     "twisted.plugins": {"node.handover.launch"},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.process import stats
+from drivers.process import channel
 from drivers.xray import api
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.traffic.ledger import Ledger
@@ -60,7 +60,7 @@ def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]
     assert set(whole.changes()) == set(parts.changes())
 
 
-@pytest.mark.parametrize("count", [0, 1, stats.SLICE, stats.SLICE + 1, 3 * stats.SLICE])
+@pytest.mark.parametrize("count", [0, 1, channel.SLICE, channel.SLICE + 1, 3 * channel.SLICE])
 def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
     """Every counter of the core's reply is read, in however many parts."""
     counters = {f"user>>>{number}>>>traffic>>>uplink": number for number in range(count)}
