@@ -512,7 +512,7 @@ class GrpcTests(DeliveryCase):
 
         context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix-abstract:gone", write=write)
         (stats,) = (method for method in METHODS if method.name == "GetStats")
-        watched = self.server._gate._handlers.of(stats, Caller(Key("ann", Scope.ALL, b""))).unary_stream
+        watched = self.server._gate._handler(stats, Caller(Key("ann", Scope.ALL, b""))).unary_stream
         await self.aio.run(watched(b"", context))
         await self.check_told(False)
 
