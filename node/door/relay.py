@@ -13,8 +13,7 @@ from twisted.python.failure import Failure
 from node.base.alarm import Alarm
 from node.base.waiting import fire
 from node.door.bodies import AGAIN
-from node.door.connection import Connection
-from node.door.connections import Connections
+from node.door.connections import Connection, Connections
 from node.door.delivery import tcp, written
 from node.door.manners import Manners
 from node.door.upstream import Client, Server, Upstream

@@ -35,8 +35,7 @@ from node.base.errors import (
 )
 from node.base.logs import Logger
 from node.door.bodies import AGAIN, SMALL
-from node.door.connection import Connection
-from node.door.connections import LAST, Connections
+from node.door.connections import LAST, Connection, Connections
 from node.door.delivery import queued, tcp
 from node.keys.keyfile import Scope
 

@@ -32,8 +32,8 @@ from node.api.methods import SERVICE
 from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
+from node.door.ports import listen
 from node.door.rpc import RpcServer
-from node.door.sockets import listen
 from node.door.tls import GRPC_FIRST, Certificates
 from node.door.upstream import Upstream
 from node.service import SWITCH_INTERVAL

@@ -248,7 +248,7 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
-    rest = {"node.door.rest", "node.door.site", "node.door.streams"}
+    rest = {"node.door.rest", "node.door.site"}
     rpc = {"node.door.rpc", "node.door.rpc_calls"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other

@@ -30,9 +30,9 @@ from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
+from node.door.ports import listen
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
-from node.door.sockets import listen
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
 from node.door.upstream import Upstream
 from node.keys.keyfile import Key, Scope

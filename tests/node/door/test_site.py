@@ -31,9 +31,8 @@ from node.api.calls import Calls
 from node.base.logs import COALESCE, LogRing
 from node.door.connections import DEAD_AFTER, Limits
 from node.door.delivery import written
-from node.door.rest import make_app
+from node.door.rest import HEARTBEAT, make_app
 from node.door.site import Site
-from node.door.streams import HEARTBEAT
 from node.door.tls import REST_FIRST, Certificates
 from scripts.staging import certs
 from tests.harness.sites import site_of

@@ -22,7 +22,7 @@ from node.backend.state import State, Status
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
 from node.contract.generations import Generations
-from node.door.keyless import is_loopback, is_open_to_others
+from node.door.ports import is_loopback, is_open_to_others
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
