@@ -105,8 +105,7 @@ class Connection:
         self._alarm = Alarm(reactor, lambda: self._action())
         self._action: Callable[[], None] = self.cut
         self.transport = transport
-        self.peer = transport.getPeer()
-        host = str(getattr(self.peer, "host", ""))
+        host = str(getattr(transport.getPeer(), "host", ""))
         self.network = network(host)
         # A dual-stack listener has IPv4 addresses in IPv6's form.
         self.address = host.removeprefix("::ffff:")
@@ -163,9 +162,8 @@ class Guesses:
         self._reactor = reactor
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
         self._keys = LimitedWarning(reactor, self.log.warn, "a request with a wrong key or none")
-        self._late = LimitedWarning(
-            reactor, self.log.warn, "many wrong keys from one address; answers to it are delayed"
-        )
+        late = "many wrong keys from one address; answers to it are delayed"
+        self._late = LimitedWarning(reactor, self.log.warn, late)
 
     def wrong(self, connection: Connection) -> float:
         """Count a request with a wrong key or none. Returns the seconds by which to delay its answer."""
@@ -203,9 +201,8 @@ class Connections:
         self.bodies = Bodies(limits.bodies)
         self.handshakes = LimitedWarning(reactor, self.log.warn, "a TLS handshake failed")
         limit = f"connection limit ({limits.max_connections}) reached"
-        self._full = LimitedWarning(
-            reactor, self.log.warn, f"{limit}; each new one closes one without a key, or an idle one"
-        )
+        limit += "; each new one closes one without a key, or an idle one"
+        self._full = LimitedWarning(reactor, self.log.warn, limit)
         limit = f"{limits.strangers} connections without a key from one address; each new one closes one"
         self._crowded = LimitedWarning(reactor, self.log.warn, limit)
         # By TCP transport, oldest first.

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from node.door.options import DoorOptions
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.site import Site
-from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
+from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates, ContextFactory
 from node.door.upstream import Upstream
 from node.machine.peer_user import user_of
 
@@ -122,15 +121,15 @@ class Ports(Part):
         self._upstream.sweep()
         self._aio.block(self.rpc.start(), BIND_SECONDS)
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-        entrance = Entrance(self.connections, self._site(self._pages), self._upstream)
+        entrance = Entrance(self.connections, self._site(), self._upstream)
         # Each port serves both protocols; its own is the first for ALPN.
         for name, port, order in (
             ("grpc", self._options.grpc_port, GRPC_FIRST),
             ("rest", self._options.rest_port, REST_FIRST),
         ):
-            factory = entrance.secured(self._certificates.context_factory(order))
+            factory = entrance.secured(ContextFactory(self._certificates, order))
             self._open(name, port, self._options.host or everywhere, factory)
-        self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site(self._pages))
+        self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site())
 
     def _open(self, name: str, port: int | None, interface: str, factory: Any) -> None:
         if port is not None:
@@ -149,14 +148,13 @@ class Ports(Part):
             self._place.keeper.drop([f"listen/{name}"])
         return None
 
-    def _site(self, pages: Sequence[Page]) -> Site:
-        is_open = partial(is_open_here, frozenset(page.path for page in pages if page.is_open))
-        app, heard = make_app(self._calls, pages), self._calls.touch
-        return Site(app, self._authenticator, self.connections, self._options.debug, heard, pages, is_open)
+    def _site(self) -> Site:
+        app, debug, touch = make_app(self._calls, self._pages), self._options.debug, self._calls.touch
+        return Site(app, self._authenticator, self.connections, debug, touch, self._pages, is_open_here)
 
-    def _metrics_site(self, pages: Sequence[Page]) -> Site:
-        app, debug = make_app(None, pages), self._options.debug
-        return Site(app, self._authenticator, self._few, debug, pages=pages, is_open=is_open_to_others)
+    def _metrics_site(self) -> Site:
+        app, debug = make_app(None, self._pages), self._options.debug
+        return Site(app, self._authenticator, self._few, debug, pages=self._pages, is_open=is_open_to_others)
 
     def clients(self) -> Iterator[tuple[str, bool]]:
         """The connected clients: the protocol of each one's port, and whether they have shown a key."""
@@ -221,12 +219,12 @@ def listen(reactor: Any, factory: Any, port: int, interface: str, held: int | No
     return listening
 
 
-def is_open_here(paths: Container[str], path: str, transport: Any) -> bool:
-    """Whether this path needs no key: one of `paths`, from loopback. The client may be a proxied user."""
-    return path in paths and is_loopback(transport.getPeer().host)
+def is_open_here(page: Page | None, transport: Any) -> bool:
+    """Whether the client may read the page without a key: an open one, from loopback, perhaps by a proxied user."""
+    return page is not None and page.is_open and is_loopback(transport.getPeer().host)
 
 
-def is_open_to_others(_: str, transport: Any) -> bool:
+def is_open_to_others(_: Page | None, transport: Any) -> bool:
     """Whether the client runs as another user of this machine, so that it is no core and no proxied user."""
     peer, host = transport.getPeer(), transport.getHost()
     try:

@@ -66,7 +66,7 @@ class RpcServer:
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator, upstream: Upstream) -> None:
         self._aio = aio
         self._upstream = upstream
-        self._serving: Serving | None = None
+        self._serving = Serving(self._bound)
         # Reports what /readyz does, for each server that is started.
         self._health = Health()
         self._gate = Gate(aio, calls, authenticator, upstream)
@@ -76,13 +76,11 @@ class RpcServer:
         await self._health.set(False, *_HEALTH)
         # Any reply means alive.
         await self._health.set(True, "livez")
-        self._serving = Serving(self._bound)
         await self._serving.start()
 
     async def stop(self) -> None:
         """Take no more calls, give those under way a moment, end the rest."""
-        if self._serving is not None:
-            await self._serving.stop(GRACE)
+        await self._serving.stop(GRACE)
 
     def set_ready(self, ready: bool) -> None:
         """Set whether the node is ready. To be called on the reactor."""

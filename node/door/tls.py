@@ -225,10 +225,6 @@ class Certificates(Files):
             raise RuntimeError("no certificate was loaded: call load() first")
         return self._served
 
-    def context_factory(self, protocols: Protocols) -> ContextFactory:
-        """Return what `TLSMemoryBIOFactory` needs."""
-        return ContextFactory(self, protocols)
-
     def _made(self, pair: Pair, authorities: bytes) -> _Served:
         newest, orders = self._demands.newest, (REST_FIRST, GRPC_FIRST)
         contexts: dict[Protocols, SSL.Context] = {
@@ -251,7 +247,7 @@ def _end_of(pair: Pair) -> datetime:
 
 @implementer(IOpenSSLServerConnectionCreator)
 class ContextFactory:
-    """Gives every new connection the current certificate."""
+    """Gives every new connection the current certificate; for `TLSMemoryBIOFactory`."""
 
     def __init__(self, certificates: Certificates, protocols: Protocols) -> None:
         self._certificates = certificates

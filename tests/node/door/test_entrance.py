@@ -583,7 +583,7 @@ class PressureTests(TestCase):
         await until(lambda: relayed._server._client_is_full and relayed._server.waiting(), 20)
         relayed.watch(delivered)
         ((end, _),) = relayed._marks
-        self.assertEqual(end, relayed._passed + relayed._server.waiting())
+        self.assertEqual(end, relayed._bundles.passed + relayed._server.waiting())
         self.assertEqual(outcomes, [])
         self.client.transport.resumeProducing()  # type: ignore[union-attr]
         await until(lambda: outcomes == [True], 20)
