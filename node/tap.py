@@ -98,7 +98,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     upgrades = Upgrades(reactor, succession, program, partial(run_check, drivers.run, around))
     updates = _updates(reactor, settings, drivers, engine, house, record, upgrades)
 
-    # Who may call, what they may ask, and where.
+    # Keys, calls and ports.
     aio, system, meters = Aio(reactor), SystemStats(reactor), Meters()
     authenticator = Authenticator(settings.keys.key, settings.keys.certified, meters.refused)
     operations = Operations(engine, system, house.parts, updates)

@@ -1,4 +1,4 @@
-"""What a part of the node is: `node.tap` has all parts in one list, and they begin, are asked and end by it."""
+"""The base class of the node's parts. `node.tap` lists them; the node starts, queries and stops them in that order."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Connection:
         self.idle = False
 
     def rest(self, seconds: float, action: Callable[[], None]) -> None:
-        """Everything is answered: call `action` if no request comes within these seconds."""
+        """Note that all requests are answered; call `action` if no request comes within these seconds."""
         self.idle_since = self._reactor.seconds()
         self.arm(seconds, action, idle=True)
 
@@ -228,7 +228,7 @@ class Connections:
         return connection
 
     def _admit(self, connection: Connection, link: Any) -> None:
-        """Admit a connection, if need be by cutting one that is worth less; cut it if there is no such one."""
+        """Admit a connection. At a limit, cut one without a key or an idle one for it; without such a one, cut it."""
         spare = self._crowding(connection)
         if spare is not None:
             self._crowded.happened(connection.address)

@@ -202,7 +202,7 @@ def _verbs(path: str) -> list[str]:
 
 
 class Source(Protocol[T]):
-    """What a stream reads from: `next` returns at least one item, or none at the end."""
+    """The reader behind a stream: `next` returns at least one item, or an empty list at the end."""
 
     @property
     def behind(self) -> bool: ...
@@ -224,7 +224,7 @@ class Stream(Generic[T]):
         self._request = request
         self._reader = reader
         self._paused: Deferred[None] | None = None
-        self._beating = Alarm(request.site.reactor, self._beat)
+        self._silence = Alarm(request.site.reactor, self._send_heartbeat)
 
     def framed(self, one: T) -> bytes:
         """Encode one item for the wire."""
@@ -235,7 +235,7 @@ class Stream(Generic[T]):
         self._request.setHeader(b"Content-Type", self.media_type)
         self._request.registerProducer(self, True)
         try:
-            self._beat() if self.heartbeat else self._request.write(b"")
+            self._send_heartbeat() if self.heartbeat else self._request.write(b"")
             while read := await self._read():
                 self._write(read)
                 if self._reader.behind:
@@ -263,16 +263,16 @@ class Stream(Generic[T]):
 
     def _write(self, read: list[T]) -> None:
         self._request.write(b"".join(map(self.framed, read)))
-        if self._beating.pending:
-            self._beating.set(HEARTBEAT)
+        if self._silence.pending:
+            self._silence.set(HEARTBEAT)
 
-    def _beat(self) -> None:
-        self._beating.set(HEARTBEAT)
+    def _send_heartbeat(self) -> None:
+        self._silence.set(HEARTBEAT)
         if self._paused is None:
             self._request.write(self.heartbeat)
 
     def _end(self) -> None:
-        self._beating.cancel()
+        self._silence.cancel()
         if self._request.channel is not None:  # None after a lost connection
             self._request.unregisterProducer()
 

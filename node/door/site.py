@@ -185,7 +185,7 @@ class Channel(http.HTTPChannel):
         self._refuse(error, self.site.limits.body_deadline)
 
     def has_room(self, size: int) -> bool:
-        """Reserve memory for the request's body. Returns False, after the request was refused, if there is none."""
+        """Reserve memory for the request's body. At the limit, refuse the request and return False."""
         bodies = self.site.connections.bodies
         if size >= SMALL and size > self._held:
             if not bodies.take(size - self._held):
