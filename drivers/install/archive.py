@@ -25,7 +25,7 @@ _CPUS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm6
 
 
 def choose(core: Core) -> Archive:
-    """Return the archive of `core` for this machine. Raises Unavailable if there is none."""
+    """Return the archive of `core` for this machine. Raises Unavailable for an unknown core or machine."""
     archive = core.archives.get(cpu())
     if archive is None:
         system, machine = platform.system(), platform.machine().lower()

@@ -24,7 +24,7 @@ def is_open(port: int) -> bool:
 def free_ports(count: int) -> list[int]:
     """Return random free ports of 127.0.0.1, above the kernel's range for outgoing connections if there is room.
 
-    Raises `OSError` if there are none.
+    Raises `OSError` if no port is free.
     """
     lowest, highest = map(int, _RANGE.read_text().split())
     span = range(highest + 1, _LAST + 1) if _LAST - highest >= ROOM else range(lowest, _LAST + 1)

@@ -47,7 +47,7 @@ class Listening(Protocol):
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What only one process at a time can have, or a next core would not get, each in a line."""
+        """The resources that only one process at a time can have, or that a next core would not get; a line each."""
 
 
 class Api(Protocol):

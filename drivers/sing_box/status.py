@@ -1,4 +1,4 @@
-"""What a sing-box process reports beside its counters: users online, run-time statistics, latencies of outbounds."""
+"""Figures of a sing-box process beside its counters: users online, run-time statistics, latencies of outbounds."""
 
 from __future__ import annotations
 

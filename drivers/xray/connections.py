@@ -147,7 +147,7 @@ class Connections(CoreConnections):
         ]
 
     async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """Those of these connections that still exist, by the inode of their socket. Raises `OSError` as `look`."""
+        """Select the connections that still exist, by the inode of their socket. Raises `OSError` as `look`."""
         wanted = {inode_of(handle): handle for handle in handles}
         found = await in_pool(self._reactor, diag.flows, self._ports, set(map(rest_of, wanted.values())))
         return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}

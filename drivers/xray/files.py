@@ -38,7 +38,7 @@ class File(NamedTuple):
 
 
 def asked(text: str, paths: Paths) -> Touched:
-    """What the converter may touch for a controller's text. Raises `InvalidConfig` for a file that is not allowed."""
+    """Files that the converter may touch for a text. Raises `InvalidConfig` for a file that is not allowed."""
     try:
         tree = parse(text)
     except ValueError:

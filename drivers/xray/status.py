@@ -1,4 +1,4 @@
-"""What a run of Xray reports beside its counters: users online, run-time statistics, latencies of outbounds."""
+"""Figures of a run of Xray beside its counters: users online, run-time statistics, latencies of outbounds."""
 
 from __future__ import annotations
 

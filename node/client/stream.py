@@ -16,7 +16,7 @@ from node.base.errors import NodeError
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
 
-# What is read from a connection; what the stream yields of it.
+# The type that a connection reads, and the type that the stream yields.
 S = TypeVar("S")
 T = TypeVar("T")
 

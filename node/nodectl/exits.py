@@ -71,7 +71,7 @@ def code_of(error: NodeError) -> Exit:
 
 
 def advice_for(error: NodeError) -> str:
-    """What to do about an error; empty where its own text says that."""
+    """Advice on an error; empty where its own text has it."""
     return next(advice for kind, _, advice in _ERRORS if isinstance(error, kind))
 
 

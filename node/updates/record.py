@@ -25,7 +25,7 @@ class Refused(NodeError):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A chosen path, empty for what the node finds without updates, and the one before it, None if there is none.
+    """A chosen path, empty for what the node finds without updates, and the previous one, None for the first.
 
     `configured`: the operator's setting at that time. If they set something else, that takes precedence.
     """

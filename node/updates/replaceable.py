@@ -25,7 +25,7 @@ USUAL = ("geoip.dat", "geosite.dat")
 
 @dataclass(frozen=True)
 class Kit:
-    """What every update uses. `directory` has a directory for each kind of thing; `now` is Unix time."""
+    """The tools of every update. `directory` has a directory for each kind of thing; `now` is Unix time."""
 
     reactor: PooledReactor
     directory: Path
@@ -36,12 +36,12 @@ class Kit:
 
 
 class Replaceable(ABC):
-    """What is the same for cores and geo files. `name` is that in the record, `driver` that of the core.
+    """The base of cores and geo files. `name` is that in the record, `driver` that of the core.
 
     Each version has a directory of its own; those of the chosen one and of the one before it stay.
     """
 
-    # What `drivers.install.update` calls it, and the name of the directory of its versions.
+    # Its name for `drivers.install.update`, and the name of the directory of its versions.
     kind: str
     place: str
     # The reasons why there is no way back, and the step in which the core gets the version.
@@ -81,7 +81,7 @@ class Replaceable(ABC):
 
     async def _switch(self, path: Path | None, step: Step) -> None:
         reactor = self._kit.reactor
-        # What is in use may differ from the last record, if the operator has set something since.
+        # The version in use may differ from the last record, if the operator has changed a setting since.
         before = self._record.in_use(self._name)
         # Checked first: on a full disk the choice would be lost at the next start.
         await in_pool(reactor, self._record.check)

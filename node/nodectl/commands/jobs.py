@@ -57,7 +57,7 @@ def rows(job: pb.Job) -> Iterator[Row]:
 
 
 def _word_of(job: pb.Job) -> str:
-    """What the job does now, with the progress of a download in steps of 10 %."""
+    """The current step of the job, with the progress of a download in steps of 10 %."""
     if job.state == "waiting":
         return "waits for another update"
     part = f" ({10 * (10 * job.fetched // job.total)} %)" if job.total and job.text.startswith("fetching") else ""
