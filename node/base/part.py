@@ -1,4 +1,4 @@
-"""The base class of the node's parts. `node.tap` lists them; the node starts, queries and stops them in that order."""
+"""The base class of the parts. `node.tap` lists them: the node starts them in that order, and stops them in reverse."""
 
 from __future__ import annotations
 
