@@ -91,7 +91,7 @@ def bring_core(name: str, version: str, sha256: str, url: str, into: Path) -> Pa
 def bring_lists(wanted: Mapping[str, str], url: str, into: Path, kept: str = "") -> Path:
     """Return a directory below `into` with these geo files, by their digests, and the others of the directory `kept`.
 
-    Of a file with an empty digest, `NAME.sha256sum` beside it on the server has it. Raises `InstallError`.
+    For an empty digest, it reads `NAME.sha256sum` beside the file on the server. Raises `InstallError`.
     """
     with deadline():
         digests = {name: _digest_of(url, name, named) for name, named in wanted.items()}

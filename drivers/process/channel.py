@@ -74,7 +74,7 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
 
 
 class Channel:
-    """Calls by path, over a connection that is made when there is none. `metadata` is sent with each call."""
+    """Calls by path. The first call, and one after a loss, makes the connection. `metadata` is sent with each call."""
 
     def __init__(self, reactor: Reactor, target: str | int, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """`target` is the path of a socket, or a port of this machine."""

@@ -22,7 +22,7 @@ NO_LANDLOCK = (
 )
 SCRIPT = "{} is a script: it and the core that it runs can read and write all that the node can"
 
-# What the Go run-time and libraries read: host names, certificates, time zones, MIME types, properties of the machine.
+# Files that the Go run-time and libraries read: host names, certificates, time zones, MIME types, machine properties.
 _SYSTEM = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services"),
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager/resolv.conf", "/etc/protocols"),
@@ -37,7 +37,7 @@ _ETC = Path("/etc")
 # Files that a core reads again while it runs. A rule for a plain file holds only for the inode that was there.
 _READ_AGAIN = ("/etc/resolv.conf", "/etc/hosts")
 _DEVICES = ("/dev/null", "/dev/net/tun")
-# What a dynamically linked executable reads.
+# Files that a dynamically linked executable reads.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.preload")
 _MAGIC = b"\x7fELF"
 _INTERPRETER = 3
@@ -76,7 +76,7 @@ def _interpreter(head: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a configuration names: `files` to read, unix `sockets` and TCP `ports` to listen on.
+    """The names in a configuration: `files` to read, unix `sockets` and TCP `ports` to listen on.
 
     `abstract`: whether it names abstract sockets. Only what the operator allows becomes a rule.
     """
@@ -93,7 +93,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the cores of a node may use. `assets`: directories of geo files to read; `state`: where they write."""
+    """Paths that the cores of a node may use. `assets`: directories of geo files to read; `state`: where they write."""
 
     paths: Paths = field(default_factory=Paths)
     state: Path | None = None

@@ -115,7 +115,7 @@ class Files:
 
 
 def _mark(path: Path, pinned: bool = False) -> tuple[int, ...] | None:
-    """Return a value that changes with a file or, if it is pinned, when it is replaced; None if there is none."""
+    """Return a value that changes with a file or, if it is pinned, when it is replaced; None without a file."""
     try:
         found = path.stat()
     except OSError:
@@ -176,7 +176,7 @@ class Installation:
     async def current(self, chosen: Path | None) -> Executable:
         """Return the executable to run for plans that were made while `chosen` was chosen.
 
-        Raises `CoreFailed`, with what to do, if there is none.
+        Raises `CoreFailed`, with what to do, if it is missing.
         """
         known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file():
@@ -208,7 +208,7 @@ class Installation:
 
     @property
     def packed(self) -> Common:
-        """What the next node process would otherwise have to ask."""
+        """Facts about the executable, so that the next node process need not run it for them."""
         answers = [Answer(asked=asked, output=output) for asked, output in (self._kept or {}).items()]
         return Common(answers=answers, installed=(self._left(*each) for each in self._known.items()))
 

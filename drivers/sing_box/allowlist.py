@@ -1,4 +1,4 @@
-"""What a sing-box configuration may contain: types of inbounds, outbounds and so on, and of values. Pure.
+"""The allowed contents of a sing-box configuration: types of inbounds, outbounds and so on, and of values. Pure.
 
 Found by trying each type with `sing-box format` of 1.14.1 and 1.14.4, whose output always has the types of values; what
 the types of inbounds and so on do: sing-box's source code.

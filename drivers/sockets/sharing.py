@@ -54,7 +54,7 @@ class Sharing:
         self._reactor = reactor
         self._shelf = shelf
         self._steering, self._datagrams, self._sessions = Steering(shelf), Datagrams(shelf), Sessions(shelf)
-        # What the keeper has for the next node.
+        # The descriptors that the keeper has for the next node.
         self._stored = b""
         self._lock = DeferredLock()
         # The pids of processes that share, in the order in which they joined; and those about to exit.

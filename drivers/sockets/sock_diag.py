@@ -147,7 +147,7 @@ def unread(ports: Ports, inodes: Container[int]) -> int:
 
 
 def listening(ports: Container[int]) -> dict[int, int]:
-    """Those of these ports with a TCP listener, and how many connections wait to be accepted there."""
+    """Select the ports with a TCP listener; return how many connections wait to be accepted at each."""
     found: dict[int, int] = {}
     for data, position in _messages(_program([_ANY]), _LISTENING):
         if (port := _port(data, position)) in ports:

@@ -78,7 +78,7 @@ def _judge_environment(source: str, version: Version, allowed: Allowed) -> None:
 
 
 def _things(base: Config) -> Iterator[tuple[str, str, Collection[str]]]:
-    """Everything with a type: its name, its place, and the names known there."""
+    """An object with a type: its name, its place, and the names known there."""
     for app in base.app:
         name = name_of(app.type)
         if name == "geodata" and not GeodataConfig.FromString(app.value).assets:

@@ -19,7 +19,7 @@ from protos.xray_pb2 import Config, InboundHandlerConfig
 USERS: Version = (26, 5, 9)
 PRIVATE: Version = (26, 5, 3)
 FORWARDED: Version = (26, 6, 22)
-# What such a core logs then, for each connection.
+# The line that such a core logs then, for each connection.
 UNTRUSTED = '"sockopt.trustedXForwardedFor" is not configured'
 UNTRUSTED_SEEN = (
     "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "

@@ -70,7 +70,7 @@ def are_reloaded(base: Config) -> bool:
 
 
 def _app(base: Config, type_name: str) -> TypedMessage:
-    """The app of this type, which is added if there is none."""
+    """The app of this type; a missing one is added."""
     return next((app for app in base.app if app.type == type_name), None) or base.app.add(type=type_name)
 
 

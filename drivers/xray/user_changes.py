@@ -42,7 +42,7 @@ NEEDS_PAUSE = "shadowsocks_2022"
 
 
 class Swap(Enum):
-    """What a swap does to the connections of an inbound; tried on the core for each transport."""
+    """The effect of a swap on the connections of an inbound; tried on the core for each transport."""
 
     GO_ON = 1
     END = 2

@@ -19,7 +19,7 @@ from node.client.failures import NoReply, StreamEnded
 from node.client.transport import Inbox, Line
 from protos.service_pb2 import Event, EventsRequest
 
-# What is read from a connection; what the stream yields of it.
+# The type that a connection reads, and the type that the stream yields.
 S = TypeVar("S")
 T = TypeVar("T")
 

@@ -245,8 +245,8 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
-    rest = {"node.door.rest", "node.door.site", "node.door.streams"}
-    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.services"}
+    rest = {"node.door.rest", "node.door.site"}
+    rpc = {"node.door.rpc", "node.door.rpc_calls"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -341,14 +341,7 @@ OVER_REST = {"node.client.rest"}
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.base.aio", "node.handover.ties"}),
         (
             ["asyncio"],
-            {
-                "node.base.aio",
-                "node.door.rpc",
-                "node.door.rpc_calls",
-                "node.door.serving",
-                "node.door.services",
-                "node.client.rpc",
-            },
+            {"node.base.aio", "node.door.rpc", "node.door.rpc_calls", "node.client.rpc"},
         ),
         (["klein"], {"node.door.rest"}),
         (
@@ -359,11 +352,7 @@ OVER_REST = {"node.client.rest"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {
-                "node.base.aio",
-                "node.client.rpc",
-                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "services")),
-            },
+            {"node.base.aio", "node.client.rpc", "node.door.rpc", "node.door.rpc_calls"},
         ),
         (
             ["psutil"],

@@ -62,7 +62,7 @@ async def _remote_findings(node: Node) -> list[Finding]:
 
 
 def _place(local: LocalNode) -> Place:
-    """What the doctor examines of this node: its settings or their faults, its cores and their geo files."""
+    """The facts of this node for the doctor: its settings or their faults, its cores and their geo files."""
     settings, faults = None, list[str]()
     try:
         settings = load({}, local.directory, local.environ, drivers=())
