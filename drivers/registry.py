@@ -12,9 +12,9 @@ from drivers.install import releases
 from drivers.install.releases import Core
 from drivers.process.orphans import mark, sweep
 from drivers.process.settings import SETTINGS as COMMON
+from drivers.process.settings import settings_of
 from drivers.process.spawn import Spawner
-from drivers.sing_box import settings as sing_box
-from drivers.xray import settings as xray
+from drivers.xray.settings import SETTINGS as OF_XRAY
 from node.base.settings import Setting
 from node.contract.driver import Done, Driver, Host
 from protos.service_pb2 import SING_BOX, XRAY
@@ -34,19 +34,21 @@ def _sing_box(host: Host) -> Driver:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of core: its settings, whose values its driver gets in `Host.settings`, and a loader of the driver.
+    """A kind of core: its newest release, a loader of the driver, which has the same name, and settings of its own."""
 
-    `core` is its newest release; the driver has the same name.
-    """
-
-    settings: Sequence[Setting]
-    load: Callable[[Host], Driver]
     core: Core
+    load: Callable[[Host], Driver]
+    own: Sequence[Setting] = ()
+
+    @property
+    def settings(self) -> Sequence[Setting]:
+        """All its settings: its driver gets their values in `Host.settings`."""
+        return *settings_of(self.core), *self.own
 
 
 REGISTRY: Mapping[int, Kind] = {
-    XRAY: Kind(xray.SETTINGS, _xray, releases.XRAY),
-    SING_BOX: Kind(sing_box.SETTINGS, _sing_box, releases.SING_BOX),
+    XRAY: Kind(releases.XRAY, _xray, OF_XRAY),
+    SING_BOX: Kind(releases.SING_BOX, _sing_box),
 }
 # The core that reads geoip.dat and geosite.dat, and the setting of their directory.
 READS_LISTS, LISTS_SETTING = XRAY, "XRAY_ASSETS_PATH"

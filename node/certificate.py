@@ -144,7 +144,7 @@ def _general_name(text: str) -> x509.DNSName | x509.IPAddress:
 
 
 def _names_in(certificate: Path) -> tuple[str, ...]:
-    """Return the names in a file. Raises `ValueError` if there are none."""
+    """Return the names in a file. Raises `ValueError` if it has no name."""
     try:
         if names := names_of(x509.load_pem_x509_certificate(certificate.read_bytes())):
             return names

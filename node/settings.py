@@ -157,7 +157,7 @@ def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str,
 
 
 def _from_file(path: Path) -> dict[str, str]:
-    """The lines of an `.env` file, or {} if there is none. Raises `BadSettings`."""
+    """The lines of an `.env` file, or {} without a file. Raises `BadSettings`."""
     try:
         return env_file.read(path.read_text())
     except FileNotFoundError:

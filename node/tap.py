@@ -42,8 +42,7 @@ from node.handover.upgrade import Upgrades
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.figures import Sources as Measured
-from node.metrics.monitoring import Monitoring
-from node.metrics.pages import Meters
+from node.metrics.pages import Meters, Monitoring
 from node.service import NodeService, use_monotonic_clock
 from node.settings import BadSettings, Settings, environment, load
 from node.state.directory import StateDirectory
@@ -51,10 +50,8 @@ from node.state.store import Store
 from node.updates.jobs import Jobs
 from node.updates.policy import Sources
 from node.updates.program import Program as Releases
-from node.updates.record import LISTS, Record
-from node.updates.replaceable import Kit
+from node.updates.replaceable import LISTS, Kit, Record, Trial
 from node.updates.tool import Tool
-from node.updates.trial import Trial
 from node.updates.updates import Updates
 
 import_gc.resume()
@@ -79,62 +76,107 @@ def makeService(options: Options) -> IService:
 
 def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -> NodeService:
     """Make the parts and put them in order. `twistd`: twistd's own options."""
-    parts, around = Parts(), environment()
+    # The cores, what the node keeps and reports, and who runs the cores.
+    around = environment()
     ties = Ties.of(around)
     keeper = ties or Keeper()
-
-    # What the node keeps, and reports.
     state = StateDirectory(settings.state.dir, keeper)
     ring = LogRing(reactor, settings.log.buffer)
-    store = Store(reactor, state.database, parts)
-    journal = Journal(reactor, store.event)
-    system = SystemStats(reactor)
-    notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
-    systemd = Systemd(notifier, reactor)
-
-    # The cores, and who runs them.
-    changes = settings.state.dir / "updates"
-    record = Record(changes / "chosen", _configured(settings))
-    record.load()
+    record = _record(settings)
     host = Host(reactor, ring, state.run_dir, settings.cores, _withheld(settings), record.choices, keeper)
     drivers = Drivers(host)
-    chosen = EngineOptions(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
-    engine = Engine(reactor, ring, drivers, store, journal, chosen)
+    house = _house(reactor, settings, state, ring, drivers, ties)
+    engine = _engine(reactor, settings, drivers, house)
 
     # The next version, and other releases.
-    house = House(ring, journal, store, parts, systemd, drivers.sweep)
     arrival = Arrival(reactor, around, ties, settings.handover.adopt_seconds, engine.leaving, house)
     succession = Succession(reactor, around, ties, arrival, engine.leaving, house)
-    kept = settings.state.dir / "program"
-    program = Program.of(sys.orig_argv, sys.argv, twistd, kept)
+    program = Program.of(sys.orig_argv, sys.argv, twistd, settings.state.dir / "program")
     upgrades = Upgrades(reactor, succession, program, partial(run_check, drivers.run, around))
-    tool = Tool(drivers.run, around, settings.updates.proxy)
-    kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
-    jobs = Jobs(reactor, changes / "jobs", ring, journal)
-    releases = Releases(kit, kept, settings.updates.program_url, upgrades)
-    sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS)
-    updates = Updates(kit, jobs, releases, drivers, settings.updates, sources)
+    updates = _updates(reactor, settings, drivers, engine, house, record, upgrades)
 
-    # Who may call, what they may ask, and where.
-    meters = Meters()
+    # Keys, calls and ports.
+    aio, system, meters = Aio(reactor), SystemStats(reactor), Meters()
     authenticator = Authenticator(settings.keys.key, settings.keys.certified, meters.refused)
-    calls = Calls(Operations(engine, system, parts, updates), ring, authenticator.knows, journal, meters.called)
-    keyring = Keyring(
-        settings.keys, authenticator, partial(journal.reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED), calls.dismiss
-    )
-    certificates = Certificates(
-        settings.door.cert_file,
-        settings.door.key_file,
-        Demands(settings.door.client_ca, settings.door.newest_tls),
-        partial(journal.reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED),
-    )
-    aio = Aio(reactor)
+    operations = Operations(engine, system, house.parts, updates)
+    calls = Calls(operations, ring, authenticator.knows, house.journal, meters.called)
+    keyring = _keyring(settings, authenticator, house.journal, calls)
+    certificates = _certificates(settings, house.journal)
     place = Place(state.door_dir, settings.metrics.port, keeper)
     ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
+    monitoring = _monitoring(reactor, settings, engine, house, certificates, ports, meters)
+
+    watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
+    # Each part may use those before it; they stop in the reverse order.
+    begin = (arrival, state, Sweep(arrival, house), aio, system, upgrades, *watches, house.store, house.journal)
+    clock = Clock(reactor, house.journal, settings.clock)
+    house.parts.add(*begin, *engine.parts, updates, clock, *monitoring.parts, ports, house.systemd)
+    return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
+
+
+def _record(settings: Settings) -> Record:
+    record = Record(settings.state.dir / "updates" / "chosen", _configured(settings))
+    record.load()
+    return record
+
+
+def _house(
+    reactor: Reactor, settings: Settings, state: StateDirectory, ring: LogRing, drivers: Drivers, ties: Ties | None
+) -> House:
+    parts = Parts()
+    store = Store(reactor, state.database, parts)
+    notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
+    return House(ring, Journal(reactor, store.event), store, parts, Systemd(notifier, reactor), drivers.sweep)
+
+
+def _engine(reactor: Reactor, settings: Settings, drivers: Drivers, house: House) -> Engine:
+    chosen = EngineOptions(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
+    return Engine(reactor, house.ring, drivers, house.store, house.journal, chosen)
+
+
+def _updates(
+    reactor: Reactor,
+    settings: Settings,
+    drivers: Drivers,
+    engine: Engine,
+    house: House,
+    record: Record,
+    upgrades: Upgrades,
+) -> Updates:
+    changes = settings.state.dir / "updates"
+    tool = Tool(drivers.run, environment(), settings.updates.proxy)
+    kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
+    jobs = Jobs(reactor, changes / "jobs", house.ring, house.journal)
+    releases = Releases(kit, settings.state.dir / "program", settings.updates.program_url, upgrades)
+    sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS)
+    return Updates(kit, jobs, releases, drivers, settings.updates, sources)
+
+
+def _keyring(settings: Settings, authenticator: Authenticator, journal: Journal, calls: Calls) -> Keyring:
+    reloaded = partial(journal.reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
+    return Keyring(settings.keys, authenticator, reloaded, calls.dismiss)
+
+
+def _certificates(settings: Settings, journal: Journal) -> Certificates:
+    door = settings.door
+    reloaded = partial(journal.reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
+    return Certificates(door.cert_file, door.key_file, Demands(door.client_ca, door.newest_tls), reloaded)
+
+
+def _monitoring(
+    reactor: Reactor,
+    settings: Settings,
+    engine: Engine,
+    house: House,
+    certificates: Certificates,
+    ports: Ports,
+    meters: Meters,
+) -> Monitoring:
+    """Make the monitoring, and give the ports its pages."""
     measured = Measured(
         engine,
-        parts,
-        store,
+        house.parts,
+        house.store,
         settings.metrics,
         settings.state.dir,
         places=ports.connections.limits.max_connections,
@@ -143,12 +185,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     )
     monitoring = Monitoring(reactor, measured, meters, ports.rpc.set_ready)
     ports.serve(monitoring.pages)
-
-    watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
-    # Each part may use those before it; they stop in the reverse order.
-    parts.add(arrival, state, Sweep(arrival, house), aio, system, upgrades, *watches, store, journal)
-    parts.add(*engine.parts, updates, Clock(reactor, journal, settings.clock), *monitoring.parts, ports, systemd)
-    return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
+    return monitoring
 
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:

@@ -128,30 +128,6 @@ class Stat(_message.Message):
     value: int
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
-class SysStatsResponse(_message.Message):
-    __slots__ = ("num_goroutine", "num_gc", "alloc", "total_alloc", "sys", "mallocs", "frees", "live_objects", "pause_total_ns", "uptime")
-    NUM_GOROUTINE_FIELD_NUMBER: _ClassVar[int]
-    NUM_GC_FIELD_NUMBER: _ClassVar[int]
-    ALLOC_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_ALLOC_FIELD_NUMBER: _ClassVar[int]
-    SYS_FIELD_NUMBER: _ClassVar[int]
-    MALLOCS_FIELD_NUMBER: _ClassVar[int]
-    FREES_FIELD_NUMBER: _ClassVar[int]
-    LIVE_OBJECTS_FIELD_NUMBER: _ClassVar[int]
-    PAUSE_TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
-    UPTIME_FIELD_NUMBER: _ClassVar[int]
-    num_goroutine: int
-    num_gc: int
-    alloc: int
-    total_alloc: int
-    sys: int
-    mallocs: int
-    frees: int
-    live_objects: int
-    pause_total_ns: int
-    uptime: int
-    def __init__(self, num_goroutine: _Optional[int] = ..., num_gc: _Optional[int] = ..., alloc: _Optional[int] = ..., total_alloc: _Optional[int] = ..., sys: _Optional[int] = ..., mallocs: _Optional[int] = ..., frees: _Optional[int] = ..., live_objects: _Optional[int] = ..., pause_total_ns: _Optional[int] = ..., uptime: _Optional[int] = ...) -> None: ...
-
 class Group(_message.Message):
     __slots__ = ("tag", "type", "selected", "items")
     TAG_FIELD_NUMBER: _ClassVar[int]

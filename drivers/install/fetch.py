@@ -1,16 +1,20 @@
-"""Download a verified file by HTTP, resuming a download that broke off, now or in an earlier call."""
+"""Download a verified file by HTTP, resuming a download that broke off, now or in an earlier call; unpack archives."""
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import signal
+import tarfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPException, HTTPMessage, HTTPResponse
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 from urllib.error import HTTPError
 
@@ -20,7 +24,7 @@ from drivers.install.releases import DigestMismatch, InstallError, Unavailable
 SILENCE = 10.0
 # Seconds that all downloads of one request may take together.
 PATIENCE = 600.0
-# The most bytes of a download.
+# The most bytes of a download, and of one member of an archive.
 LIMIT = 256 * 1024 * 1024
 # The number of tries for a download that breaks off, and the seconds between them.
 TRIES = 4
@@ -30,6 +34,12 @@ _CHUNK = 256 * 1024
 _TEXT = 4096
 # Seconds until the timer signals again, as the first signal may come while Python cannot raise the error.
 _REPEAT = 1.0
+
+# The exceptions of the standard library for a bad archive; RuntimeError for one with a password or an unknown method.
+_DAMAGED = (
+    *(OSError, EOFError, KeyError, RuntimeError, ValueError),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+)
 
 # Called with the bytes so far and the total, which is 0 if it is unknown.
 Progress = Callable[[int, int], None]
@@ -101,6 +111,46 @@ def text(url: str) -> str:
     """Return a small text. Raises as `fetch`."""
     with _network(url), _opened(url, {}) as reply:
         return reply.read(_TEXT).decode(errors="replace")
+
+
+def unpack(archive: Path, members: Iterable[str], into: Path) -> None:
+    """Extract each of `members` to the directory `into`, under the last part of its name.
+
+    Paths, modes and sizes in the archive are not trusted. Raises Unavailable if a member is missing, damaged or larger
+    than LIMIT.
+    """
+    take = _from_tar if archive.name.endswith(".tar.gz") else _from_zip
+    try:
+        take(archive, members, into)
+    except _DAMAGED as error:
+        raise Unavailable(f"cannot unpack {archive.name}: {error}") from error
+
+
+def _from_zip(archive: Path, members: Iterable[str], into: Path) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        for name in members:
+            with opened.open(name) as source:
+                _extract(source, into, name)
+
+
+def _from_tar(archive: Path, members: Iterable[str], into: Path) -> None:
+    with tarfile.open(archive, "r:gz") as opened:
+        for name in members:
+            source = opened.extractfile(name)
+            if source is None:
+                raise KeyError(f"{name} is not a file")
+            with source:
+                _extract(source, into, name)
+
+
+def _extract(source: IO[bytes], into: Path, name: str) -> None:
+    size = 0
+    with (into / PurePosixPath(name).name).open("xb") as file:
+        while chunk := source.read(_CHUNK):
+            size += len(chunk)
+            if size > LIMIT:
+                raise OSError(f"{name} has more than {LIMIT} bytes")
+            file.write(chunk)
 
 
 def _go_on(url: str, part: Path, tell: Progress) -> None:

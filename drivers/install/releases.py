@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+
+_CPUS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 class InstallError(Exception):
@@ -69,6 +72,15 @@ class Core:
         return f"{self.version}-{self.variant}" if self.variant else self.version
 
     @property
+    def archive(self) -> Archive:
+        """The archive for this machine. Raises Unavailable if there is none."""
+        found = self.archives.get(cpu())
+        if found is None:
+            system, machine = platform.system(), platform.machine().lower()
+            raise Unavailable(f"no archive of {self.label} is known for this machine ({system}, {machine})")
+        return found
+
+    @property
     def label(self) -> str:
         """The release's name for users, such as `Xray 26.3.27`."""
         return f"{self.title} {self.release}"
@@ -76,6 +88,12 @@ class Core:
     def variable(self, what: str) -> str:
         """Return the name of this core's environment variable for `what`, such as `XRAY_EXECUTABLE_PATH`."""
         return f"{self.name.upper().replace('-', '_')}_{what}"
+
+
+def cpu() -> str:
+    """Return Go's name of this machine's CPU; empty where the system is not Linux."""
+    machine = platform.machine().lower()
+    return _CPUS.get(machine, machine) if platform.system() == "Linux" else ""
 
 
 def _xray(version: str, package: str = "", **digests: str) -> Core:
@@ -101,7 +119,7 @@ XRAY_BUILDABLE = _xray(
     arm64="4d30283ae614e3057f730f67cd088a42be6fdf91f8639d82cb69e48cde80413c",
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
-# One request of a user can crash releases before 26.6.1: see `drivers/xray/long_names.py`.
+# One request of a user can crash releases before 26.6.1: see `drivers/xray/overrides.py`.
 XRAY = replace(
     _xray(
         "26.7.28",

@@ -17,14 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import NamedTuple
 
-from drivers.install import archive
-from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, verify
+from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, unpack
 from drivers.install.install import say, try_out
-from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable
+from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable, cpu
 
 # The prefix of directories that are not complete.
 NEW = ".new-"
@@ -35,8 +34,7 @@ _VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 _LIST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.dat")
 
 
-@dataclass(frozen=True)
-class _File:
+class _File(NamedTuple):
     """A file to download, and its destination."""
 
     url: str
@@ -54,13 +52,13 @@ def release(name: str, version: str, sha256: str = "") -> Core:
     if sha256:
         _require_digest(sha256)
     for core in CORES[name]:
-        if core.version == version and (own := core.archives.get(archive.cpu())):
+        if core.version == version and (own := core.archives.get(cpu())):
             if sha256 not in ("", own.sha256):
                 raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, not the one in the request")
             return core
     if not sha256:
         raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: give the SHA-256 of its archive")
-    return ANY[name](version, **{archive.cpu(): sha256})
+    return ANY[name](version, **{cpu(): sha256})
 
 
 def _require_digest(sha256: str, of: str = "") -> None:
@@ -74,29 +72,26 @@ def bring_core(name: str, version: str, sha256: str, url: str, into: Path) -> Pa
     `sha256` of its archive may be empty for a known release.
     """
     core = release(name, version, sha256)
-    wanted = archive.choose(core)
+    wanted = core.archive
     place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
-    if not place.exists():
-        file = into / f"{wanted.sha256[:16]}-{wanted.name}"
-        with deadline():
-            _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
-        with _settled(place) as new:
-            archive.unpack(file, wanted.members, new)
-            _try(core, new / core.executable)
-    else:
-        _try(core, place / core.executable)
+    tried = f"trying {core.executable}"
+    if place.exists():
+        say(tried)
+        return try_out(core, place / core.executable)
+    file = into / f"{wanted.sha256[:16]}-{wanted.name}"
+    with deadline():
+        _bring(into, _File(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file))
+    with _settled(place) as new:
+        unpack(file, wanted.members, new)
+        say(tried)
+        try_out(core, new / core.executable)
     return place / core.executable
-
-
-def _try(core: Core, executable: Path) -> None:
-    say(f"trying {executable.name}")
-    try_out(core, executable)
 
 
 def bring_lists(wanted: Mapping[str, str], url: str, into: Path, kept: str = "") -> Path:
     """Return a directory below `into` with these geo files, by their digests, and the others of the directory `kept`.
 
-    Of a file with an empty digest, `NAME.sha256sum` beside it on the server has it. Raises `InstallError`.
+    For an empty digest, it reads `NAME.sha256sum` beside the file on the server. Raises `InstallError`.
     """
     with deadline():
         digests = {name: _digest_of(url, name, named) for name, named in wanted.items()}
@@ -156,28 +151,21 @@ def _bring(into: Path, *files: _File) -> None:
 
 
 def _bring_one(file: _File) -> None:
-    if file.path.exists():
-        try:
-            verify(file.path, file.sha256)
-        except DigestMismatch:
-            file.path.unlink()
-        else:
-            return
-    say(f"fetching {file.url}")
-    fetch(file.url, file.sha256, file.path, _Teller().tell)
-    say("verified")
+    """Download a file unless an earlier try has, and print the progress now and then."""
+    if file.path.exists() and digest_of(file.path) == file.sha256:
+        return
+    file.path.unlink(missing_ok=True)
+    told = 0.0
 
-
-class _Teller:
-    """Prints the progress of a download now and then."""
-
-    def __init__(self) -> None:
-        self._told = 0.0
-
-    def tell(self, done: int, total: int) -> None:
-        if (now := time.monotonic()) - self._told >= TELL or done == total:
-            self._told = now
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        if (now := time.monotonic()) - told >= TELL or done == total:
+            told = now
             say(f"fetched {done} of {total} bytes")
+
+    say(f"fetching {file.url}")
+    fetch(file.url, file.sha256, file.path, tell)
+    say("verified")
 
 
 def _clear(into: Path, *kept: _File) -> None:

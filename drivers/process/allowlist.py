@@ -19,7 +19,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the operator allows: types by name, and directories of sockets."""
+    """The operator's permissions: types by name, and directories of sockets."""
 
     names: frozenset[str] = frozenset()
     paths: Paths = Paths()  # noqa: RUF009  it is frozen, too

@@ -1,10 +1,10 @@
-"""A gRPC channel to one run of a core."""
+"""A gRPC channel to one run of a core, and the calls for counters, which two services of the cores have."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import ensureDeferred
@@ -14,11 +14,16 @@ from twisted.internet.protocol import Factory
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.reactor import Reactor
+from node.base.slices import slices
 from node.base.sockets import dial
-from node.base.waiting import Signal
+from node.base.waiting import Signal, together
+from node.contract.counters import Seen
 from node.http2 import headers
 from node.http2.client import ClientConnection
 from node.http2.stream import End, Status, Stream
+from protos import xray_pb2
+from protos.columns_pb2 import Stats
+from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for a connection attempt; the core is on this machine.
 CONNECT = 2.0
@@ -36,6 +41,15 @@ USERS = "the core did not list its users"
 FIGURES = "failed to get sys stats"
 
 _SILENT = (None, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE)
+M = TypeVar("M", bound=Message)
+
+# Seconds: for a usual call, and for one with a long reply.
+DEADLINE = 5.0
+BULK_DEADLINE = 10.0
+# Cores limit a request to 4 MiB, which cannot be changed.
+MAX_REQUEST = 4 * 1024 * 1024 - 64 * 1024
+# Counters of a reply handled at a time (some 5 ms); in between the reactor serves others.
+SLICE = 10_000
 
 
 class ApiFailed(Exception):
@@ -61,7 +75,7 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
 
 
 class Channel:
-    """Calls by path, over a connection that is made when there is none. `metadata` is sent with each call."""
+    """Calls by path. The first call, and one after a loss, makes the connection. `metadata` is sent with each call."""
 
     def __init__(self, reactor: Reactor, target: str | int, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """`target` is the path of a socket, or a port of this machine."""
@@ -83,7 +97,7 @@ class Channel:
         for connection in connections:
             connection.close(End(None, ENDED))
 
-    async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
+    async def call(self, path: str, request: Message | bytes, reply: type[M], seconds: float = DEADLINE) -> M:
         """Return the reply to one request. Raises `ApiFailed`."""
         stream = await self._begin(path, request)
         with self._limited(stream, seconds):
@@ -95,8 +109,8 @@ class Channel:
         return _read(reply, stream.messages[0])
 
     async def stream(
-        self, path: str, request: Message, reply: type[Any], seconds: float | None = None
-    ) -> AsyncGenerator[Any, None]:
+        self, path: str, request: Message, reply: type[M], seconds: float | None = None
+    ) -> AsyncGenerator[M, None]:
         """Yield the replies to one request, until the core or the reader ends the call. Raises `ApiFailed`."""
         stream = await self._begin(path, request)
         with self._limited(stream, seconds):
@@ -168,7 +182,7 @@ class Channel:
             stream.close()
 
 
-def _read(reply: type[Any], message: bytes) -> Any:
+def _read(reply: type[M], message: bytes) -> M:
     """Parse a message. Raises `ApiFailed`."""
     try:
         return reply.FromString(message)
@@ -180,3 +194,53 @@ def _require(end: End) -> None:
     """Raise `ApiFailed` unless the call ended with OK."""
     if end.status != Status.OK:
         raise ApiFailed(end.text or f"status {end.status}", end.status)
+
+
+class StatsApi:
+    """Calls of one core process; `service` is the path of its counters. All calls raise `ApiFailed`."""
+
+    def __init__(self, reactor: Reactor, channel: Channel, service: str) -> None:
+        self._reactor = reactor
+        self._channel = channel
+        self._service = service
+
+    async def close(self) -> None:
+        self._channel.close()
+
+    async def figures(self, seconds: float = DEADLINE) -> BackendStatsResponse:
+        """The statistics of Go's run-time: the core's own message has the same fields."""
+        path, request = f"{self._service}GetSysStats", xray_pb2.Nothing()
+        return await self._channel.call(path, request, BackendStatsResponse, seconds)
+
+    async def counters(self, pattern: str = "", seen: Seen | None = None) -> dict[str, int]:
+        """All counters by name; of an Xray those whose name contains `pattern`. `seen`: see `Generation.counters`.
+
+        Never with reset: the counts in a lost reply would be lost.
+        """
+        path, request = f"{self._service}QueryStats", xray_pb2.QueryStatsRequest(pattern=pattern, reset=False)
+        reply = await self._channel.call(path, request, Stats, BULK_DEADLINE)
+        counters, now = dict[str, int](), Seen()
+        async for part in slices(self._reactor, reply.stat, SLICE):
+            now.update(map(hash, part))
+            new = [raw for raw in part if hash(raw) not in seen] if seen else part
+            parsed = xray_pb2.QueryStatsResponse.FromString(Stats(stat=new).SerializeToString())
+            counters |= {stat.name: stat.value for stat in parsed.stat}
+        if seen is not None:
+            seen.clear()
+            seen.update(now)
+        return counters
+
+    async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
+        """The counters of these names that the core has. Names too long for a request are left out."""
+        requests = [xray_pb2.GetStatsRequest(name=name) for name in names if len(name.encode()) < MAX_REQUEST]
+        found = await together(self._known("GetStats", one, xray_pb2.GetStatsResponse) for one in requests)
+        return {reply.stat.name: reply.stat.value for reply in found if reply is not None}
+
+    async def _known(self, name: str, request: Message, reply: type[M]) -> M | None:
+        """Call the service; None if the core has nothing of the requested name."""
+        try:
+            return await self._channel.call(self._service + name, request, reply)
+        except ApiFailed as error:
+            if error.unknown:
+                return None
+            raise

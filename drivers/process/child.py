@@ -190,7 +190,7 @@ class CoreProcess(ProcessProtocol):
 
     @property
     def packed(self) -> Process:
-        """What the next node needs to go on reading."""
+        """Pack the state with which the next node goes on reading."""
         rests = ((number, *splitter.rest) for number, splitter in self._splitters.items())
         return Process(
             pid=self.pid,

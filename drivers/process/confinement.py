@@ -1,16 +1,19 @@
-"""The Landlock rules for a core: which files, sockets and ports it may use, and warnings where none hold."""
+"""The Landlock rules for a core: which files, sockets and ports it may use, and warnings where none hold.
+
+Of an executable the program interpreter is needed, too: its dynamic linker (elf(5)).
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import stat
+import struct
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drivers.install import leash
-from drivers.process.elf import Script, interpreter
 from drivers.process.paths import CERTIFICATES, Paths, mode
 
 NO_LANDLOCK = (
@@ -19,7 +22,7 @@ NO_LANDLOCK = (
 )
 SCRIPT = "{} is a script: it and the core that it runs can read and write all that the node can"
 
-# What the Go run-time and libraries read: host names, certificates, time zones, MIME types, properties of the machine.
+# Files that the Go run-time and libraries read: host names, certificates, time zones, MIME types, machine properties.
 _SYSTEM = (
     *("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services"),
     *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager/resolv.conf", "/etc/protocols"),
@@ -34,13 +37,46 @@ _ETC = Path("/etc")
 # Files that a core reads again while it runs. A rule for a plain file holds only for the inode that was there.
 _READ_AGAIN = ("/etc/resolv.conf", "/etc/hosts")
 _DEVICES = ("/dev/null", "/dev/net/tun")
-# What a dynamically linked executable reads.
+# Files that a dynamically linked executable reads.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.preload")
+_MAGIC = b"\x7fELF"
+_INTERPRETER = 3
+
+
+class Script(Exception):
+    """The file is not an ELF executable, so another program interprets it."""
+
+
+def interpreter(executable: Path) -> str | None:
+    """Return the path of the dynamic linker; None if the executable needs none. Raises `Script`."""
+    try:
+        with executable.open("rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return None  # cannot be run either
+    if not head.startswith(_MAGIC):
+        raise Script
+    try:
+        return _interpreter(head)
+    except struct.error:
+        return None
+
+
+def _interpreter(head: bytes) -> str | None:
+    order, wide = "<" if head[5] == 1 else ">", head[4] == 2
+    table = struct.unpack_from(order + ("Q" if wide else "I"), head, 32 if wide else 28)[0]
+    size, count = struct.unpack_from(order + "HH", head, 54 if wide else 42)
+    for number in range(count):
+        # A segment: its type, offset in the file, and size.
+        kind, place, length = struct.unpack_from(order + ("I4xQ16xQ" if wide else "II8xI"), head, table + number * size)
+        if kind == _INTERPRETER:
+            return head[place : place + length].rstrip(b"\0").decode("utf-8", "surrogateescape")
+    return None
 
 
 @dataclass(frozen=True)
 class Touched:
-    """What a configuration names: `files` to read, unix `sockets` and TCP `ports` to listen on.
+    """The names in a configuration: `files` to read, unix `sockets` and TCP `ports` to listen on.
 
     `abstract`: whether it names abstract sockets. Only what the operator allows becomes a rule.
     """
@@ -57,7 +93,7 @@ class Touched:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the cores of a node may use. `assets`: directories of geo files to read; `state`: where they write."""
+    """Paths that the cores of a node may use. `assets`: directories of geo files to read; `state`: where they write."""
 
     paths: Paths = field(default_factory=Paths)
     state: Path | None = None

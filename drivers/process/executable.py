@@ -12,12 +12,11 @@ from pathlib import Path
 
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
-from drivers.process import memory
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
-from drivers.process.settings import CORE_MEMORY, executable_setting
-from drivers.process.spawn import Spawner, opened
+from drivers.process.settings import CORE_MEMORY, memory_limit
+from drivers.process.spawn import Spawner, in_memory
 from node.base.errors import CoreFailed
 from node.base.pool import in_pool
 from node.contract.driver import Done, Host
@@ -76,7 +75,7 @@ class Executable:
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Start a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
         with ExitStack() as files:
-            descriptors = {number: opened(content, files) for number, content in contents.items()}
+            descriptors = {number: in_memory(content, files) for number, content in contents.items()}
             self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
 
 
@@ -116,7 +115,7 @@ class Files:
 
 
 def _mark(path: Path, pinned: bool = False) -> tuple[int, ...] | None:
-    """Return a value that changes with a file or, if it is pinned, when it is replaced; None if there is none."""
+    """Return a value that changes with a file or, if it is pinned, when it is replaced; None without a file."""
     try:
         found = path.stat()
     except OSError:
@@ -148,7 +147,7 @@ class Installation:
 
     @property
     def _variable(self) -> str:
-        return executable_setting(self.core).name
+        return self.core.variable("EXECUTABLE_PATH")
 
     @property
     def paths(self) -> Paths:
@@ -177,13 +176,13 @@ class Installation:
     async def current(self, chosen: Path | None) -> Executable:
         """Return the executable to run for plans that were made while `chosen` was chosen.
 
-        Raises `CoreFailed`, with what to do, if there is none.
+        Raises `CoreFailed`, with what to do, if it is missing.
         """
         known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file():
             known = await self._found(chosen)
             self._stale.discard(chosen)
-        most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
+        most = memory_limit(self.host.settings.get(CORE_MEMORY.name, ""))
         keeper = self.host.keeper if self.host.keeper.lasts else None
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most, keeper=keeper)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
@@ -209,7 +208,7 @@ class Installation:
 
     @property
     def packed(self) -> Common:
-        """What the next node process would otherwise have to ask."""
+        """Facts about the executable, so that the next node process need not run it for them."""
         answers = [Answer(asked=asked, output=output) for asked, output in (self._kept or {}).items()]
         return Common(answers=answers, installed=(self._left(*each) for each in self._known.items()))
 

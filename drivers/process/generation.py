@@ -1,25 +1,75 @@
-"""The base class of the generations of both drivers: what it gives the node for limits, counters and hand-overs."""
+"""The base class of the generations of both drivers: one run of a core, which shares its listeners with other runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import signal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from itertools import chain
+from typing import Generic, Protocol, TypeVar
 
-from drivers.process import readiness as starting
-from drivers.process.channel import COUNTERS, asking
+from drivers.process import starting
+from drivers.process.channel import COUNTERS, FIGURES, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.kept import ANSWER, silent
-from drivers.process.paced import Paced, PacedRun
-from drivers.process.shared import A, Listening, SharedRun, watch
+from drivers.sockets.connections import hang_up
 from drivers.sockets.core_connections import CoreConnections
-from drivers.sockets.sharing import Sharing
+from drivers.sockets.listeners import ListenerWatch, Survey
+from drivers.sockets.pacing import Paced
+from drivers.sockets.pidfd import Unreachable
+from drivers.sockets.sharing import Reach, Sharing
+from drivers.sockets.sock_diag import Ports, listeners, listening
 from node.base.errors import CoreFailed
+from node.base.logs import Logger
+from node.base.pool import in_pool
+from node.contract.abilities import NotShared
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Live
 from node.contract.counters import Asked, Reading, Scope, Seen
-from node.contract.driver import Host
+from node.contract.driver import Host, Plan
+from protos.service_pb2 import BackendStatsResponse
+
+# The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
+MOST = 1000
+
+
+class Listening(Protocol):
+    """Where a configuration listens. Pure."""
+
+    @property
+    def ports(self) -> Ports:
+        """The ports on which inbounds listen."""
+
+    @property
+    def listens(self) -> Mapping[int, Collection[object]]:
+        """By port, the address and options of the sockets: if two configurations differ, their listeners do."""
+
+    @property
+    def datagrams(self) -> Collection[int]:
+        """The UDP ports where each datagram is independent: it may go to another core than those before it."""
+
+    @property
+    def sessions(self) -> Collection[int]:
+        """The UDP ports where clients have sessions: a client that is refused begins a new session."""
+
+    @property
+    def exclusive(self) -> Sequence[str]:
+        """What only one process at a time can have, or a next core would not get, each in a line."""
+
+
+class Api(Protocol):
+    """The part of a core's API that all cores have."""
+
+    async def ready(self, seconds: float) -> bool: ...
+
+    async def figures(self) -> BackendStatsResponse:
+        """Run-time statistics. Raises `ApiFailed`."""
+
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=Api)
 
 
 @dataclass(frozen=True)
@@ -33,7 +83,8 @@ class Started(Generic[A]):
     files: Files
 
     def __post_init__(self) -> None:
-        watch(self.process, self.sharing)
+        number = self.process.pid or 0
+        self.process.when_exited().addCallback(lambda _: self.sharing.gone(number))
 
     async def ready(
         self,
@@ -42,7 +93,7 @@ class Started(Generic[A]):
         is_refusal: Callable[[CoreProcess], bool],
         cause: Callable[[Sequence[str]], str],
     ) -> None:
-        """Wait until the core answers; `listens` is a cheap check before each call. Raises as `readiness.ready`.
+        """Wait until the core answers; `listens` is a cheap check before each call. Raises as `starting.ready`.
 
         Then the process has ended, and the API is closed.
         """
@@ -62,9 +113,13 @@ class Started(Generic[A]):
             raise silent(self.process)
 
 
-class CoreGeneration(SharedRun[A], PacedRun):
-    """Satisfies the parts of `Shares`, `Paces`, `CountsSome` and `Leaves` that are the same for all cores."""
+class CoreGeneration(Generic[A]):
+    """The parts of `Generation`, `Shares`, `Paces`, `CountsSome` and `Leaves` that are the same for all cores.
 
+    `own_paths` are unix sockets that are not inbounds.
+    """
+
+    log = Logger()
     accounts: dict[str, Accounts]
 
     def __init__(
@@ -75,21 +130,58 @@ class CoreGeneration(SharedRun[A], PacedRun):
         paced: Paced,
         own_paths: Collection[str] = (),
     ) -> None:
-        super().__init__(
-            started.host,
-            started.process,
-            started.api,
-            sharing=started.sharing,
-            listening=listening,
-            own_paths=own_paths,
-        )
+        self._host = started.host
+        self._process = started.process
+        self._api = started.api
+        self._sharing = started.sharing
         self._files = started.files
+        self._listening = listening
         self._connections = connections
         self._paced = paced
+        self.pace, self.pace_new, self.narrow = paced.pace, paced.pace_new, paced.narrow
+        self.when_exited = started.process.when_exited
+        self._own_paths = frozenset(own_paths)
+        self._number = started.process.pid or 0
+        self._listener_watch = ListenerWatch()
+        # Whether it is closed to new connections, and the listeners that are.
+        self._closed = False
+        self._shut: frozenset[int] = frozenset()
+
+    # Its process
+
+    @property
+    def alive(self) -> bool:
+        return self._process.exit is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
 
     @property
     def outdated(self) -> bool:
         return bool(self._files.warnings)
+
+    async def answers(self, seconds: float) -> bool:
+        return await self._api.ready(seconds)
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        await self._process.stop()
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close the connections to the core. May be called again meanwhile."""
+        await self._api.close()
+
+    async def leave(self) -> None:
+        self._process.leave()
+
+    def stay(self) -> None:
+        self._process.stay()
+
+    # Its users' connections
 
     @property
     def arrived(self) -> Arrived:
@@ -107,6 +199,16 @@ class CoreGeneration(SharedRun[A], PacedRun):
 
     async def end(self, connections: Iterable[Live]) -> int:
         return await self._connections.reset([live.handle for live in connections])
+
+    @property
+    def unpaced(self) -> Mapping[str, str]:
+        return self._paced.unpaced
+
+    # Its counters and figures
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        with asking(FIGURES):
+            return await self._api.figures()
 
     async def counters(self, seen: Seen | None = None) -> Reading:
         raise NotImplementedError
@@ -133,8 +235,143 @@ class CoreGeneration(SharedRun[A], PacedRun):
         """Read the counters of these scopes, and of these names of the core. Raises `ApiFailed`."""
         raise NotImplementedError
 
-    async def leave(self) -> None:
-        self._process.leave()
+    # Its listeners
 
-    def stay(self) -> None:
-        self._process.stay()
+    async def obstacles(self, plan: Plan) -> Sequence[str]:
+        """See `Shares.obstacles`. `plan.made` is the attribute of our own drivers' plans."""
+        ours, made = self._listening, getattr(plan, "made", None)
+        if not isinstance(made, type(ours)):
+            return ["the next core is of another type"]
+        found = [*ours.exclusive, *moved(ours, made)]
+        if max(sum(map(len, each.listens.values())) for each in (ours, made)) > MOST:
+            return [*found, f"there are more than {MOST:,} listeners"]
+        try:
+            return [*found, *self._seen(await self._sharing.survey(self._number, ours.ports))]
+        except NotShared as error:
+            return [*found, str(error)]
+
+    def _seen(self, seen: Survey) -> list[str]:
+        led = set(self.open_ports)
+        held = sorted(address for address in seen.udp if address.port not in led)
+        udp = [f"UDP at {address} cannot be steered to another core" for address in held]
+        paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
+        return [*seen.obstacles, *udp, *paths]
+
+    async def join(self) -> None:
+        if not self.alive:
+            raise NotShared("the core has ended")
+        await self._sharing.join(*self.reach)
+
+    @property
+    def reach(self) -> Reach:
+        """The ports to share."""
+        datagrams, sessions = (
+            [range(port, port + 1) for port in ports] for ports in (self._listening.datagrams, self._listening.sessions)
+        )
+        return Reach(self._number, self._listening.ports, datagrams, sessions)
+
+    async def prove(self, seconds: float) -> None:
+        await self._sharing.prove(self._number, seconds)
+        if not self.alive:
+            raise CoreFailed("the core ended before it accepted connections")
+
+    async def lead(self) -> None:
+        await self._sharing.lead(self._number)
+
+    async def connected(self) -> int:
+        return await self._sharing.connected(self._number, self._listening.ports)
+
+    async def deaf(self) -> Sequence[str]:
+        ports = self._listening.listens
+        try:
+            # Not checked for very many listeners, which would delay everything else.
+            return self._listener_watch.look(listening(ports)) if len(ports) <= MOST else ()
+        except OSError as error:
+            raise CoreFailed(f"the kernel does not list listening sockets: {error}") from error
+
+    async def close_door(self, *, empty: bool = False) -> None:
+        self._closed = True
+        await self._set_door()
+        if empty:
+            try:
+                await in_pool(self._host.reactor, hang_up, self._number, self._listening.ports)
+            except Unreachable as error:
+                raise CoreFailed(str(error)) from error
+
+    async def open_door(self) -> None:
+        self._closed = False
+        await self._set_door()
+
+    @property
+    def open_ports(self) -> Sequence[int]:
+        return sorted({*self._listening.datagrams, *self._listening.sessions})
+
+    async def keep_closed(self) -> None:
+        """Close new listeners of a core that is closed to new connections."""
+        if self._closed:
+            try:
+                await self._set_door()
+            except CoreFailed as error:
+                self.log.warn(
+                    "NODE_QUOTA: a core opened inbounds that could not be closed; they accept connections: {fault}",
+                    fault=error,
+                )
+
+    async def _set_door(self) -> None:
+        """Close or open all listeners, with new ones; of a core that has ended nothing must be registered."""
+        if not self.alive:
+            return
+        ports = self._listening.ports
+        try:
+            # With those of other processes.
+            there = frozenset(chain.from_iterable(listeners(ports).values())) if self._closed else frozenset()
+            if not self._closed or self.shared or not there <= self._shut:
+                await self._sharing.close_door(self._number, ports, self._closed)
+            self._shut = there
+        except OSError as error:
+            raise CoreFailed(f"its listeners could not be closed or opened for new connections: {error}") from error
+        except Unreachable as error:
+            raise CoreFailed(str(error)) from error
+
+    @property
+    def ends_sessions(self) -> bool:
+        return bool(self._listening.sessions)
+
+    @property
+    def shared(self) -> bool:
+        """Whether its listeners are shared, and so must not be closed or opened by the core."""
+        return self._sharing.has(self._number)
+
+    @property
+    def drains(self) -> bool:
+        """Whether it gets no new connections, any more or yet."""
+        return self._sharing.drains(self._number)
+
+    async def quieten(self) -> bool:
+        """Steer new connections away before it ends. Returns False if its listeners are not shared."""
+        if not self.shared:
+            return False
+        await self._sharing.quieten(self._number)
+        return True
+
+
+def moved(old: Listening, new: Listening) -> list[str]:
+    """Return why listeners on the same port differ: the kernel would give connections to either core.
+
+    And the ports that change between datagrams and sessions, which are steered in different ways.
+    """
+    before, after = old.listens, new.listens
+    ports = sorted(port for port in before.keys() & after.keys() if before[port] != after[port])
+    turned = sorted({*old.datagrams} & {*new.sessions} | {*old.sessions} & {*new.datagrams})
+    return [f"the inbound on port {port} changes its address or its socket options" for port in ports] + [
+        f"the inbound on port {port} changes between UDP with sessions and UDP without" for port in turned
+    ]
+
+
+def only_interface(tag: str) -> str:
+    return f"only one process can have the network interface of {tag!r}"
+
+
+def only_wireguard(tag: str) -> str:
+    """With two processes, peers answer the one that sent last, and connections of the other hang."""
+    return f"only one process can use the WireGuard key of {tag!r}: its peers answer the process that sent last"

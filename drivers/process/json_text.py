@@ -1,16 +1,18 @@
-"""Parse and fingerprint JSON with comments (`//`, `#`, `/* */`), which the cores accept. Pure."""
+"""Parse, fingerprint and search JSON with comments (`//`, `#`, `/* */`), which the cores accept. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 # Strings come first, so that comments inside one stay. An unterminated string extends to the end of the text: matching
 # again from each of its quotes would take hours.
 _STRING_OR_COMMENT = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+# An object.
+Json = dict[str, Any]
 Pairs = list[tuple[str, Any]]
 
 
@@ -51,3 +53,29 @@ def _distinct(pairs: Pairs) -> dict[str, Any]:
     if len({key.lower() for key, _ in pairs}) < len(pairs):
         raise ValueError("duplicate key")
     return dict(pairs)
+
+
+class Named(NamedTuple):
+    """A string of a configuration: its path of keys, its key, and the string."""
+
+    place: str
+    key: str
+    text: str
+
+
+def texts(tree: Any) -> Iterator[Named]:
+    """Yield every string of a configuration; one in a list has the key of the list."""
+    rest: list[tuple[str, str, Any]] = [("", "", tree)]
+    while rest:
+        place, key, value = rest.pop()
+        if isinstance(value, str):
+            yield Named(place.removeprefix("."), key, value)
+        elif isinstance(value, dict):
+            rest += [(f"{place}.{name}", name, some) for name, some in value.items()]
+        elif isinstance(value, list):
+            rest += [(f"{place}[{number}]", key, some) for number, some in enumerate(value)]
+
+
+def is_abstract(tree: Any) -> bool:
+    """Whether a string may name an abstract socket."""
+    return any(named.text.startswith("@") for named in texts(tree))

@@ -1,4 +1,4 @@
-"""Cores as children of the keeper, which outlive the node: start one, leave it to the next node, recover it there.
+"""Cores as children of the keeper, which outlive the node: leave one to the next node, recover it there.
 
 Descriptors and processes outlive the node, Twisted's objects for them do not.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twisted.internet import process
@@ -23,19 +22,6 @@ from protos.handover_pb2 import Process
 
 # Seconds within which a recovered core must answer.
 ANSWER = 3.0
-
-
-def start(
-    reactor: Reactor,
-    keeper: Keeper,
-    core: CoreProcess,
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    descriptors: Mapping[int, int],
-) -> None:
-    """Have the keeper start `core`. Raises `OSError`."""
-    KeptProcess(reactor, keeper, core, keeper.spawn(argv, environment, descriptors))
-    core.stay()
 
 
 def left(core: CoreProcess) -> Process:

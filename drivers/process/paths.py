@@ -7,7 +7,9 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from drivers.process.json_text import texts
 from drivers.process.settings import CORE_PATHS
 from node.base.errors import InvalidConfig
 from node.contract.driver import Host
@@ -19,6 +21,8 @@ CERTIFICATES = (
     *("/etc/ca-certificates", "/var/lib/ca-certificates", "/usr/share/ssl/certs"),
 )
 
+# The most files that a configuration may name: each becomes a rule.
+MOST = 1000
 # The most characters of a path, which the kernel limits, and directories in it, each of which costs a system call.
 _LONGEST, _DEEPEST = 4095, 40
 
@@ -49,9 +53,17 @@ class Paths:
         authorities = tuple(one for one in _resolved(certificates) if not _is_in(one, _resolved(chosen)))
         return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)), authorities)
 
-    def may_allow(self, text: str) -> bool:
-        """Whether this may be an allowed path. Cheap, for the many strings that are not paths at all."""
-        return text.startswith((*self.listed, *map(str, self.allowed)))
+    def named_in(self, tree: Any) -> frozenset[str]:
+        """Return all strings of a configuration that may be allowed files, under any key.
+
+        Raises `InvalidConfig` for too many.
+        """
+        # A cheap check, for the many strings that are not paths at all.
+        beginnings = (*self.listed, *map(str, self.allowed))
+        found = frozenset(named.text for named in texts(tree) if named.text.startswith(beginnings))
+        if len(found) > MOST:
+            raise InvalidConfig(f"the configuration names more than {MOST:,} files")
+        return found
 
     def allows(self, path: str | Path) -> bool:
         """Whether a configuration may name this file or directory; links and `..` are resolved first."""

@@ -17,10 +17,9 @@ from twisted.internet import defer
 
 from drivers.install.leash import MISSING, UNFIT, kept, leashed
 from drivers.process.child import CoreProcess
-from drivers.process.kept import start
-from drivers.process.memory import soft_limit
+from drivers.process.kept import KeptProcess
 from drivers.process.orphans import MARK, mark
-from drivers.process.settings import CORE_MEMORY
+from drivers.process.settings import CORE_MEMORY, soft_limit
 from node.base.errors import CoreFailed
 from node.base.reactor import Reactor
 from node.contract.driver import Done
@@ -68,7 +67,9 @@ class Spawner:
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             if keeper is not None:
-                start(self.reactor, keeper, process, kept(command, self.rules), environment, files)
+                spawned = keeper.spawn(kept(command, self.rules), environment, files)
+                KeptProcess(self.reactor, keeper, process, spawned)
+                process.stay()
                 return
             argv = leashed([*command], self.rules)
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
@@ -90,7 +91,7 @@ class Spawner:
         """
         process = CoreProcess(self.reactor, heard)
         with ExitStack() as files:
-            source, sink = (opened(content, files) for content in (stdin, b""))
+            source, sink = (in_memory(content, files) for content in (stdin, b""))
             self._spawn(process, command, {0: source, output: sink})
             try:
                 memory = LOOK_MEMORY + LOOK_MEMORY_FACTOR * len(stdin)
@@ -119,25 +120,18 @@ def _limit(pid: int | None, what: int, most: int) -> None:
         resource.prlimit(pid, what, (soft, hard))
 
 
-def opened(content: bytes, files: ExitStack) -> int:
-    """Open a memory file with this content until `files` are closed. Raises `CoreFailed` if that fails."""
-    try:
-        descriptor = memory_file(content)
-    except OSError as error:
-        raise CoreFailed(f"the core's configuration cannot be put into a memory file: {error.strerror}") from error
-    files.callback(os.close, descriptor)
-    return descriptor
+def in_memory(content: bytes, files: ExitStack) -> int:
+    """Open an anonymous file with this content until `files` are closed: a child reads it without a file on disk.
 
-
-def memory_file(content: bytes) -> int:
-    """Create an anonymous file with this content, and rewind it: a child reads it without a pipe or a file on disk."""
-    descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
+    Raises `CoreFailed` if that fails.
+    """
     try:
+        descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
+        files.callback(os.close, descriptor)
         view = memoryview(content)
         while view:
             view = view[os.write(descriptor, view) :]
         os.lseek(descriptor, 0, os.SEEK_SET)
-    except OSError:
-        os.close(descriptor)
-        raise
+    except OSError as error:
+        raise CoreFailed(f"the core's configuration cannot be put into a memory file: {error.strerror}") from error
     return descriptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -10,16 +11,16 @@ from google.protobuf.message import Message
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 from twisted.internet.task import deferLater
 
-from drivers.process.channel import LATE, ApiFailed, Channel
-from drivers.process.stats import BULK_DEADLINE, DEADLINE, StatsApi
-from drivers.sing_box.config import Endpoint
+from drivers.process.channel import BULK_DEADLINE, DEADLINE, LATE, ApiFailed, Channel, StatsApi
+from drivers.sing_box.config import ApiAddress
 from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from node.base.logs import Logger
 from node.base.reactor import Reactor
 from node.base.waiting import Signal, together
-from protos import sing_box_pb2, xray_pb2
+from protos import sing_box_pb2
 from protos.handover_pb2 import Label, SingBoxRun
+from protos.service_pb2 import BackendStatsResponse
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
 M = TypeVar("M", bound=Message)
@@ -57,7 +58,7 @@ class Api:
 
     log = Logger()
 
-    def __init__(self, reactor: Reactor, endpoint: Endpoint, live: Iterable[str], detours: Detours) -> None:
+    def __init__(self, reactor: Reactor, endpoint: ApiAddress, live: Iterable[str], detours: Detours) -> None:
         self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])
@@ -182,14 +183,14 @@ class Api:
         """Return the current groups of outbounds. Raises `ApiFailed`."""
         return list((await self._first("SubscribeGroups", Nothing(), Groups)).group)
 
-    async def sys_stats(self) -> xray_pb2.SysStatsResponse | None:
-        """Return the statistics of Go's run-time; None where the build has none. Raises `ApiFailed`."""
-        return None if self._stats is None else await self._stats.sys_stats()
-
-    async def started_at(self) -> float:
-        """Return when the core started, in Unix seconds. Raises `ApiFailed`."""
-        reply = await self._daemon.call(DAEMON + "GetStartedAt", Nothing(), sing_box_pb2.StartedAt, DEADLINE)
-        return float(reply.started_at) / 1000
+    async def figures(self) -> BackendStatsResponse:
+        """Return all statistics where the build has v2ray_api; else only those of the api service."""
+        if self._stats is not None:
+            return await self._stats.figures()
+        status = await self.status()
+        reply = await self._daemon.call(DAEMON + "GetStartedAt", Nothing(), sing_box_pb2.StartedAt)
+        uptime = max(0, int(time.time() - reply.started_at / 1000))
+        return BackendStatsResponse(num_goroutine=status.goroutines, sys=status.memory, uptime=uptime)
 
     async def connections(self) -> list[Connection]:
         """List the open connections. Raises `ApiFailed`."""
@@ -204,8 +205,7 @@ class Api:
         """The first message of a stream; an empty one if the stream has none. Raises `ApiFailed`."""
         async with aclosing(self._daemon.stream(DAEMON + name, request, reply, seconds)) as stream:
             async for message in stream:
-                found: M = message
-                return found
+                return message
         return reply()
 
     def bar(self, pairs: Iterable[Pair]) -> None:

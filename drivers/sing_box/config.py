@@ -17,7 +17,7 @@ from typing import Any
 
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.credentials import require_usable
-from drivers.process.json_text import parse
+from drivers.process.json_text import Json, parse
 from drivers.sing_box import allowlist
 from drivers.sing_box.accounts import (
     BUILDERS,
@@ -37,8 +37,6 @@ from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from protos.service_pb2 import User
 
-Json = dict[str, Any]
-
 UNCERTAIN = (
     "this sing-box was built without with_v2ray_api: the node sums traffic from the core's stream of connections, "
     "which omits some when many begin and end at once on a busy machine; another warning then says how many bytes"
@@ -56,7 +54,7 @@ _LEADING = ("shadowtls", "vmess")
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiAddress:
     """The addresses of the APIs of one core process: ports of 127.0.0.1.
 
     `stats_port` is v2ray_api's, if the build has it; `users_port` is ssm-api's, if an inbound has live users. `secret`
@@ -69,7 +67,7 @@ class Endpoint:
     users_port: int | None = None
 
     @classmethod
-    def new(cls, free_ports: Callable[[int], Sequence[int]], counts: bool, live: bool) -> Endpoint:
+    def new(cls, free_ports: Callable[[int], Sequence[int]], counts: bool, live: bool) -> ApiAddress:
         """Choose ports and a secret. Raises `OSError` if no ports are free."""
         port, *more = free_ports(1 + counts + live)
         stats = more.pop(0) if counts else None
@@ -198,7 +196,7 @@ def _read(formatted: bytes) -> Json:
     return read
 
 
-def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
+def render(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: str = "") -> bytes:
     """Write the complete configuration with these users. The core reads live users from the file `roll`."""
     # Entries are JSON already, and there may be 100,000: a placeholder stands for them in the tree.
     token = secrets.token_hex(16)
@@ -224,7 +222,7 @@ def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str 
     return re.sub(rb'"(%s\d*)"' % token.encode(), lambda place: b"[%s]" % b",".join(entries[place[1]]), text)
 
 
-def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
+def roll(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts]) -> bytes:
     """Write the file of live users that the core reads when it starts: a cache file of ssm-api.
 
     It contains a counter of 0 for each user. Otherwise the core adds the counter at the user's first connection, and
@@ -258,7 +256,7 @@ def _log(theirs: Mapping[str, Any]) -> Json:
     return {**{key: theirs[key] for key in ("level", "disabled") if key in theirs}, "timestamp": True}
 
 
-def _services(plan: Plan, api: Endpoint, roll: str) -> Iterator[Json]:
+def _services(plan: Plan, api: ApiAddress, roll: str) -> Iterator[Json]:
     def service(kind: str, port: int, **more: object) -> Json:
         return {"type": kind, "tag": secrets.token_hex(8), "listen": "127.0.0.1", "listen_port": port, **more}
 
@@ -268,13 +266,13 @@ def _services(plan: Plan, api: Endpoint, roll: str) -> Iterator[Json]:
         yield service("ssm-api", api.users_port, servers=servers, **({"cache_path": roll} if roll else {}))
 
 
-def _route(theirs: Mapping[str, Any], api: Endpoint) -> Json:
+def _route(theirs: Mapping[str, Any], api: ApiAddress) -> Json:
     """Prepend a rule that rejects connections of users to the APIs' ports, by any name or address of this machine."""
     rule = {"port": api.ports, "network": ["tcp"], "action": "reject"}
     return {**theirs, "rules": [rule, *theirs.get("rules", [])]}
 
 
-def _stats(tree: Mapping[str, Any], api: Endpoint, token: str) -> Json:
+def _stats(tree: Mapping[str, Any], api: ApiAddress, token: str) -> Json:
     def tags(*kinds: str) -> list[str]:
         return [handler["tag"] for kind in kinds for handler in tree.get(kind, [])]
 

@@ -11,11 +11,9 @@ from drivers.process.child import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from drivers.sing_box.table import Line, Pair, Table
-from drivers.sockets.connections import Endpoint, at
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import CoreConnections, handle_of, ignore_arrivals, inode_of, live_of, rest_of
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.sock_diag import Flow, flows
-from node.base.pool import in_pool
+from drivers.sockets.sock_diag import Endpoint, Flow, at, flows
 from node.base.reactor import PooledReactor
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Handle, Live
@@ -69,43 +67,33 @@ class Connections(CoreConnections):
             with asking(CONNECTIONS):
                 await self._api.connections()
         lines = self._table.of(keys)
-        sockets = await self._flows(lines)
+        sockets = await self._by_line(lines)
         now = self._reactor.seconds()
         return [_live(line, sockets.get(line.handle), now) for line in lines if line.ids]
 
-    async def _flows(self, lines: Iterable[Line]) -> Mapping[Handle, Flow]:
+    async def _by_line(self, lines: Iterable[Line]) -> Mapping[Handle, Flow]:
         """Return the kernel's data of the lines that have a client socket of their own, by line handle."""
         sockets = {line.source: line for line in lines if self._is_socket(line)}
         found = {}
-        for flow in await self._ask(sockets.keys()):
+        for flow in await self._flows(sockets.keys()):
             line = sockets[flow.peer]
             if at(flow.port, self._ports_by_tag[line.tag]):
                 found[line.handle] = flow
         return found
 
-    async def _ask(self, peers: Collection[Endpoint]) -> Sequence[Flow]:
-        asked = self._ports, frozenset(peers)
+    async def _flows(self, peers: Collection[Endpoint]) -> Sequence[Flow]:
         try:
-            return flows(*asked) if len(peers) <= INLINE else await in_pool(self._reactor, flows, *asked)
+            return flows(self._ports, peers) if len(peers) <= INLINE else await super()._flows(peers)
         except OSError as error:
             text = "the kernel does not list connections: only the core reports their bytes and idle times: {}"
             self._complain(text, error)
             return []
 
-    async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """Map the inodes of client sockets to these handles: of connections whose client still has its own socket.
-
-        The socket may be idle at the moment.
-        """
-        wanted = {inode: handle for handle in handles if (inode := inode_of(handle))}
-        places = {self._table.place_of(rest_of(handle))[1] for handle in wanted.values() if self._is_own(handle)}
-        return {flow.inode: wanted[flow.inode] for flow in await self._ask(places) if flow.inode in wanted}
-
-    def _is_own(self, handle: Handle) -> bool:
-        line = self._table.get(rest_of(handle))
-        if line is not None:
-            return self._is_socket(line)
-        return self._table.is_free(self._table.place_of(rest_of(handle))[1])
+    def _peer(self, rest: bytes) -> Endpoint | None:
+        """Of a connection whose client still has its own socket, which may be idle at the moment."""
+        line, source = self._table.get(rest), self._table.place_of(rest)[1]
+        own = self._table.is_free(source) if line is None else self._is_socket(line)
+        return source if own else None
 
     async def reset(self, handles: Iterable[Handle]) -> int:
         found = {handle: line for handle in handles if (line := self._table.get(rest_of(handle))) and line.ids}
@@ -115,7 +103,7 @@ class Connections(CoreConnections):
         ended = await self._api.end(id for some in ids for id in some)
         # By inode: another socket may have the same address by now.
         wanted.pop(0, None)
-        await self._cut({flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys())
+        await self._cut({flow.inode for flow in await self._flows(set(wanted.values()))} & wanted.keys())
         return sum(not ended.isdisjoint(some) for some in ids)
 
     def _is_socket(self, line: Line) -> bool:
@@ -134,7 +122,7 @@ class Connections(CoreConnections):
 
     async def end_sessions(self, places: Mapping[Endpoint, str]) -> None:
         """Cut the sockets from these addresses: closing connections in a session leaves the session open for more."""
-        found = await self._ask(places.keys())
+        found = await self._flows(places.keys())
         await self._cut({flow.inode for flow in found if at(flow.port, self._ports_by_tag[places[flow.peer]])})
 
     async def _cut(self, inodes: Collection[int]) -> None:

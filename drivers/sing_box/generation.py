@@ -6,27 +6,28 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import ensureDeferred
 
-from drivers.process.channel import COUNTERS, USERS, ApiFailed, asking
+from drivers.process.channel import COUNTERS, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced
 from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
 from drivers.sing_box.api import Api
-from drivers.sing_box.config import Endpoint, Plan
+from drivers.sing_box.config import ApiAddress, Plan
 from drivers.sing_box.connections import Connections
 from drivers.sing_box.ssm_api import LiveUsers
-from drivers.sing_box.status import StatusRun
 from drivers.sing_box.table import Pair
 from drivers.sing_box.tally import LACKING, reading, spellings
 from drivers.sockets.connections import deafen, run_dry
+from drivers.sockets.pacing import Paced
 from drivers.sockets.pidfd import Unreachable
-from node.base.errors import CoreFailed
+from node.base.errors import CoreFailed, Unsupported
 from node.base.pool import in_pool
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
 from node.contract.driver import Applied, Exit
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import Label, SingBoxRun
+from protos.service_pb2 import Latency
+from protos.sing_box_pb2 import Group
 
 # Seconds for which connections may end before they are closed: bytes of a write that is cut are not counted.
 DRY = 0.5
@@ -36,23 +37,27 @@ LIVE_COST = 6e-6
 LIVE_SECONDS = 5.0
 # Seconds that a batch of live changes may take in all: the controller waits for it.
 LIVE_PATIENCE = 7.0
+URL_TEST = "urltest"
+NOT_MEASURED = (
+    f"the configuration measures no outbound: add an outbound of the type `{URL_TEST}` whose `outbounds` names others"
+)
 
 
-class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
+class SingBoxGeneration(CoreGeneration[Api]):
     """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsSome`, `Paces` and `MeasuresLatency`."""
 
     _api: Api
     _connections: Connections
     uncounted: frozenset[Scope] = frozenset()
 
-    def __init__(self, started: Started[Api], plan: Plan, endpoint: Endpoint, users: Mapping[str, Accounts]) -> None:
+    def __init__(self, started: Started[Api], plan: Plan, endpoint: ApiAddress, users: Mapping[str, Accounts]) -> None:
         reactor, process = started.host.reactor, started.process
         self.plan = plan
         self._endpoint = endpoint
         self._live = LiveUsers(reactor, endpoint, plan.live) if plan.live else None
-        self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
-        # Whether v2ray_api counts the users of the configuration, and the labels of live users whom it does not know.
-        self._counts = endpoint.stats_port is not None
+        self._live_tags = frozenset(plan.live)
+        # Whether v2ray_api does not count the users of the configuration; and the labels of live users unknown to it.
+        self.counts_in_node = endpoint.stats_port is None
         self._unknown_to_v2ray: set[str] = set()
         self.lingering = False
         self._own_names = frozenset(plan.own_names)
@@ -68,17 +73,11 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
         self._packed = b""
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
         connections = Connections(reactor, started.api, plan, process, self.accounts)
-        paced = Paced(reactor, connections.descriptors, plan.tcp_ports, plan.shared, connections.inodes)
+        paced = Paced(reactor, connections, plan.tcp_ports, plan.shared)
         super().__init__(started, plan, connections, paced)
+        self.unseen, self.may_carry = connections.unseen, connections.may_carry
         # However the process ends: close the APIs, as another process may get their ports.
         process.when_exited().addCallback(self._ended)
-
-    @property
-    def unseen(self) -> Mapping[str, str]:
-        return self._connections.unseen
-
-    def may_carry(self, key: str) -> bool:
-        return self._connections.may_carry(key)
 
     @property
     def cut(self) -> int:
@@ -123,14 +122,24 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
 
         After the core has ended, these are its last known sums: a counter that goes down would be booked again.
         """
-        if self._live is None or (self._counts and not self._unknown_to_v2ray):
+        if self._live is None or not (self.counts_in_node or self._unknown_to_v2ray):
             return {}
         counted = await self._live.counters() if self.alive else self._live.last_known
         return {user: sums for user, sums in counted.items() if self._is_apart(user)}
 
     def _is_apart(self, user: str) -> bool:
         """Whether only ssm-api counts this live user."""
-        return not self._counts or user in self._unknown_to_v2ray
+        return self.counts_in_node or user in self._unknown_to_v2ray
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        with asking(ONLINE):
+            return await self._api.online(key)
+
+    async def latency(self) -> Sequence[Latency]:
+        if all(outbound.get("type") != URL_TEST for outbound in self.plan.tree.get("outbounds", [])):
+            raise Unsupported(NOT_MEASURED)
+        with asking(LATENCY):
+            return latencies(await self._api.groups())
 
     async def audit(self) -> int:
         """Audit live users only: the other users are in the configuration, which the core does not change."""
@@ -174,7 +183,7 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
     def _is_free(self, change: Change, dear: bool) -> bool:
         if change.packed is None:
             # Connections of unseen users can only be closed together with all others.
-            return change.tag not in self._unseen
+            return change.tag not in self.unseen
         if self._is_respelled(change):
             return True
         if change.tag in self._live_tags:
@@ -281,10 +290,6 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
         if user not in names and user not in self._own_names:
             self._unknown_to_v2ray.add(user)
 
-    @property
-    def counts_in_node(self) -> bool:
-        return not self._counts
-
     def packed(self, exact: bool) -> bytes:
         """Without `exact` the core will list its live users."""
         run = SingBoxRun(
@@ -358,3 +363,21 @@ class SingBoxGeneration(StatusRun, CoreGeneration[Api]):
         if self._live is not None:
             await self._live.close()
         await super()._close()
+
+
+def latencies(groups: Iterable[Group]) -> list[Latency]:
+    """Return the latency of each outbound in a urltest group, once. After a failed test the core reports no time."""
+    items = {item.tag: item for group in groups if group.type == URL_TEST for item in group.items}
+    return [
+        Latency(
+            name=item.tag,
+            alive=bool(item.url_test_time),
+            # 0 means no answer: less than a millisecond is reported as one.
+            delay=max(item.url_test_delay, int(bool(item.url_test_time))),
+            link=item.tag,
+            last_seen_time=item.url_test_time,
+            last_try_time=item.url_test_time,
+            source="sing-box-urltest",
+        )
+        for item in items.values()
+    ]

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.process.exclusive import interface, wireguard
+from drivers.process.generation import only_interface, only_wireguard
+from drivers.process.json_text import Json
 from drivers.sing_box.overrides import DIRECTORIES
-
-Json = dict[str, Any]
 
 # The options of an inbound that determine its socket.
 _SOCKET = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")
@@ -26,7 +25,7 @@ _MANY = ("http", "grpc")
 
 @dataclass(frozen=True)
 class Listens:
-    """Where the inbounds of a configuration listen. Satisfies `drivers.process.shared.Listening`."""
+    """Where the inbounds of a configuration listen. Satisfies `drivers.process.generation.Listening`."""
 
     tree: Json
 
@@ -116,10 +115,10 @@ def _exclusive(tree: Json) -> Iterator[str]:
     """Interfaces, peers' keys, services' ports and directories, in words."""
     for endpoint in tree.get("endpoints", []):
         tag, kind = endpoint["tag"], endpoint.get("type")
-        yield wireguard(tag) if kind == "wireguard" else f"only one process can run the {kind} endpoint {tag!r}"
+        yield only_wireguard(tag) if kind == "wireguard" else f"only one process can run the {kind} endpoint {tag!r}"
     for inbound in tree.get("inbounds", []):
         if inbound["type"] == "tun":
-            yield interface(inbound["tag"])
+            yield only_interface(inbound["tag"])
     # Some services listen on ports that are not in the configuration, such as resolved.
     for service in tree.get("services", []):
         yield f"only one process can run the service {service.get('type')}"

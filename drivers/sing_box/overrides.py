@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-Json = dict[str, Any]
+from drivers.process.json_text import Json
 
 # Services that open an API of the core.
 _APIS = ("api", "ssm-api")

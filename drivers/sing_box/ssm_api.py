@@ -32,7 +32,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from drivers.process.channel import ApiFailed
-from drivers.sing_box.config import Endpoint
+from drivers.sing_box.config import ApiAddress
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.waiting import together
@@ -54,7 +54,7 @@ class LiveUsers:
     out of range (`protocol/shadowsocks/inbound_multi.go`).
     """
 
-    def __init__(self, reactor: PooledReactor, endpoint: Endpoint, tags: Sequence[str]) -> None:
+    def __init__(self, reactor: PooledReactor, endpoint: ApiAddress, tags: Sequence[str]) -> None:
         self._reactor = reactor
         self._pool = HTTPConnectionPool(reactor)
         self._agent = Agent.usingEndpointFactory(reactor, _Places(reactor), self._pool)

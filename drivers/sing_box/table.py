@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.tally import CLOSED
-from drivers.sockets.connections import Endpoint, endpoint
-from drivers.sockets.sock_diag import connected
+from drivers.sockets.sock_diag import Endpoint, connected, endpoint
 from node.base.logs import Logger
 from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle

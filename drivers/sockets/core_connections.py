@@ -6,13 +6,13 @@ another connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from drivers.sockets.connections import Ports
-from drivers.sockets.descriptors import Descriptors
+from drivers.sockets import sock_diag
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.pidfd import Unreachable
-from drivers.sockets.sock_diag import Flow
+from drivers.sockets.sock_diag import Endpoint, Flow, Ports
 from node.base.logs import Logger
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
@@ -71,6 +71,20 @@ class CoreConnections:
     async def reset(self, handles: Iterable[Handle]) -> int:
         """Close these connections, given by their handles from `look`. Returns how many there were."""
         raise NotImplementedError
+
+    async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
+        """Map the inodes of clients' sockets to these handles, of those that still have one. Raises `OSError`."""
+        wanted = {inode: handle for handle in handles if (inode := inode_of(handle))}
+        peers = {peer for handle in wanted.values() if (peer := self._peer(rest_of(handle))) is not None}
+        return {flow.inode: wanted[flow.inode] for flow in await self._flows(peers) if flow.inode in wanted}
+
+    def _peer(self, rest: bytes) -> Endpoint | None:
+        """The client's address and port, by the part of a handle after the inode; None if it has no socket."""
+        raise NotImplementedError
+
+    async def _flows(self, peers: Collection[Endpoint]) -> Sequence[Flow]:
+        """The kernel's data of the connections from these addresses. Raises `OSError`."""
+        return await in_pool(self._reactor, sock_diag.flows, self._ports, frozenset(peers))
 
     def _announce(self, key: str, address: Address) -> None:
         try:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
+from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import Address
+from drivers.sockets.sock_diag import Ports
 from node.contract.keeper import Keeper
 from protos import handover_pb2
 from protos.handover_pb2 import Sharing
+
+
+class Unsteerable(Exception):
+    """New connections cannot be steered from one process to another. The text says why."""
 
 
 class HeldSocket(socket.socket):
@@ -44,14 +50,17 @@ class Shelf:
         self._keeper.put(name, [one.fileno()])
         return HeldSocket(one.detach(), self._keeper, name, self._last)
 
-    def hold_all(self, some: Sequence[socket.socket]) -> list[socket.socket]:
-        """Hold these sockets, or close all of them. Raises `OSError`."""
-        held: list[socket.socket] = []
+    def hold_of(self, pid: int, ports: Ports, kind: socket.SocketKind) -> list[HeldSocket]:
+        """Hold duplicates of a process's sockets at these ports. Raises `Unsteerable` and `OSError`."""
+        seen, found = look(pid, ports, kind)
+        held: list[HeldSocket] = []
         try:
-            for one in some:
+            if seen.obstacles:
+                raise Unsteerable("; ".join(seen.obstacles))
+            for one in found:
                 held.append(self.hold(one))  # noqa: PERF401 - those held before an error are closed
-        except OSError:
-            for one in (*held, *some[len(held) :]):
+        except (Unsteerable, OSError):
+            for one in (*held, *found):
                 one.close()
             raise
         return held

@@ -1,8 +1,11 @@
 """Move UDP clients with sessions from one process to the next. Linux only, blocking.
 
 A session belongs to one process, and a datagram does not show to which. So sessions are ended, not handed over: for a
-moment all sockets at the address are hidden (drivers.sockets.udp_hide), the kernel answers datagrams with ICMP port
-unreachable, and clients start new sessions, with the next process.
+moment all sockets at the address are hidden, the kernel answers datagrams with ICMP port unreachable, and clients start
+new sessions, with the next process.
+
+A hidden socket is bound to an interface that does not exist, so it receives nothing; its process notices nothing. It
+takes no capability. connect(2) would also hide it, but an IPv6 socket does not fully recover from that.
 """
 
 from __future__ import annotations
@@ -14,16 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drivers.sockets import held
-from drivers.sockets.connections import Ports
-from drivers.sockets.group import Unsteerable, held_sockets
-from drivers.sockets.held import Shelf
+from drivers.sockets.connections import disconnect
+from drivers.sockets.held import Shelf, Unsteerable
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
+from drivers.sockets.sock_diag import Ports
 from drivers.sockets.steering import crowd
-from drivers.sockets.udp_hide import hide, is_hidden, show
 from protos.handover_pb2 import Reach, Sharing, Spot
 
 # Seconds without a socket at the address; an active client sends something in this time.
 DARK = 0.3
+# A hidden socket's interface is this number less its former one, from which the next node process restores it.
+_NO_INTERFACE, _INTERFACES = 0x7FFFFFFF, 0x40000000
 
 
 @dataclass
@@ -94,7 +98,7 @@ class Sessions:
         Raises `Unsteerable`; then the process has to `leave`.
         """
         self._ports[pid] = ports
-        found = held_sockets(self._shelf, pid, ports, socket.SOCK_DGRAM)
+        found = self._shelf.hold_of(pid, ports, socket.SOCK_DGRAM)
         try:
             while found:
                 one = found.pop()
@@ -180,7 +184,7 @@ class Sessions:
         """Add duplicates of the visible sockets at these places, if their process lives. Raises `Unsteerable`."""
         taken = {place.address: place for place in places}
         for pid in {place.current for place in taken.values() if place.current is not None}:
-            for one in held_sockets(self._shelf, pid, self._ports[pid], socket.SOCK_DGRAM):
+            for one in self._shelf.hold_of(pid, self._ports[pid], socket.SOCK_DGRAM):
                 place = taken.get(address_of(one))
                 if place is not None and place.current == pid:
                     place.others[pid] = one
@@ -219,3 +223,23 @@ def _twin(one: socket.socket, address: Address) -> socket.socket:
         twin.close()
         raise
     return twin
+
+
+def hide(one: socket.socket) -> None:
+    """Hide a socket. It also leaves its SO_REUSEPORT group, as it changes its place in the kernel. Raises `OSError`."""
+    if is_hidden(one):
+        return
+    if interface := one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX):
+        # Without a capability only a socket bound to no interface can be bound to one.
+        disconnect(one.fileno())
+    one.setsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX, _NO_INTERFACE - interface)
+
+
+def show(one: socket.socket, interface: int) -> None:
+    """Show a socket again, in no group, bound to its former `interface`. Raises `OSError`."""
+    disconnect(one.fileno())
+    one.setsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX, interface)
+
+
+def is_hidden(one: socket.socket) -> bool:
+    return one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX) > _INTERFACES

@@ -12,13 +12,13 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
 
-from drivers.sockets.connections import Ports, alive, deafen
-from drivers.sockets.group import Unsteerable
-from drivers.sockets.held import Shelf
+from drivers.sockets.connections import alive, deafen
+from drivers.sockets.held import Shelf, Unsteerable
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.pidfd import Unreachable
 from drivers.sockets.reuseport import Address
 from drivers.sockets.sessions import Sessions
+from drivers.sockets.sock_diag import Ports
 from drivers.sockets.steering import Datagrams, Steering
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
@@ -54,7 +54,7 @@ class Sharing:
         self._reactor = reactor
         self._shelf = shelf
         self._steering, self._datagrams, self._sessions = Steering(shelf), Datagrams(shelf), Sessions(shelf)
-        # What the keeper has for the next node.
+        # The descriptors that the keeper has for the next node.
         self._stored = b""
         self._lock = DeferredLock()
         # The pids of processes that share, in the order in which they joined; and those about to exit.

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from drivers.sockets.connections import Endpoint, endpoint
 from drivers.sockets.reuseport import is_of_knock
+from drivers.sockets.sock_diag import Endpoint, endpoint
 
 _EMAIL = " email: "
 # Older cores print no microseconds; for a multiplexed connection `tcp:` stands before the source.
@@ -23,7 +23,7 @@ _ACCEPTED = re.compile(
 _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? ", re.ASCII)
 # Other lines have their severity in brackets where an access line has `from`.
 _ACCESS = re.compile(_STAMP.pattern + "from ", re.ASCII)
-# What follows `accepted` in a line that no newline in a target has cut: the target and the route in brackets.
+# The text after `accepted` in a line that no newline in a target has cut: the target and the route in brackets.
 _WHOLE = re.compile(r"\S* \[.+\]")
 # Marks of lines that may end with text from a user, and the most characters of such text.
 _REJECTED, _INVALID = " rejected ", "invalid domain name: "

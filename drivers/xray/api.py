@@ -6,19 +6,26 @@ that were built for the inbound they go to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import NamedTuple
 
-from drivers.process.channel import ApiFailed, Channel
-from drivers.process.stats import BULK_DEADLINE, StatsApi
-from drivers.xray.messages import field
-from drivers.xray.routing import Router
+from google.protobuf.message import Message
+from twisted.internet.defer import DeferredLock
+
+from drivers.process.channel import BULK_DEADLINE, ApiFailed, Channel, StatsApi
+from drivers.xray.messages import OURS, ROUTER, M, field
+from drivers.xray.rules import is_own, steps
+from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
 from node.base.waiting import together
 from protos import xray_pb2
+from protos.service_pb2 import RouteResult, TestRouteRequest
+from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
+ROUTING = "/xray.app.router.command.RoutingService/"
 OBSERVATORY = "/xray.core.app.observatory.command.ObservatoryService/"
 # Calls in flight; more gain nothing (measured).
 IN_FLIGHT = 64
@@ -26,6 +33,12 @@ IN_FLIGHT = 64
 # The two AlterInbound operations, as types of a TypedMessage.
 _ADD = field(b"\x0a", b"xray.app.proxyman.command.AddUserOperation")
 _REMOVE = field(b"\x0a", b"xray.app.proxyman.command.RemoveUserOperation")
+# The core's error where no rule matches, and for an unknown inbound.
+_UNDECIDED = "not enough information for making a decision"
+# common/net/network.proto
+_NETWORKS = {"": 0, "tcp": 2, "udp": 3, "unix": 4}
+_NAMES = {2: "tcp", 3: "udp", 4: "unix"}
+_MOST_PORTS = 65535
 
 
 class Operation(NamedTuple):
@@ -47,7 +60,7 @@ class Api(StatsApi):
     async def ready(self, seconds: float) -> bool:
         """Whether the core answers within so many seconds. Once it does, all inbounds are bound."""
         try:
-            await self.sys_stats(seconds)
+            await self.figures(seconds)
         except ApiFailed:
             return False
         return True
@@ -61,7 +74,7 @@ class Api(StatsApi):
     async def all_online(self) -> list[str]:
         """The e-mails of all users online. Raises `ApiFailed`."""
         path, request = STATS + "GetAllOnlineUsers", xray_pb2.Nothing()
-        reply = await self._call(path, request, xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
+        reply = await self._channel.call(path, request, xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
         return [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
 
     async def online_count(self, email: str) -> int:
@@ -72,16 +85,16 @@ class Api(StatsApi):
 
     async def outbounds(self) -> list[xray_pb2.OutboundStatus]:
         """The observatory's measurements so far. Raises `ApiFailed`."""
-        path = OBSERVATORY + "GetOutboundStatus"
-        return list((await self._call(path, xray_pb2.Nothing(), xray_pb2.GetOutboundStatusResponse)).status.status)
+        path, request = OBSERVATORY + "GetOutboundStatus", xray_pb2.Nothing()
+        return list((await self._channel.call(path, request, xray_pb2.GetOutboundStatusResponse)).status.status)
 
     async def count_users(self, tag: str) -> int:
         path, request = HANDLER + "GetInboundUsersCount", xray_pb2.GetInboundUserRequest(tag=tag)
-        return (await self._call(path, request, xray_pb2.GetInboundUsersCountResponse)).count
+        return (await self._channel.call(path, request, xray_pb2.GetInboundUsersCountResponse)).count
 
     async def list_users(self, tag: str) -> list[xray_pb2.User]:
         path, request = HANDLER + "GetInboundUsers", xray_pb2.GetInboundUserRequest(tag=tag)
-        return list((await self._call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users)
+        return list((await self._channel.call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users)
 
     async def alter(self, operations: Sequence[Operation], in_flight: int = IN_FLIGHT) -> list[str | None]:
         """Run operations, `in_flight` in parallel. Returns for each None, or the reason of its failure.
@@ -107,16 +120,15 @@ class Api(StatsApi):
         """Remove an inbound, if it is there, and add it again as given. Raises `ApiFailed`."""
         await self.remove_inbound(handler.tag)
         add = xray_pb2.AddInboundRequest(inbound=handler)
-        await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
+        await self._channel.call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
 
     async def remove_inbound(self, tag: str) -> None:
         """Remove an inbound, if it is there: it stops accepting connections. Raises `ApiFailed`."""
         remove = xray_pb2.RemoveInboundRequest(tag=tag)
         try:
-            await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
+            await self._channel.call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
         except ApiFailed as error:
-            # The core's answer for an unknown tag (app/proxyman/inbound).
-            if "not enough information for making a decision" not in str(error):
+            if _UNDECIDED not in str(error):
                 raise
 
     async def _alter(self, operation: Operation) -> str | None:
@@ -131,7 +143,7 @@ class Api(StatsApi):
 
     async def _tried(self, operation: Operation) -> str | None:
         try:
-            await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
+            await self._channel.call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
         except ApiFailed as error:
             if error.silent:
                 raise
@@ -145,3 +157,122 @@ def _request(operation: Operation) -> bytes:
     else:
         kind, value = _ADD, operation.packed
     return field(b"\x0a", operation.tag.encode()) + field(b"\x12", kind + field(b"\x12", field(b"\x0a", value)))
+
+
+class Router:
+    """The rules that the core confirmed. It never replaces all at once: meanwhile there would be none."""
+
+    def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
+        self._channel = channel
+        self._tags = [rule.rule_tag for rule in rules]
+        self._targets: dict[str, str] = {}
+        # Rules and balancers with an unanswered change: the core may have applied it, or still may.
+        self._doubtful: set[str] = set()
+        self._unsure: set[str] = set()
+        self._lock = DeferredLock()
+
+    async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
+        """Apply these rules and balancer targets. Raises `ApiFailed`; changes made until then stay."""
+        async with self._lock:
+            for tag in self._doubtful.difference(self._tags):
+                await self._remove(tag)
+            todo = steps(self._tags, rules)
+            for rule in todo.appended:
+                await self._append(rule)
+            for tag in todo.removed:
+                self._tags.remove(tag)
+                await self._remove(tag)
+            await self._lead(targets)
+
+    async def rules(self) -> list[xray_pb2.ListedRule]:
+        """The core's rules without the node's own. Raises `ApiFailed`."""
+        reply = await self._call("ListRule", Nothing(), xray_pb2.ListRuleResponse)
+        return [rule for rule in reply.rules if not is_own(rule.rule_tag)]
+
+    async def balancer(self, tag: str) -> xray_pb2.BalancerMsg:
+        """Raises `ApiFailed`."""
+        request = xray_pb2.GetBalancerInfoRequest(tag=tag)
+        return (await self._call("GetBalancerInfo", request, xray_pb2.GetBalancerInfoResponse)).balancer
+
+    async def test(self, request: xray_pb2.TestRouteRequest) -> RoutingContext | None:
+        """The route of a connection; None if no rule matches. Raises `ApiFailed`."""
+        try:
+            return await self._call("TestRoute", request, RoutingContext)
+        except ApiFailed as error:
+            if _UNDECIDED in str(error):
+                return None
+            raise
+
+    async def _append(self, rule: RoutingRule) -> None:
+        value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+        request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
+        await self._change("AddRule", request, self._doubtful, rule.rule_tag)
+        self._tags.append(rule.rule_tag)
+
+    async def _remove(self, tag: str) -> None:
+        """Remove a rule; the core accepts an unknown tag."""
+        await self._change("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), self._doubtful, tag)
+
+    async def _lead(self, targets: Mapping[str, str]) -> None:
+        for balancer in {**self._targets, **dict.fromkeys(self._unsure, ""), **targets}:
+            target = targets.get(balancer, "")
+            if target != self._targets.get(balancer, "") or balancer in self._unsure:
+                request = xray_pb2.OverrideBalancerTargetRequest(balancer_tag=balancer, target=target)
+                await self._change("OverrideBalancerTarget", request, self._unsure, balancer)
+                self._targets[balancer] = target
+
+    async def _change(self, name: str, request: Message, in_doubt: set[str], what: str) -> None:
+        """Call the core; without an answer the item stays in doubt, as the core may still apply the change later."""
+        known = what not in in_doubt
+        in_doubt.add(what)
+        try:
+            await self._call(name, request, Nothing)
+        except ApiFailed as error:
+            if known and not error.silent:
+                in_doubt.remove(what)
+            raise
+        if known:
+            in_doubt.remove(what)
+
+    async def _call(self, name: str, request: Message, reply: type[M]) -> M:
+        return await self._channel.call(ROUTING + name, request, reply)
+
+
+def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:
+    """The core's request for a route test. Raises `InvalidRequest` for invalid networks, ports and addresses."""
+    network = _NETWORKS.get(request.network.lower())
+    if network is None:
+        raise InvalidRequest(f"unknown network {shown(request.network)}: use tcp, udp or unix")
+    if request.target_port > _MOST_PORTS:
+        raise InvalidRequest(f"port {request.target_port} is out of range: at most {_MOST_PORTS}")
+    context = xray_pb2.RoutingContext(
+        inbound_tag=request.inbound_tag,
+        network=network,
+        target_ips=_packed(request.target_ip),
+        target_port=request.target_port,
+        target_domain=request.target_domain,
+        protocol=request.protocol,
+        user=request.user,
+        attributes=request.attributes,
+    )
+    return xray_pb2.TestRouteRequest(
+        routing_context=context, field_selectors=request.field_selectors, publish_result=request.publish_result
+    )
+
+
+def route_of(context: RoutingContext, outbound: str) -> RouteResult:
+    """The result of a route test; the tag of an outbound that the node named is left out."""
+    return RouteResult(
+        outbound_tag="" if outbound.startswith(OURS) else outbound,
+        outbound_group_tags=context.outbound_group_tags,
+        inbound_tag=context.inbound_tag,
+        network=_NAMES.get(context.network, "unknown"),
+        target_domain=context.target_domain,
+    )
+
+
+def _packed(address: str) -> list[bytes]:
+    try:
+        return [ip_address(address).packed] if address else []
+    except ValueError as error:
+        raise InvalidRequest(f"{shown(address)} is not an IP address") from error

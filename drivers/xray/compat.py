@@ -10,8 +10,7 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.messages import FREEDOM, REALITY, Version
-from drivers.xray.streams import receiver_of
+from drivers.xray.messages import FREEDOM, REALITY, Version, receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
@@ -20,7 +19,7 @@ from protos.xray_pb2 import Config, InboundHandlerConfig
 USERS: Version = (26, 5, 9)
 PRIVATE: Version = (26, 5, 3)
 FORWARDED: Version = (26, 6, 22)
-# What such a core logs then, for each connection.
+# The line that such a core logs then, for each connection.
 UNTRUSTED = '"sockopt.trustedXForwardedFor" is not configured'
 UNTRUSTED_SEEN = (
     "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "
@@ -57,23 +56,6 @@ def unread_users(inbound: InboundHandlerConfig, hint: text.Hints, version: Versi
     if not hint.renamed or version >= USERS:
         return None
     return f"inbound {inbound.tag!r}: this core reads `clients`, not `users`: the users listed there cannot connect"
-
-
-class UntrustedProxy:
-    """Remembers that the core ignored X-Forwarded-For, which it logs for each connection."""
-
-    seen = False
-
-    def repeats(self, line: str) -> bool:
-        """Whether this line repeats that message."""
-        if UNTRUSTED not in line:
-            return False
-        before, self.seen = self.seen, True
-        return before
-
-    @property
-    def warnings(self) -> list[str]:
-        return [UNTRUSTED_SEEN] if self.seen else []
 
 
 def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:

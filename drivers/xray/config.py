@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.credentials import KEY_BYTES, require_usable
-from drivers.xray import allowlist, compat, files, long_names, messages, overrides, rules, streams, wireguard
+from drivers.xray import allowlist, compat, messages, overrides, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed
 from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
@@ -99,7 +99,7 @@ class Plan(Listens):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ApiAddress:
     """The API of one run: its unix socket, and a token in its tags. `direct`: the core listens on the socket itself."""
 
     socket: str
@@ -156,7 +156,7 @@ def _judged(converted: bytes, text: str, version: Version, allowed: Allowed) -> 
     """Parse a converted text. Raises `InvalidConfig` for settings neither known nor allowed."""
     base = Config.FromString(converted)
     allowlist.judge(base, text, version, allowed)
-    for address, where in files.sockets(base):
+    for address, where in allowlist.sockets(base):
         allowed.judge_socket(address, where)
     return base
 
@@ -166,14 +166,14 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     warnings = list(compat.warnings(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
-        streams.override(handler)
+        messages.override_transport(handler)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
         elif handler.proxy_settings.type in (*PROTOCOLS, messages.SHADOWSOCKS_2022_SINGLE):
             warnings.extend(filter(None, [compat.unread_users(handler, hint, version)]))
     for outbound in base.outbound:
-        streams.override(outbound)
+        messages.override_transport(outbound)
     if not base.outbound:
         # The first outbound is the default one; without any, that would be the API's.
         base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
@@ -187,13 +187,13 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
         outbound.tag = outbound.tag or f"{messages.OURS}out-{number}"
     rules.name_rules(base)
     overrides.have_reloaded(base, text, version)
-    first = long_names.protect(base, version)
+    first = overrides.block_long_names(base, version)
     if first:
-        warnings.append(long_names.WARNING.format(".".join(map(str, version))))
+        warnings.append(overrides.LONG_NAMES.format(".".join(map(str, version))))
     return Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
 
 
-def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
+def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts]) -> bytes:
     """The serialised configuration of one run: the plan with its users and the node's API."""
     config = Config()
     config.CopyFrom(plan.base)
@@ -244,8 +244,8 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], ver
         method = hint.method or _method_of(users, protocol)
         users.ClearField("users")
     if protocol == "hysteria":
-        streams.strip_shared_password(handler)
-    vision = protocol == "vless" and streams.carries_vision(handler)
+        messages.strip_shared_password(handler)
+    vision = protocol == "vless" and messages.carries_vision(handler)
     return Inbound(handler.tag, protocol, vision, hint.flow if vision else "", method)
 
 
@@ -278,7 +278,7 @@ def measures(base: Config) -> bool:
     return any(app.type in messages.OBSERVATORIES for app in base.app)
 
 
-def _add_api(config: Config, api: Endpoint) -> None:
+def _add_api(config: Config, api: ApiAddress) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
     services = [*API_SERVICES, *(["xray.core.app.observatory.command.Config"] if measures(config) else [])]
     commander.service.extend(TypedMessage(type=service) for service in services)
@@ -289,7 +289,7 @@ def _add_api(config: Config, api: Endpoint) -> None:
     config.app.append(TypedMessage(type=messages.COMMANDER, value=commander.SerializeToString()))
 
 
-def _add_api_inbound(config: Config, api: Endpoint) -> None:
+def _add_api_inbound(config: Config, api: ApiAddress) -> None:
     """Add the API for a core whose `api.listen` takes no unix socket: an inbound on one, and the first routing rule.
 
     Without a port in the inbound the first connection would crash the core.

@@ -16,14 +16,12 @@ from twisted.internet.task import deferLater
 from drivers.process.channel import ApiFailed
 from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
-from drivers.sockets.connections import Endpoint, Ports, at
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.sock_diag import Connection, connected
+from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.endpoints import Endpoints
-from drivers.xray.ownership.late_lines import OldCredentials, Online, Pair, Unlogged
+from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
@@ -138,19 +136,15 @@ class Connections(CoreConnections):
         }
         if not whose or self._pid is None:
             return []
-        found = await in_pool(self._reactor, diag.flows, self._ports, whose.keys())
-        rows = [(*whose[flow.peer], flow) for flow in found]
+        rows = [(*whose[flow.peer], flow) for flow in await self._flows(whose.keys())]
         return [
             live_of(key, flow.peer[:-2], flow, flow.peer)
             for key, tag, flow in rows
             if at(flow.port, self._ingress[tag].ports)
         ]
 
-    async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """Those of these connections that still exist, by the inode of their socket. Raises `OSError` as `look`."""
-        wanted = {inode_of(handle): handle for handle in handles}
-        found = await in_pool(self._reactor, diag.flows, self._ports, set(map(rest_of, wanted.values())))
-        return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}
+    def _peer(self, rest: bytes) -> Endpoint:
+        return rest
 
     async def reset(self, handles: Iterable[Handle]) -> int:
         by_inode = {inode_of(handle): handle for handle in handles}

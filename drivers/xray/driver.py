@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drivers.process import readiness as starting
+from drivers.process import starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Touched
-from drivers.process.executable import Executable, Files, Installation
+from drivers.process.executable import Executable, Files
 from drivers.process.generation import Started
 from drivers.process.kept import recover
-from drivers.process.planned import Core, Planned
-from drivers.xray import config, files, rules
-from drivers.xray.access import Shown
+from drivers.process.plan import CoreDriver, CorePlan
+from drivers.xray import allowlist, config, rules
 from drivers.xray.api import Api
-from drivers.xray.compat import UntrustedProxy
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
 from drivers.xray.executable import installation
-from drivers.xray.generation import XrayGeneration
+from drivers.xray.generation import Output, XrayGeneration
 from drivers.xray.overrides import are_reloaded
 from node.contract.accounts import Accounts
-from node.contract.driver import Done, Host
+from node.contract.driver import Host
 from node.contract.routing import Routing
 from protos.handover_pb2 import XrayRun
 
@@ -35,52 +33,63 @@ DIRECT_API = (26, 5, 3)
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 # Xray's exit code for an invalid configuration; a port in use gives another.
 REFUSED = 23
-# How the output of its commands begins when they refuse a configuration, and lines of progress.
-_VERDICT = re.compile(r"^failed to ", re.IGNORECASE)
+# Lines of progress of its commands.
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
 
-class Xray(Core):
+class Xray(CoreDriver):
     """Satisfies `node.contract.driver.Driver`."""
 
     name = "xray"
+    verdict = re.compile(r"^failed to ", re.IGNORECASE)
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host, installation(host))
+        super().__init__(installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
-        chosen, text = self._installation.chosen, config_text
-        xray = await self._installation.current(chosen)
-        reactor, paths = self._host.reactor, self._installation.paths
-        touched = await starting.read(reactor, text, files.asked, text, paths)
-        output = await _converted(self._installation, xray, touched, text)
-        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self._host)
+        chosen, text = self.installation.chosen, config_text
+        xray = await self.installation.current(chosen)
+        reactor, paths = self.host.reactor, self.installation.paths
+        touched = await starting.read(reactor, text, allowlist.touched, text, paths)
+        output = await self.converted(xray, touched, text)
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host)
         made = await starting.read(reactor, text, *reading)
-        await starting.read(reactor, text, files.check, made.base, paths, xray.unconfined)
-        touched = replace(touched, ports=made.ports)
-        return XrayPlan(self._host, self._installation, self._sharing, made, touched, chosen)
+        await starting.read(reactor, text, allowlist.check, made.base, paths, xray.unconfined)
+        return XrayPlan(self, made, replace(touched, ports=made.ports), chosen)
+
+    async def converted(self, xray: Executable, touched: Touched, text: str) -> bytes:
+        """A configuration as the core's own message. Raises as `look`."""
+        command, packed = ("convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:"), text.encode()
+        return await self.installation.answered(
+            xray, "convert", packed, lambda: self.look(xray.touching(touched), *command, stdin=packed)
+        )
+
+    @staticmethod
+    def cause(lines: Sequence[str]) -> str:
+        """The core's last line about its failure, without lines of progress."""
+        return starting.last([line for line in lines if line.strip() and not _CHATTER.match(line)])
 
 
-class XrayPlan(Planned[config.Plan]):
+class XrayPlan(CorePlan[Xray, config.Plan]):
     """Satisfies `node.contract.driver.Reroutable`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         xray = await self._executable()
         message = await self._rendered(self._new_api(xray), target)
-        await look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
+        await self._core.look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
         # A copy: users change while the core starts.
         accounts = {tag: dict(some) for tag, some in target.items()}
         xray = await self._executable()
-        endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.ingress)
+        endpoint = self._new_api(xray)
         message = await self._rendered(endpoint, accounts)
         read = read_by(xray, are_reloaded(self.made.base))
-        core, untrusted_proxy = self._process(endpoint, connections)
+        core, output = self._process(endpoint)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
-        started = Started(self._host, self._sharing, core, Api(self._host.reactor, endpoint.socket), read)
-        await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, cause)
-        run = XrayGeneration(started, self.made, endpoint, connections, accounts, untrusted_proxy)
+        started = Started(self._host, self._core.sharing, core, Api(self._host.reactor, endpoint.socket), read)
+        await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, self._core.cause)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts)
         try:
             # Balancers are overridden by the API, since a configuration cannot.
             await run.reroute(self)
@@ -92,15 +101,14 @@ class XrayPlan(Planned[config.Plan]):
 
     async def recover(self, left: bytes, exact: bool) -> XrayGeneration:
         found = XrayRun.FromString(left)
-        endpoint = config.Endpoint(found.socket, found.token, found.direct)
-        connections = Connections(self._host.reactor, self.made.ingress)
+        endpoint = config.ApiAddress(found.socket, found.token, found.direct)
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
-        core, untrusted_proxy = self._process(endpoint, connections)
+        core, output = self._process(endpoint)
         recover(self._host.reactor, self._host.keeper, core, found.process)
         api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
-        started = Started(self._host, self._sharing, core, api, files)
-        run = XrayGeneration(started, self.made, endpoint, connections, accounts, untrusted_proxy)
-        connections.go_on(found)
+        started = Started(self._host, self._core.sharing, core, api, files)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts)
+        output.connections.go_on(found)
         await started.require_answer()
         if not exact:
             await run.take_stock()
@@ -119,74 +127,32 @@ class XrayPlan(Planned[config.Plan]):
         return rules.balancers_of(self.made.base)
 
     async def rerouted(self, routing: Routing) -> XrayPlan:
-        xray, reactor = await self._installation.current(self._chosen), self._host.reactor
+        xray, reactor = await self._core.installation.current(self._chosen), self._host.reactor
         text = await starting.read(reactor, "".join(rule.text for rule in routing.added), rules.text_of, routing)
-        touched = await starting.read(reactor, text, files.asked, text, self._installation.paths)
-        converted = await _converted(self._installation, xray, touched, text) if routing.added else b""
+        touched = await starting.read(reactor, text, allowlist.touched, text, self._core.installation.paths)
+        converted = await self._core.converted(xray, touched, text) if routing.added else b""
         reading = self.made, routing, converted, text, xray.number, Allowed.of(self._host)
         made = await starting.read(reactor, text, config.rerouted, *reading)
-        return XrayPlan(self._host, self._installation, self._sharing, made, self._touched, self._chosen)
+        return XrayPlan(self._core, made, self._touched, self._chosen)
 
-    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
+    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts]) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)
 
-    def _new_api(self, xray: Executable) -> config.Endpoint:
+    def _new_api(self, xray: Executable) -> config.ApiAddress:
         token = secrets.token_hex(8)
-        return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
+        return config.ApiAddress(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
 
-    def _process(self, endpoint: config.Endpoint, connections: Connections) -> tuple[CoreProcess, UntrustedProxy]:
-        """A process that is not started yet, with the filter of its lines."""
-        untrusted_proxy = UntrustedProxy()
-        sifter = _sifter(endpoint, connections, self.made.shown, untrusted_proxy)
-        core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
+    def _process(self, endpoint: config.ApiAddress) -> tuple[CoreProcess, Output]:
+        """A process that is not started yet, and what reads its output."""
+        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, output.sift)
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
-        return core, untrusted_proxy
-
-
-async def _converted(installation: Installation, xray: Executable, touched: Touched, text: str) -> bytes:
-    """A configuration as the core's own message. Raises as `starting.judge`."""
-    command, packed = ("convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:"), text.encode()
-    return await installation.answered(
-        xray, "convert", packed, lambda: look(xray.touching(touched), *command, stdin=packed)
-    )
-
-
-async def look(xray: Executable, *arguments: str, stdin: bytes) -> Done:
-    """Run a checking command with a configuration on stdin. Raises as `starting.judge`."""
-    done = await xray.run(*arguments, stdin=stdin)
-    starting.judge(done, _VERDICT, cause)
-    return done
+        return core, output
 
 
 def is_refusal(core: CoreProcess) -> bool:
     """Whether a core exited because its configuration is invalid."""
     return core.exit is not None and core.exit.code == REFUSED
-
-
-def cause(lines: Sequence[str]) -> str:
-    """The core's last line about its failure, without lines of progress."""
-    return starting.last([line for line in lines if line.strip() and not _CHATTER.match(line)])
-
-
-def _sifter(
-    api: config.Endpoint, connections: Connections, shown: Shown, untrusted_proxy: UntrustedProxy
-) -> Callable[[list[str]], list[str]]:
-    """Filter the core's lines for the log: without those of the node's API connections, as the controller asked."""
-
-    def sift(lines: list[str]) -> list[str]:
-        kept = []
-        for line in lines:
-            if api.token in line:
-                continue
-            # Before `repeats`: an access line whose target has the core's warning in it must count, too.
-            connections.take(line)
-            if untrusted_proxy.repeats(line):
-                continue
-            if (text := shown.line(line)) is not None:
-                kept.append(text)
-        return kept
-
-    return sift
 
 
 def _remove_socket(socket: Path) -> None:

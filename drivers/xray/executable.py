@@ -1,7 +1,7 @@
 """The installed Xray: its environment, and the files that it reads, with the directory of geo files.
 
 Deployed panels route `geoip:private` by default, and the core refuses a configuration if the file is missing: a small
-geoip.dat is made if there is none.
+geoip.dat is made then.
 """
 
 from __future__ import annotations

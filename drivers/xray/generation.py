@@ -6,34 +6,77 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
-from drivers.process.channel import COUNTERS, ROUTING, USERS, ApiFailed, asking
+from drivers.process.channel import COUNTERS, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.process.paced import Paced
-from drivers.xray import routing, rules, wireguard
-from drivers.xray.api import Api
-from drivers.xray.compat import UntrustedProxy
-from drivers.xray.config import Endpoint, Plan
+from drivers.sockets.pacing import Paced
+from drivers.sockets.sock_diag import endpoint
+from drivers.xray import rules, wireguard
+from drivers.xray.access import Shown
+from drivers.xray.accounts import email_of
+from drivers.xray.api import Api, asked_route, route_of
+from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
+from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import unseen
 from drivers.xray.messages import OURS
-from drivers.xray.status import StatusRun
 from drivers.xray.users import Users
-from node.base.errors import CoreFailed, InvalidConfig, UnknownName, shown
+from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
+from node.base.waiting import together
 from node.contract.accounts import Accounts, Change, key_of
+from node.contract.connections import Address
 from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
 from node.contract.driver import Applied
 from node.contract.driver import Plan as AnyPlan
 from protos.handover_pb2 import Accounts as Packed
 from protos.handover_pb2 import XrayRun
-from protos.service_pb2 import BalancerInfoResponse, RouteResult, RoutingRule, TestRouteRequest
-from protos.xray_pb2 import OutboundHandlerConfig
+from protos.service_pb2 import (
+    BalancerInfoResponse,
+    Latency,
+    RouteResult,
+    RoutingRule,
+    TestRouteRequest,
+)
+from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
+_NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
+NOT_MEASURED = (
+    "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
+    "names outbounds"
+)
+# Users whose addresses are requested in parallel.
+SLICE = 64
 
 
-class XrayGeneration(StatusRun, CoreGeneration[Api]):
+class Output:
+    """Reads the lines of one run, and filters them for the log: as the controller asked, without the node's own."""
+
+    def __init__(self, endpoint: ApiAddress, shown: Shown, connections: Connections) -> None:
+        self._token = endpoint.token
+        self._shown = shown
+        self.connections = connections
+        self.warnings: tuple[str, ...] = ()
+
+    def sift(self, lines: list[str]) -> list[str]:
+        kept = []
+        for line in lines:
+            if self._token in line:
+                continue
+            # Before the core's warning is looked for: an access line whose target has that in it must count, too.
+            self.connections.take(line)
+            if UNTRUSTED in line:
+                # The core logs it for each connection.
+                if self.warnings:
+                    continue
+                self.warnings = (UNTRUSTED_SEEN,)
+            if (text := self._shown.line(line)) is not None:
+                kept.append(text)
+        return kept
+
+
+class XrayGeneration(CoreGeneration[Api]):
     """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
 
     _api: Api
@@ -45,10 +88,9 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         self,
         started: Started[Api],
         plan: Plan,
-        endpoint: Endpoint,
-        connections: Connections,
+        endpoint: ApiAddress,
+        output: Output,
         accounts: dict[str, Accounts],
-        untrusted_proxy: UntrustedProxy,
     ) -> None:
         host, process, api = started.host, started.process, started.api
         self.plan = plan
@@ -58,7 +100,7 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         self._unsure = self.unseen.keys() | {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
-        self._untrusted_proxy = untrusted_proxy
+        self._output, connections = output, output.connections
         self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
         self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
@@ -68,10 +110,9 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         connections.begin(process.pid, self._users.is_in, self._online)
         paced = Paced(
             host.reactor,
-            connections.descriptors,
+            connections,
             ports={tag: entry.ports for tag, entry in plan.ingress.items() if entry.ports},
             shared={tag for tag, entry in plan.ingress.items() if entry.shared or entry.forwards},
-            inodes=connections.inodes,
         )
         super().__init__(started, plan, connections, paced, [endpoint.socket])
         process.when_exited().addCallback(lambda _: connections.stop())
@@ -86,7 +127,7 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
     @property
     def warnings(self) -> Sequence[str]:
         crowded = wireguard.crowded(self.accounts, self._tunnels)
-        return [*self._files.warnings, *self._untrusted_proxy.warnings, *crowded]
+        return [*self._files.warnings, *self._output.warnings, *crowded]
 
     @property
     def _tunnels(self) -> list[str]:
@@ -99,6 +140,10 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
     def _counted_as(self, scope: Scope, name: str) -> Collection[str]:
         return self._spellings(key_of(name)) if scope is Scope.USER else [name]
 
+    def _spellings(self, key: str) -> list[str]:
+        found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
+        return list(dict.fromkeys(map(email_of, found)))
+
     async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
         found = await self._api.some_counters(counter_name(*each, way) for each in names for way in DIRECTIONS)
         for scope in scopes:
@@ -109,6 +154,35 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         for name in self._own:
             counters.pop(name, None)
         return counters
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        with asking(ONLINE, _NOT_TOLD):
+            for email in self._spellings(key):
+                return await self._api.online_ips(email)
+        return {}
+
+    async def online_count(self, key: str) -> int:
+        with asking(ONLINE, _NOT_TOLD):
+            for email in self._spellings(key):
+                return await self._api.online_count(email)
+        return 0
+
+    async def latency(self) -> Sequence[Latency]:
+        if not measures(self.plan.base):
+            raise Unsupported(NOT_MEASURED)
+        with asking(LATENCY):
+            return latencies(await self._api.outbounds())
+
+    async def _online(self) -> Mapping[Address, Collection[str]]:
+        """The keys of the users online, by address. Raises `ApiFailed`."""
+        emails = await self._api.all_online()
+        found: dict[Address, set[str]] = {}
+        for begin in range(0, len(emails), SLICE):
+            part = emails[begin : begin + SLICE]
+            for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
+                for address in addresses:
+                    found.setdefault(endpoint(address, 0)[:-2], set()).add(key_of(email))
+        return found
 
     async def reroute(self, plan: AnyPlan) -> None:
         made = getattr(plan, "made", None)
@@ -134,12 +208,12 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         return BalancerInfoResponse(override_target=reply.override.target, principle_target=reply.principle_target.tag)
 
     async def test_route(self, request: TestRouteRequest) -> RouteResult:
-        asked = routing.asked_route(request)
+        asked = asked_route(request)
         with asking(ROUTING):
             reply = await self._router.test(asked)
         if reply is None:
-            return routing.route_of(asked.routing_context, self.plan.base.outbound[0].tag)
-        return routing.route_of(reply, reply.outbound_tag)
+            return route_of(asked.routing_context, self.plan.base.outbound[0].tag)
+        return route_of(reply, reply.outbound_tag)
 
     async def audit(self) -> int:
         with asking(USERS):
@@ -206,8 +280,27 @@ class XrayGeneration(StatusRun, CoreGeneration[Api]):
         await super().stop()
 
 
-def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+def own_counters(endpoint: ApiAddress, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
     """The counters of the node's own API inbound and outbound, and of outbounds that the node named."""
     ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
     ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)
+
+
+def latencies(statuses: Iterable[OutboundStatus]) -> list[Latency]:
+    """Convert the core's figures (ms); some observatories give an outbound that does not answer a delay of 99999999."""
+    return [
+        Latency(
+            name=status.outbound_tag,
+            alive=status.alive,
+            # 0 means no answer, so less than a millisecond counts as one.
+            delay=max(status.delay, int(status.alive)),
+            link=status.outbound_tag,
+            last_seen_time=status.last_seen_time,
+            last_try_time=status.last_try_time,
+            # The source that deployed controllers expect.
+            source="xray-observatory",
+        )
+        for status in statuses
+        if not status.outbound_tag.startswith(OURS)
+    ]

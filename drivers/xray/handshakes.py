@@ -16,11 +16,10 @@ from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
 
 from drivers.sockets import sock_diag
-from drivers.sockets.connections import Endpoint
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.hush import Hush, unhush
+from drivers.sockets.connections import Descriptors
+from drivers.sockets.listeners import Hush, unhush
 from drivers.sockets.pidfd import Unreachable
-from drivers.sockets.sock_diag import Flow
+from drivers.sockets.sock_diag import Endpoint, Flow
 from drivers.xray.ingress import HandshakePorts
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor

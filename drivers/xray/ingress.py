@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from drivers.process.exclusive import interface, wireguard
-from drivers.sockets.connections import Ports
+from drivers.process.generation import only_interface, only_wireguard
+from drivers.sockets.sock_diag import Ports
 from drivers.xray import messages
 from drivers.xray.accounts import Inbound
+from drivers.xray.messages import receiver_of, stream_of
 from drivers.xray.rules import bridged
-from drivers.xray.streams import receiver_of, stream_of
 from drivers.xray.wireguard import is_wireguard
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, ReceiverConfig, StreamConfig
@@ -26,7 +26,7 @@ _UDP = ("mkcp", "hysteria", "quic")
 # Protocols whose datagrams are independent of each other.
 _APART = (messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_2022_SINGLE, messages.DOKODEMO)
 # How to describe a handler that only one process can have, by the type of its settings.
-_SINGLE = {messages.TUN: interface, messages.WIREGUARD: wireguard}
+_SINGLE = {messages.TUN: only_interface, messages.WIREGUARD: only_wireguard}
 
 _BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
 _BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
@@ -100,7 +100,7 @@ def unseen(inbounds: Mapping[str, Inbound], ingress: Mapping[str, Ingress]) -> d
 
 
 class Listens:
-    """Where the inbounds of a configuration listen, managed or not. Satisfies `drivers.process.shared.Listening`."""
+    """Where the inbounds of a configuration listen, managed or not. Satisfies `Listening` of the generations."""
 
     base: Config
     inbounds: Mapping[str, Inbound]

@@ -1,20 +1,38 @@
 """Override the apps of a configuration: counters on, logs to the console, its own APIs off, geo files reloaded. Pure.
 
-Numbers of fields: Xray-core 26.3.27.
+And keep domain names of 255 bytes or more from the DNS of cores that panic over them, before 26.6.1
+(`app/dns/dnscommon.go`). There a routing rule before all others sends such names to a blackhole, and the DNS answers
+that they do not exist. The second is for names that no rule sees: of datagrams to another name within a session, and
+the requested name where rules match a sniffed one. Numbers of fields: Xray-core 26.3.27.
 """
 
 from __future__ import annotations
 
+from drivers.xray import messages
 from drivers.xray.access import BadMask, Mask, Shown
-from drivers.xray.messages import COMMANDER, GEODATA, LOG, METRICS, POLICY, ROUTER, STATS, Version, edited
+from drivers.xray.messages import Version, edited, field
 from drivers.xray.text import names_lists
 from node.base.errors import InvalidConfig
 from protos import xray_pb2
-from protos.xray_pb2 import Config, GeodataConfig, TypedMessage
+from protos.xray_pb2 import Config, GeodataConfig, OutboundHandlerConfig, TypedMessage
 
 _CONSOLE = 1
 # The first version with the app that reloads geo files; older ones do not start with it.
 RELOADS_SINCE: Version = (26, 4, 25)
+# The first version whose DNS takes long names.
+LONG_NAMES_FIXED: Version = (26, 6, 1)
+LONG_NAMES = (
+    "one request of a user can crash this Xray ({}); the node blocks those requests that it knows. Get a safer core: "
+    "`nodectl core update xray`"
+)
+_OUTBOUND = f"{messages.OURS}guard"
+# The form of the node's own rules, which controllers never see.
+_RULE_TAG = f"{messages.OURS}rule-guard"
+# The expression counts characters, the messages.DNS bytes; only sniffed names have characters of several bytes.
+_TOO_LONG = rb"(?s)^.{254}|[^\x00-\x7F].{31}|.{31}[^\x00-\x7F]"
+_NO_SUCH_NAME = b"#3"
+# From this version on both messages wrap the domain in another one (common/geodata).
+_GEODATA = (26, 4, 13)
 
 
 def override(base: Config, count_inbounds: bool) -> Shown:
@@ -22,14 +40,14 @@ def override(base: Config, count_inbounds: bool) -> Shown:
 
     Returns which lines the controller asked for.
     """
-    kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
+    kept = [app for app in base.app if app.type not in (messages.COMMANDER, messages.METRICS)]
     del base.app[:]
     base.app.extend(kept)
-    with edited(_app(base, LOG), xray_pb2.LogConfig) as log:
+    with edited(_app(base, messages.LOG), xray_pb2.LogConfig) as log:
         shown = _override_log(log)
-    with edited(_app(base, POLICY), xray_pb2.PolicyConfig) as policy:
+    with edited(_app(base, messages.POLICY), xray_pb2.PolicyConfig) as policy:
         _count(policy, count_inbounds)
-    for needed in (ROUTER, STATS):
+    for needed in (messages.ROUTER, messages.STATS):
         _app(base, needed)
     return shown
 
@@ -42,17 +60,17 @@ def have_reloaded(base: Config, source: str, version: Version) -> None:
     not watch the files. If a file cannot be read the former lists stay in force. A configuration with its own geodata
     app stays as it is.
     """
-    if version >= RELOADS_SINCE and not any(app.type == GEODATA for app in base.app) and names_lists(source):
-        base.app.append(TypedMessage(type=GEODATA, value=GeodataConfig(cron="@every 1h").SerializeToString()))
+    if version >= RELOADS_SINCE and not any(app.type == messages.GEODATA for app in base.app) and names_lists(source):
+        base.app.append(TypedMessage(type=messages.GEODATA, value=GeodataConfig(cron="@every 1h").SerializeToString()))
 
 
 def are_reloaded(base: Config) -> bool:
     """Whether a core with this configuration reloads its geo files while it runs."""
-    return any(app.type == GEODATA and GeodataConfig.FromString(app.value).cron for app in base.app)
+    return any(app.type == messages.GEODATA and GeodataConfig.FromString(app.value).cron for app in base.app)
 
 
 def _app(base: Config, type_name: str) -> TypedMessage:
-    """The app of this type, which is added if there is none."""
+    """The app of this type; a missing one is added."""
     return next((app for app in base.app if app.type == type_name), None) or base.app.add(type=type_name)
 
 
@@ -68,7 +86,7 @@ def _override_log(log: xray_pb2.LogConfig) -> Shown:
     log.error_log_path = log.access_log_path = log.mask_address = ""
     log.error_log_type = _CONSOLE if log.error_log_type else 0
     log.access_log_type = _CONSOLE
-    # Lines about the DNS are access lines, too.
+    # Lines about the messages.DNS are access lines, too.
     log.enable_dns_log = log.enable_dns_log and shown.access
     return shown
 
@@ -80,3 +98,37 @@ def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
     system = policy.system.stats
     system.inbound_uplink = system.inbound_downlink = inbounds
     system.outbound_uplink = system.outbound_downlink = True
+
+
+def block_long_names(base: Config, version: Version) -> bytes:
+    """Add a blackhole outbound, and answers of the messages.DNS for such names, if this version needs them.
+
+    Returns router settings with the first rule, to put before the others; empty for a core without the fault.
+    """
+    if version >= LONG_NAMES_FIXED:
+        return b""
+    hosts = _host(version)
+    for app in base.app:
+        if app.type == messages.DNS:
+            app.value += hosts
+    base.outbound.append(OutboundHandlerConfig(tag=_OUTBOUND, proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
+    return _rule(version)
+
+
+def _rule(version: Version) -> bytes:
+    """RouterConfig.rule: tag = 1, domain = 2 (Domain: type = 1, Regex is 1; value = 2), rule_tag = 19."""
+    domain = field(b"\x12", _domain(version))
+    return field(b"\x12", field(b"\x0a", _OUTBOUND.encode()) + domain + field(b"\x9a\x01", _RULE_TAG.encode()))
+
+
+def _host(version: Version) -> bytes:
+    """Config.static_hosts of the messages.DNS: type = 1, Regex is 3, and domain = 2; proxied_domain = 4."""
+    old = version < _GEODATA
+    name = b"\x08\x03" + field(b"\x12", _TOO_LONG) if old else field(b"\x12", _domain(version))
+    return field(b"\x22", name + field(b"\x22", _NO_SUCH_NAME))
+
+
+def _domain(version: Version) -> bytes:
+    """A Domain; from `_GEODATA` on within a DomainRule, whose custom = 2."""
+    domain = b"\x08\x01" + field(b"\x12", _TOO_LONG)
+    return domain if version < _GEODATA else field(b"\x12", domain)

@@ -1,14 +1,10 @@
-"""The settings of the Xray driver."""
+"""The settings of the Xray driver, besides those that every driver has."""
 
 from __future__ import annotations
 
-from drivers.install.releases import XRAY
-from drivers.process.settings import download_setting, executable_setting
 from node.base.settings import Setting
 
 SETTINGS = (
-    executable_setting(XRAY),
-    download_setting(XRAY),
     Setting(
         "XRAY_ASSETS_PATH",
         "directory of geoip.dat and geosite.dat (default: the directory of the executable)",

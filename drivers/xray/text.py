@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from typing import Any, NamedTuple
 
-from drivers.process.json_text import bare, parse
-from drivers.process.named_files import texts
+from drivers.process.json_text import bare, parse, texts
 
 # Numbers may be of any length; none is needed here, so they stay text.
 _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from drivers.xray.streams import stream_of
+from drivers.xray.messages import stream_of
 from drivers.xray.wireguard import is_wireguard
 from protos.xray_pb2 import InboundHandlerConfig
 
@@ -42,7 +42,7 @@ NEEDS_PAUSE = "shadowsocks_2022"
 
 
 class Swap(Enum):
-    """What a swap does to the connections of an inbound; tried on the core for each transport."""
+    """The effect of a swap on the connections of an inbound; tried on the core for each transport."""
 
     GO_ON = 1
     END = 2

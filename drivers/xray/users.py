@@ -7,17 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from drivers.process import readiness as starting
-from drivers.process.channel import ApiFailed
-from drivers.process.shared import SharedRun
-from drivers.process.stats import MAX_REQUEST
+from drivers.process import starting
+from drivers.process.channel import MAX_REQUEST, ApiFailed
+from drivers.process.generation import CoreGeneration
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
-from drivers.xray.ownership.late_lines import Pair
+from drivers.xray.ownership import Pair
 from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
@@ -49,7 +48,7 @@ class Users:
         connections: Connections,
         handshakes: Handshakes,
         accounts: dict[str, Accounts],
-        run: SharedRun[Any],
+        run: CoreGeneration[Any],
     ) -> None:
         self._host = host
         self._plan = plan

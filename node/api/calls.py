@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
 from node.api.readers import GONE, EventReader, LogReader
@@ -26,6 +25,10 @@ from protos.service_pb2 import EventsRequest
 
 # The HTTP status of success.
 OK = 200
+# Calls that are logged each time, and in the ring, too.
+_EVENTS = {"Start", "Stop"}
+# How many pairs of method and caller are remembered; then the node forgets all, and logs each again.
+_REMEMBERED = 1000
 
 
 class Feed(Protocol):
@@ -79,6 +82,27 @@ class Reply:
 
     body: bytes
     delivered: Deferred[bool] | None = None
+
+
+class Audit:
+    """Logs each Start and Stop; of frequent calls, the first one of each key from each address."""
+
+    log = Logger()
+
+    def __init__(self, ring: LogRing) -> None:
+        self._ring = ring
+        self._logged: set[tuple[str, str]] = set()
+
+    def note(self, what: str, caller: Caller) -> None:
+        """Log that this caller makes this call."""
+        if what in _EVENTS:
+            self._ring.event(f"{what} by {caller}")
+            self.log.info("{what} by {caller}", what=what, caller=str(caller))
+        elif (what, str(caller)) not in self._logged:
+            if len(self._logged) >= _REMEMBERED:
+                self._logged.clear()
+            self._logged.add((what, str(caller)))
+            self.log.info("{what} by {caller}; further such calls are not logged", what=what, caller=str(caller))
 
 
 class Calls:

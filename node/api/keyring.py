@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from node.api.auth import Authenticator
 from node.base.file_watch import Files
@@ -42,13 +41,10 @@ class Keyring(Files):
     def _risks(self) -> list[str]:
         """Key files that others can read, and whether there is no key at all."""
         risk = "holds keys, and every user of the machine can read or write it: chmod 600"
-        open_ones = [f"{file} {risk}" for file in self._exposed()]
-        no_key = (
-            []
-            if self._authenticator.keys or self._authenticator.certified
-            else ["no API key is left: no controller can call the node"]
-        )
-        return [*open_ones, *no_key]
+        risks = [f"{file} {risk}" for file in self._files if exposed(file)]
+        if not (self._authenticator.keys or self._authenticator.certified):
+            risks.append("no API key is left: no controller can call the node")
+        return risks
 
     def make(self) -> None:
         """Read the file and replace the keys. Raises `BadKeys`."""
@@ -83,6 +79,3 @@ class Keyring(Files):
             self.log.info("loaded API keys from {file}: {names}", file=str(self._file), names=names)
         for warning in self._risks():
             self.log.warn("{warning}", warning=warning)
-
-    def _exposed(self) -> list[Path]:
-        return [file for file in self._files if exposed(file)]

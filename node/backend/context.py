@@ -1,4 +1,4 @@
-"""What all parts of the backend work on."""
+"""The objects that all parts of the backend share."""
 
 from __future__ import annotations
 

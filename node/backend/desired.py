@@ -65,7 +65,7 @@ class Accepted:
 
     @property
     def recorded(self) -> tuple[bytes, bytes]:
-        """What the state file keeps: the request, and the packed routing changes."""
+        """The part in the state file: the request, and the packed routing changes."""
         return self.request, self.routing.pack()
 
     def means(self, other: Accepted) -> bool:
@@ -110,7 +110,7 @@ class Desired:
         self._recorder = Recorder(record)
         self._memory = Memory(reactor)
         self._held: Held | None = None
-        # What was built of the saved backend, until one is accepted.
+        # The backend built from the saved one, until another is accepted.
         self._ahead: Ahead | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
@@ -159,7 +159,7 @@ class Desired:
 
     @property
     def before(self) -> Accepted | None:
-        """What was accepted before the backend that a Start is trying; without such a Start, what is accepted."""
+        """The backend accepted before the one that a Start is trying; without such a Start, the accepted one."""
         return self._held.accepted if self._held else self.accepted
 
     # The backend

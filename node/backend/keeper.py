@@ -198,6 +198,6 @@ class Keeper(Worker):
 
 
 def out_of(run: Generation, leaving: Iterable[str], off: Collection[str]) -> list[str]:
-    """Of these users those who are in no inbound of the run any more, except users who are off by a limit."""
+    """Select the users who are in no inbound of the run any more, except users who are off by a limit."""
     there = run.accounts.values()
     return [key for key in leaving if key not in off and not any(key in accounts for accounts in there)]

@@ -45,7 +45,7 @@ class LeftOut:
             self._refused = {change for change in self._refused if (change.tag, change.key) not in touched}
 
     def besides(self, changes: Iterable[Change]) -> list[Change]:
-        """Of all outstanding changes those that no core has refused; forgets refusals of others."""
+        """Select the outstanding changes that no core has refused; forget refusals of others."""
         outstanding = list(changes)
         self._refused.intersection_update(outstanding)
         return [change for change in outstanding if change not in self._refused]

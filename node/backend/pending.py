@@ -124,7 +124,7 @@ class Pending(Worker):
         self._brought = None, ()
 
     def crashed(self, run: Generation, killed: bool) -> None:
-        """Note that a run ended unasked on probation: the changes that came with it may be to blame."""
+        """Note that a run crashed on probation: the changes that came with it may be to blame."""
         newest, coming = self._brought
         if run is newest and not killed:
             blamed = self.left_out.crashed(coming)

@@ -16,7 +16,7 @@ READ_INLINE = 64 * 1024
 
 
 async def fingerprint_of(reactor: PooledReactor, driver: Driver, request: Backend) -> Fingerprint:
-    """What identifies the meaning of a backend. Raises `InvalidConfig` for a configuration that is too long."""
+    """Return a key that equal backends share. Raises `InvalidConfig` for a configuration that is too long."""
     config = request.config
     if len(config) <= READ_INLINE:
         meaning = driver.fingerprint(config)

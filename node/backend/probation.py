@@ -65,7 +65,7 @@ class Probation:
         self._asking.stop()
 
     def way_back(self, run: Generation) -> Takeover | None:
-        """The previous run to go back to if this one fails now; None if there is none."""
+        """The previous run to go back to if this one fails now; None without a previous run."""
         takeover = self._takeover
         if takeover is None or takeover.run is not run:
             return None

@@ -17,7 +17,7 @@ Ask = Callable[[Generation], Awaitable[T]]
 
 
 class Questions:
-    """Queries runs, each once. `current` returns the run to ask, and raises if there is none."""
+    """Queries runs, each once. `current` returns the run to ask, and raises if no run serves."""
 
     def __init__(self, reactor: IReactorTime, current: Callable[[], Generation], generations: Generations) -> None:
         self._reactor = reactor

@@ -46,7 +46,7 @@ class Roster:
         # Per inbound: who holds each credential and address, and who waits for it (rarely any user).
         self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
         self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
-        # What each user claims there.
+        # The claims of each user there.
         self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
         self._addresses: dict[str, dict[str, tuple[bytes, ...]]] = {tag: {} for tag in self.target}
 
@@ -108,7 +108,7 @@ class Roster:
         return [refusal for key, user, tags in rows for refusal in self._refusals(key, user, tags)]
 
     def known(self, tags: Tags) -> Tags:
-        """Those of these inbounds that the roster has, without duplicates."""
+        """Select the inbounds that the roster has, without duplicates."""
         return tuple(tag for tag in dict.fromkeys(tags) if tag in self.target)
 
     @property

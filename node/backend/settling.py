@@ -119,7 +119,7 @@ class Settling(Worker, Follower):
         return here
 
     def unsettled(self, key: str) -> Unsettled:
-        """What of this user's changes is not in force yet."""
+        """Return the user's changes that are not in force yet."""
         leaving, busy = set[str](), False
         for keeper in self._keepers:
             touched = keeper.touched((key,))

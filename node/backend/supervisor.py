@@ -229,7 +229,7 @@ class Supervisor(Worker, Follower):
         self._journal.tell(Kind.CORE_STARTED, text, **named, **pid_of(run))
 
     def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
-        """Handle the exit of a process: if it was unasked, restart the core or go back to the previous run."""
+        """Handle the exit of a process: after a crash, restart the core or go back to the previous run."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
         self._cut += run.cut if run in self._generations.counting else 0
         if run in self._generations.serving:

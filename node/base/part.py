@@ -1,4 +1,4 @@
-"""What a part of the node is: `node.tap` has all parts in one list, and they begin, are asked and end by it."""
+"""The base class of the parts. `node.tap` lists them: the node starts them in that order, and stops them in reverse."""
 
 from __future__ import annotations
 

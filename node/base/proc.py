@@ -1,4 +1,4 @@
-"""What the kernel says of a process in /proc (proc(5))."""
+"""Read the state of a process from /proc (proc(5))."""
 
 from __future__ import annotations
 

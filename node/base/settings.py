@@ -120,7 +120,7 @@ class Reading:
         self.faults.append(line)
 
 
-# What settings are read with
+# Functions that read the values of settings
 
 
 def number(least: int, most: int) -> Callable[[str], int]:

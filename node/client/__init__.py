@@ -5,9 +5,8 @@ not import this package.
 """
 
 from node.client.client import DEADLINE, Client, connect
-from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, NoReply, StreamEnded, UnexpectedReply, Unreachable
-from node.client.logs import LogStream
+from node.client.stream import EventStream, LogStream
 from node.client.target import Target
 
 __all__ = [

@@ -14,12 +14,10 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from node.api.methods import METHODS
 from node.base.aio import Aio
-from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, UnexpectedReply
-from node.client.inbox import Inbox
-from node.client.logs import LogStream
+from node.client.stream import EventStream, LogStream
 from node.client.target import Target
-from node.client.transport import Transport
+from node.client.transport import Inbox, Transport
 from protos import service_pb2 as pb
 
 # Seconds that a call may take. A Start whose core fails takes the node some ten.

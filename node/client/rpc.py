@@ -17,9 +17,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.api.methods import MAX_BODY, SERVICE, Kind, Method
 from node.client.failures import StreamEnded, of_grpc
-from node.client.inbox import Inbox
 from node.client.target import Target
-from node.client.transport import LAST, Line
+from node.client.transport import LAST, Inbox, Line
 from protos.service_pb2 import Event, Log
 
 # Log lines, or events, that may wait for the reactor's thread.

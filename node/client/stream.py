@@ -1,10 +1,11 @@
-"""The base of the streams of log lines and of events: they reconnect, with backoff."""
+"""Streams of log lines and of events: they reconnect, with backoff."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Coroutine
-from itertools import count
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from itertools import chain, count
 from typing import Any, Generic, Self, TypeVar
 
 from twisted.application.internet import backoffPolicy
@@ -13,15 +14,24 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.base.errors import NodeError
-from node.client.failures import NoReply
-from node.client.inbox import Inbox
+from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW
+from node.client.failures import NoReply, StreamEnded
+from node.client.transport import Inbox, Line
+from protos.service_pb2 import Event, EventsRequest
 
-# What is read from a connection; what the stream yields of it.
+# The type that a connection reads, and the type that the stream yields.
 S = TypeVar("S")
 T = TypeVar("T")
 
 # Seconds before the next attempt to connect, by its number.
 _delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
+# Seconds without a line after which the first lines of a new connection are complete, and seconds after which they
+# count as complete in any case.
+QUIET, SETTLED = 0.3, 2.0
+# Begins lines that the client itself adds.
+CLIENT_MARK = "[client] "
+# Added where lines may be missing.
+GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
 class Closed(Exception):
@@ -34,9 +44,11 @@ class Stream(Generic[S, T]):
     If the connection breaks, the stream reconnects for up to `patience` seconds.
     """
 
-    def __init__(self, reactor: IReactorTime, patience: float) -> None:
+    def __init__(self, reactor: IReactorTime, patience: float, connected: Callable[[], Awaitable[Inbox[S]]]) -> None:
         self._reactor = reactor
         self._patience = patience
+        # Connects after the last item that was read.
+        self._connected = connected
         self._source: Inbox[S] = Inbox(reactor)
         self._outbox: Inbox[T] = Inbox(reactor)
         self._ready: deque[T] = deque()
@@ -71,10 +83,6 @@ class Stream(Generic[S, T]):
         if following is not None:
             following.cancel()
             self._source.close()
-
-    async def _connected(self) -> Inbox[S]:
-        """Connect after the last item that was read."""
-        raise NotImplementedError
 
     def _deliver(self, items: list[S]) -> None:
         """Put what was read into the outbox."""
@@ -145,3 +153,107 @@ class Stream(Generic[S, T]):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
+
+
+class EventStream(Stream[Event, Event]):
+    """The events of a node after a number, then those that come: each one once, in order.
+
+    If the connection breaks, the stream goes on after the last event that was read. `since` and `epoch` identify the
+    last event that was taken, with which another stream can resume later. Events of kind `events.missed` and
+    `events.lost` report events that the node no longer has.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        connect: Callable[[EventsRequest], Awaitable[Inbox[Event]]],
+        request: EventsRequest,
+        patience: float = math.inf,
+    ) -> None:
+        super().__init__(reactor, patience, lambda: connect(request))
+        self._request = request
+        # The last event that was taken.
+        self.since, self.epoch = request.since, request.epoch
+
+    def _deliver(self, items: list[Event]) -> None:
+        self._request.since, self._request.epoch = items[-1].sequence, items[-1].epoch
+        self._outbox.put(items)
+
+    def _took(self, item: Event) -> None:
+        self.since, self.epoch = item.sequence, item.epoch
+
+    async def _resume(self, error: NoReply) -> None:
+        if isinstance(error, StreamEnded) and not self._request.follow:
+            raise Closed
+        await super()._resume(error)
+
+
+class LogStream(Stream[Line, str]):
+    """The node's log lines, in order: those that it sends a new reader, then those that come.
+
+    If the connection breaks, the stream goes on after the last line that was read. The node sends the place of each
+    line, so that no line is missing, and none comes twice. If more lines came meanwhile than the node keeps, a line
+    says how many are lost; lines that it had not sent when it ended are lost, too: `GAP` marks that.
+
+    Older nodes, and all nodes in the deployed dialect, send no places. Then the first lines of a new connection, the
+    newest REPLAY lines of the ring, are matched with the lines that were read last. This has limits:
+
+    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost. `GAP` marks that.
+    - If identical lines repeat, one may be taken for another, and be missing or come twice. Lines of cores have a
+      time stamp; those of the node itself do not.
+    - After a reconnect, the first lines may come SETTLED seconds late.
+    """
+
+    def __init__(
+        self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
+    ) -> None:
+        super().__init__(reactor, patience, lambda: connect(self._last.place))
+        # The last line that was read.
+        self._last = Line("")
+        self._seen: deque[str] = deque(maxlen=REPLAY)
+
+    async def _reconnect(self) -> None:
+        await super()._reconnect()
+        if not self._last.place:
+            try:
+                self._go_on(await self._beginning())
+            except NoReply:
+                self._source.close()
+                raise
+
+    async def _beginning(self) -> list[Line]:
+        """Read the first lines of a new connection, or more."""
+        lines: list[Line] = []
+        end = self._reactor.seconds() + SETTLED
+        while len(lines) < REPLAY and self._reactor.seconds() < end and (more := await self._source.take(QUIET)):
+            lines += more
+        return lines
+
+    def _go_on(self, lines: list[Line]) -> None:
+        known = overlap(list(self._seen), [line.text for line in lines[:REPLAY]])
+        if known is None:
+            self._seen.clear()
+        self._put(lines[known or 0 :], [GAP] if known is None else [])
+
+    def _deliver(self, items: list[Line]) -> None:
+        self._put(items, [] if items[0].log == self._last.log or not self._last.log else [GAP])
+
+    def _put(self, lines: list[Line], before: Sequence[str]) -> None:
+        for text, _ in lines:
+            if text.startswith(NODE_MARK) and text.endswith(TOO_SLOW):
+                self._seen.clear()  # lines are missing here, so the earlier ones do not precede the next
+            else:
+                self._seen.append(text)
+        self._last = lines[-1] if lines else self._last
+        self._outbox.put([*before, *(text for text, _ in lines)])
+
+
+def overlap(seen: Sequence[str], beginning: Sequence[str]) -> int | None:
+    """Count the lines at the beginning of a new stream that were read before; None if the last ones are not there.
+
+    The longest overlap counts; if all of `seen` occurs more than once, the first occurrence.
+    """
+    size = len(seen)
+    whole = (end for end in range(size, len(beginning) + 1) if beginning[end - size : end] == seen)
+    parts = (end for end in range(min(size, len(beginning)), 0, -1) if beginning[:end] == seen[size - end :])
+    return next(chain(whole, parts), None)

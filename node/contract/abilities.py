@@ -1,4 +1,4 @@
-"""What some runs of a core can do, each a protocol: the node asks for it with `isinstance`."""
+"""Abilities that only some runs of a core have, each a protocol: the node asks for it with `isinstance`."""
 
 from __future__ import annotations
 

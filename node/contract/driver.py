@@ -34,7 +34,7 @@ _FATAL = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 
 @dataclass(frozen=True)
 class Host:
-    """What a driver gets from the node: the reactor, the ring, a private directory (0700), its settings.
+    """The node's side for a driver: the reactor, the ring, a private directory (0700), its settings.
 
     `withheld`: files and directories that no core may read. `choices` may change while the node runs. `keeper` has what
     outlives the node.
@@ -247,7 +247,7 @@ class Driver(Protocol):
         """
 
     async def version(self) -> str:
-        """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
+        """The version of the executable. Raises `errors.CoreFailed` with what to do if it is missing."""
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
         """Have the core parse a configuration; running cores are not touched. Raises `errors.InvalidConfig`."""

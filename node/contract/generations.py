@@ -123,7 +123,7 @@ class Generations:
             self._notify()
 
     def gone(self, generation: Generation) -> bool:
-        """Remove a run whose process is gone. Returns whether it still served, so its end was unasked for."""
+        """Remove a run whose process is gone. Returns whether it crashed: it still served."""
         served = generation in self.serving
         if generation in self.counting:
             self._forget(generation)

@@ -1,4 +1,4 @@
-"""What outlives the node: the processes of cores, and descriptors by name. See `node.handover.keeper`."""
+"""The keeper outlives the node, with processes of cores and descriptors by name. See `node.handover.keeper`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Keeper:
         """Have the keeper hold duplicates of these, in place of those that it holds by this name."""
 
     def take(self, name: str) -> list[int]:
-        """Descriptors that were held for this node when it began: the caller owns them. Empty if there are none."""
+        """Descriptors that were held for this node when it began: the caller owns them. Empty for an unknown name."""
         return []
 
     def drop(self, names: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a driver implements whose cores go on when one node process follows another."""
+"""Protocols for drivers whose cores go on when one node process follows another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaves(Generation, Protocol):
         """Whether the node adds up its counters: what it has added since `packed` ends with a node that is killed."""
 
     def packed(self, exact: bool) -> bytes:
-        """What the next node needs to go on with it, for `Recovers.recover`. Raises `errors.CoreFailed`.
+        """Pack the run for the next node, for `Recovers.recover`. Raises `errors.CoreFailed`.
 
         `exact`: after `leave`, all of it. Otherwise what the next node can find out, if slowly, is left out.
         """
@@ -58,7 +58,7 @@ class Heirs(Protocol):
         """This node has taken over these cores."""
 
     def go_back(self, reason: str) -> None:
-        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
+        """A core cannot be taken over: go back to the previous version. Returns if no version waits."""
 
     def failed(self, reason: str) -> None:
         """No core can be taken over: go back to the previous version, else all have ended when this returns."""
@@ -72,7 +72,7 @@ class LeavesAll(Driver, Protocol):
         """Begin or end keeping the executable's answers, for the next program, which would ask the same again."""
 
     async def leave(self) -> bytes:
-        """What all runs share, to be handed over after the runs themselves; their sockets are with the keeper."""
+        """Pack the state that all runs share, after the runs themselves; the keeper has their sockets."""
 
     def go_on(self, packed: bytes) -> None:
         """Take over what `leave` returned, if anything; before a run is recovered. Raises `errors.CoreFailed`."""

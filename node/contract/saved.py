@@ -1,4 +1,4 @@
-"""What the node keeps on disk: what an earlier node saved, and changes to it."""
+"""The types for the state file: the state that an earlier node saved, and changes to it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Saved:
-    """What an earlier node saved: the serialised Backend (empty: none), its users, the rows not yet delivered.
+    """The state from an earlier node: the serialised Backend (empty: none), its users, the rows not yet delivered.
 
     `left`: remaining seconds of the keep-alive; None for all. `routing`: packed routing changes. `margins` and
     `events`: the journal; None before the first event. `totals`: sums since the state file began. `limits`: records of

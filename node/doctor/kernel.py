@@ -46,7 +46,7 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
 
 
 def node_of(state: Path, locks: Path = Path("/proc/locks")) -> int | None:
-    """The process that holds the lock of this state directory, from /proc/locks; None if there is none."""
+    """The process that holds the lock of this state directory, from /proc/locks; None if it is free."""
     try:
         wanted = (state / "lock").stat().st_ino
         lines = locks.read_text().splitlines()

@@ -90,7 +90,7 @@ def destinations(found: Iterable[tuple[str, int]]) -> dict[str, str]:
 
 
 def closed(wanted: Collection[int], etc: Path = Path("/etc")) -> tuple[str, set[int]] | None:
-    """The active firewall and the ports that it blocks; None if there is none, or it cannot be read."""
+    """The active firewall and the ports that it blocks; None if no firewall is active, or it cannot be read."""
     try:
         if "ENABLED=yes" in (etc / "ufw/ufw.conf").read_text():
             rules = "\n".join((etc / f"ufw/{name}.rules").read_text() for name in ("user", "user6"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.http2.messages import Messages
+from node.http2.frames import Messages
 
 # Bytes of all bodies together. A body smaller than `SMALL` costs no more than the call itself, and is not counted.
 BUDGET = 256 * 1024 * 1024

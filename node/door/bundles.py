@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from node.http2.frames import HEADER, Frame, Kind, framed, window_update
-from node.http2.messages import Messages
+from node.http2.frames import HEADER, Frame, Kind, Messages, framed, window_update
 
 # The mark of a stream with bundles. No protobuf message is like it: it would be a field without a number.
 BUNDLED = b"\0"

@@ -1,23 +1,29 @@
-"""All open connections of both protocols: how many there may be, and which one is closed for a new one."""
+"""All open connections of both protocols: their timers, how many there may be, and which one is closed for a new one.
+
+Wrong keys are counted by address: with too many, answers are delayed. Requests with a valid key are never delayed.
+"""
 
 from __future__ import annotations
 
 import socket
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
 
 from node.api.methods import MAX_BODY
+from node.base.alarm import Alarm
 from node.base.limited_warning import LimitedWarning
 from node.base.logs import Logger
+from node.base.waiting import until
 from node.door.bodies import BUDGET, Bodies
-from node.door.connection import Connection
+from node.door.bucket import Bucket, Rate
 from node.door.delivery import Deliveries, tcp
-from node.door.guesses import Guesses
-from node.door.headings import Knows
+from node.door.manners import Knows
 
 # Seconds after which a client that acknowledges nothing, or reads nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
@@ -27,6 +33,13 @@ DEAD_AFTER = 30
 LOOK, SHAKE, LAST, SOON = 0.01, 0.3, 0.1, 0.03
 # Looks in a row without a call under way before the node counts as idle: a call may be between two threads.
 QUIET = 5
+
+# Wrong keys of one address that are answered at once, and how many more each second; and the delay of further answers
+# in seconds. A delayed client's connection counts as one without a key, which a newcomer may replace.
+WRONG_KEYS = Rate(60, 1.0)
+LATE = 3.0
+# Addresses that are remembered: the last ones that sent wrong keys.
+REMEMBERED = 4096
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -59,6 +72,118 @@ class Limits:
     max_body: int = MAX_BODY
 
 
+class Session(Protocol):
+    """The protocol of one connection: knows the calls under way, and can end the connection gracefully.
+
+    `relayed`: gRPC's server answers the calls, and sends GOAWAY when it stops.
+    """
+
+    @property
+    def relayed(self) -> bool: ...
+    def hold(self) -> None:
+        """Begin no further call, as far as the protocol allows."""
+
+    def finish(self, now: bool, streams: bool) -> bool:
+        """End the connection if nothing is under way. Returns whether no call waits for an answer here.
+
+        `now`: end it also if a request has not arrived completely. `streams`: end it also if streams are open.
+        """
+
+
+class Connection:
+    """Its one timer runs while the node waits for the client, and not while the node answers.
+
+    `secured`: the TLS handshake is done. `known`: the client has shown a key. `idle`: all its requests are answered.
+    `over`: the connection was cut or lost; further events are ignored. `since`: when it was accepted. `network` is what
+    counts as its address, `address` is for logs.
+    """
+
+    def __init__(self, reactor: IReactorTime, transport: Any, left: Callable[[Connection], None]) -> None:
+        """`left` is called when the connection is lost."""
+        self._reactor = reactor
+        self._left = left
+        self._alarm = Alarm(reactor, lambda: self._action())
+        self._action: Callable[[], None] = self.cut
+        self.transport = transport
+        host = str(getattr(transport.getPeer(), "host", ""))
+        self.network = network(host)
+        # A dual-stack listener has IPv4 addresses in IPv6's form.
+        self.address = host.removeprefix("::ffff:")
+        self.known = False
+        self.secured = False
+        self.idle = False
+        self.idle_since = 0.0
+        self.since = reactor.seconds()
+        self.session: Session | None = None
+        self.over = False
+
+    def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
+        """Start the timer: call `action` after this many seconds. Replaces the timer before it."""
+        if not self.over:
+            self.idle, self._action = idle, action
+            self._alarm.set(seconds)
+
+    def arm_instead(self, action: Callable[[], None]) -> None:
+        """Call this instead when the running timer fires."""
+        self._action = action
+
+    def disarm(self) -> None:
+        self._alarm.cancel()
+        self.idle = False
+
+    def rest(self, seconds: float, action: Callable[[], None]) -> None:
+        """Note that all requests are answered; call `action` if no request comes within these seconds."""
+        self.idle_since = self._reactor.seconds()
+        self.arm(seconds, action, idle=True)
+
+    def rested(self, since: float) -> bool:
+        """Whether all requests were answered before that time; a connection without a key only has to be older."""
+        return (self.idle and self.idle_since < since) or (not self.known and self.since < since)
+
+    def cut(self) -> None:
+        """Abort the connection at once, without an answer."""
+        self.disarm()
+        self.over = True
+        self.transport.abortConnection()
+
+    def leave(self) -> None:
+        """The connection is lost: give its place up."""
+        self.disarm()
+        self.over = True
+        self._left(self)
+
+
+class Guesses:
+    """Counts wrong keys by address: a token bucket for each."""
+
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._keys = LimitedWarning(reactor, self.log.warn, "a request with a wrong key or none")
+        late = "many wrong keys from one address; answers to it are delayed"
+        self._late = LimitedWarning(reactor, self.log.warn, late)
+
+    def wrong(self, connection: Connection) -> float:
+        """Count a request with a wrong key or none. Returns the seconds by which to delay its answer."""
+        self._keys.happened(connection.address)
+        now = self._reactor.seconds()
+        bucket = self._buckets.setdefault(connection.network, Bucket(WRONG_KEYS, now))
+        self._buckets.move_to_end(connection.network)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        if bucket.take(1, now):
+            return 0.0
+        self._late.happened(connection.address)
+        return LATE
+
+    def sum_up(self) -> None:
+        """Log the warnings that were only counted."""
+        self._keys.sum_up()
+        self._late.sum_up()
+
+
 class Connections:
     """Admits connections while there are places, and keeps track of them until they end.
 
@@ -76,9 +201,8 @@ class Connections:
         self.bodies = Bodies(limits.bodies)
         self.handshakes = LimitedWarning(reactor, self.log.warn, "a TLS handshake failed")
         limit = f"connection limit ({limits.max_connections}) reached"
-        self._full = LimitedWarning(
-            reactor, self.log.warn, f"{limit}; each new one closes one without a key, or an idle one"
-        )
+        limit += "; each new one closes one without a key, or an idle one"
+        self._full = LimitedWarning(reactor, self.log.warn, limit)
         limit = f"{limits.strangers} connections without a key from one address; each new one closes one"
         self._crowded = LimitedWarning(reactor, self.log.warn, limit)
         # By TCP transport, oldest first.
@@ -104,7 +228,7 @@ class Connections:
         return connection
 
     def _admit(self, connection: Connection, link: Any) -> None:
-        """Admit a connection, if need be by cutting one that is worth less; cut it if there is no such one."""
+        """Admit a connection. At a limit, cut one without a key or an idle one for it; without such a one, cut it."""
         spare = self._crowding(connection)
         if spare is not None:
             self._crowded.happened(connection.address)
@@ -205,9 +329,7 @@ class Connections:
         return not (waiting or self.deliveries.under_way)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = self.reactor.seconds() + seconds
-        while not condition() and self.reactor.seconds() < deadline:
-            await deferLater(self.reactor, LOOK)
+        await until(self.reactor, condition, self.reactor.seconds() + seconds, LOOK)
 
 
 def _stranger(connections: Iterable[Connection]) -> Connection | None:
@@ -220,3 +342,14 @@ def _notice_death(link: Any) -> None:
     """Make the kernel end the connection when the client is gone without closing it."""
     for option in _KEEP_ALIVE if ITCPTransport.providedBy(link) else ():
         link.getHandle().setsockopt(*option)
+
+
+def network(host: str) -> str:
+    """Return what counts as one address: for IPv6 its first 64 bits, which a customer has at least."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:  # no IP address: a transport of a test, or none
+        return host
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or int(address) >> 64)
+    return str(address)

@@ -1,4 +1,8 @@
-"""The ports of the node: opens them, and ends what came in by them."""
+"""The ports of the node: opens them, and ends what came in by them.
+
+Pages that are open without a key get at most `ok` or `not ok` to anyone on this machine: a proxied user may come from
+here, by way of the core.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from twisted.internet import tcp
 from twisted.internet.defer import gatherResults, maybeDeferred
-from twisted.internet.task import deferLater
 
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -19,25 +23,51 @@ from node.api.pages import Page
 from node.base.aio import Aio
 from node.base.part import Part
 from node.base.reactor import Reactor
+from node.base.sockets import Prompt
+from node.base.waiting import until
 from node.contract.keeper import Keeper
-from node.door.connections import Connections, Limits
+from node.door.connections import LOOK, Connections, Limits
 from node.door.entrance import Entrance
-from node.door.keyless import is_open_here, is_open_to_others
 from node.door.options import DoorOptions
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.site import Site
-from node.door.sockets import Port, listen
-from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
+from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates, ContextFactory
 from node.door.upstream import Upstream
+from node.machine.peer_user import user_of
 
 LOOPBACK = "127.0.0.1"
 # Seconds in which gRPC's server must listen.
 BIND_SECONDS = 10.0
 # Limits of the metrics port.
 FEW = Limits(max_connections=32, strangers=32, max_body=0)
-# Seconds that calls under way have to finish before another version takes over, and between two looks at replies.
-FINISH, LOOK = 1.0, 0.01
+# Seconds that calls under way have to finish before another version takes over.
+FINISH = 1.0
+# Connections accepted in one reactor turn; with more, a crowd of new ones keeps earlier handshakes from ending.
+ADMITTED = 16
+# Connections that may wait to be accepted; the kernel drops the SYN of further ones, which retry after a second.
+BACKLOG = 1024
+
+
+class Port(tcp.Port):
+    """A listening port. Twisted's own accepts more at a time, the more connections come."""
+
+    transport = Prompt
+
+    def createInternetSocket(self) -> socket.socket:
+        link: socket.socket = super().createInternetSocket()
+        # Accepted connections inherit TCP_NODELAY. Without it a small write waits until the client has acknowledged the
+        # one before it, which clients delay by some 40 ms.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
+
+    @property
+    def numberAccepts(self) -> int:
+        return ADMITTED
+
+    @numberAccepts.setter
+    def numberAccepts(self, _: int) -> None:
+        """Ignored: the number is fixed."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +121,15 @@ class Ports(Part):
         self._upstream.sweep()
         self._aio.block(self.rpc.start(), BIND_SECONDS)
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
-        entrance = Entrance(self.connections, self._site(self._pages), self._upstream)
+        entrance = Entrance(self.connections, self._site(), self._upstream)
         # Each port serves both protocols; its own is the first for ALPN.
         for name, port, order in (
             ("grpc", self._options.grpc_port, GRPC_FIRST),
             ("rest", self._options.rest_port, REST_FIRST),
         ):
-            factory = entrance.secured(self._certificates.context_factory(order))
+            factory = entrance.secured(ContextFactory(self._certificates, order))
             self._open(name, port, self._options.host or everywhere, factory)
-        self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site(self._pages))
+        self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site())
 
     def _open(self, name: str, port: int | None, interface: str, factory: Any) -> None:
         if port is not None:
@@ -118,14 +148,13 @@ class Ports(Part):
             self._place.keeper.drop([f"listen/{name}"])
         return None
 
-    def _site(self, pages: Sequence[Page]) -> Site:
-        is_open = partial(is_open_here, frozenset(page.path for page in pages if page.is_open))
-        app, heard = make_app(self._calls, pages), self._calls.touch
-        return Site(app, self._authenticator, self.connections, self._options.debug, heard, pages, is_open)
+    def _site(self) -> Site:
+        app, debug, touch = make_app(self._calls, self._pages), self._options.debug, self._calls.touch
+        return Site(app, self._authenticator, self.connections, debug, touch, self._pages, is_open_here)
 
-    def _metrics_site(self, pages: Sequence[Page]) -> Site:
-        app, debug = make_app(None, pages), self._options.debug
-        return Site(app, self._authenticator, self._few, debug, pages=pages, is_open=is_open_to_others)
+    def _metrics_site(self) -> Site:
+        app, debug = make_app(None, self._pages), self._options.debug
+        return Site(app, self._authenticator, self._few, debug, pages=self._pages, is_open=is_open_to_others)
 
     def clients(self) -> Iterator[tuple[str, bool]]:
         """The connected clients: the protocol of each one's port, and whether they have shown a key."""
@@ -144,9 +173,7 @@ class Ports(Part):
         """
         self._calls.end_readers()
         await self.connections.finish(FINISH, self._calls.idle)
-        until = self._reactor.seconds() + FINISH
-        while not self._calls.settled and self._reactor.seconds() < until:
-            await deferLater(self._reactor, LOOK)
+        await until(self._reactor, lambda: self._calls.settled, self._reactor.seconds() + FINISH, LOOK)
 
     def leave(self) -> None:
         self._calls.close()
@@ -176,3 +203,38 @@ def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:
     except OSError:
         return [(interface, port)]
     return [address[:2] for *_, address in found]
+
+
+def listen(reactor: Any, factory: Any, port: int, interface: str, held: int | None = None) -> Port:
+    """Listen on a port, or by `held`, a socket that listens there already and is closed here.
+
+    Raises `CannotListenError`.
+    """
+    if held is None:
+        listening = Port(port, factory, BACKLOG, interface, reactor)
+    else:
+        with socket.socket(fileno=held) as there:
+            listening = Port._fromListeningDescriptor(reactor, held, there.family, factory)
+    listening.startListening()
+    return listening
+
+
+def is_open_here(page: Page | None, transport: Any) -> bool:
+    """Whether the client may read the page without a key: an open one, from loopback, perhaps by a proxied user."""
+    return page is not None and page.is_open and is_loopback(transport.getPeer().host)
+
+
+def is_open_to_others(_: Page | None, transport: Any) -> bool:
+    """Whether the client runs as another user of this machine, so that it is no core and no proxied user."""
+    peer, host = transport.getPeer(), transport.getHost()
+    try:
+        user = user_of((peer.host, peer.port), (host.host, host.port))
+    except OSError:  # the kernel does not answer: the client needs a key
+        return False
+    return user is not None and user != os.getuid()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this is a loopback address, also an IPv4-mapped one."""
+    address = ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -13,8 +13,7 @@ from twisted.python.failure import Failure
 from node.base.alarm import Alarm
 from node.base.waiting import fire
 from node.door.bodies import AGAIN
-from node.door.connection import Connection
-from node.door.connections import Connections
+from node.door.connections import Connection, Connections
 from node.door.delivery import tcp, written
 from node.door.manners import Manners
 from node.door.upstream import Client, Server, Upstream
@@ -49,6 +48,7 @@ class Relay(Protocol, Client):
         self._upstream = upstream
         self._now = connections.reactor.seconds
         self._manners = Manners(self._now(), connections.knows, connections.bodies)
+        self._bundles = self._manners.bundles
         # Frames of the door's own for either side; they wait for the end of the frame that is being passed on.
         self._for_client = self._for_server = b""
         self._server: Server | None = None
@@ -86,7 +86,7 @@ class Relay(Protocol, Client):
             self._know()
         self._look_after()
         self._look_for_room()
-        self._for_server += self._manners.bundles.give_back()
+        self._for_server += self._bundles.give_back()
         if self._for_server and (gap := self._manners.gap) is not None:
             data, self._for_server = data[:gap] + self._for_server + data[gap:], b""
         if self._server is None:
@@ -137,8 +137,8 @@ class Relay(Protocol, Client):
             self._end = written(self.transport)
         self._write_refusals()
         self._look_for_replies()
-        if self._manners.bundles.much and self._manners.paused and self._server is not None:
-            self._server.transport.write(self._manners.bundles.give_back())
+        if self._bundles.much and self._manners.paused and self._server is not None:
+            self._server.transport.write(self._bundles.give_back())
 
     def server_lost(self) -> None:
         if not self._leaving:
@@ -160,12 +160,7 @@ class Relay(Protocol, Client):
 
     @property
     def takes_bundles(self) -> bool:
-        return self._manners.bundles.wanted
-
-    @property
-    def _passed(self) -> int:
-        """The number of the server's bytes that were written to the client."""
-        return self._manners.bundles.passed
+        return self._bundles.wanted
 
     def refused(self) -> None:
         """After many wrong keys, the relay passes nothing on for a while, either way."""
@@ -184,7 +179,7 @@ class Relay(Protocol, Client):
         if self._server is None:
             fire(delivered, False)
             return
-        self._marks.append((self._passed + self._server.waiting(), delivered))
+        self._marks.append((self._bundles.passed + self._server.waiting(), delivered))
         self._look_for_replies()
 
     def _connect(self) -> None:
@@ -224,7 +219,7 @@ class Relay(Protocol, Client):
 
     def _look_for_replies(self) -> None:
         """Start watching the delivery of replies that are written completely."""
-        while self._marks and self._marks[0][0] <= self._passed:
+        while self._marks and self._marks[0][0] <= self._bundles.passed:
             self._connections.deliveries.watch(self.transport, self._end, self._marks.popleft()[1])
 
     def _look_after(self) -> None:
@@ -274,7 +269,7 @@ class Relay(Protocol, Client):
 
     def _say_goodbye(self, code: Code) -> None:
         # SETTINGS come first on a connection (RFC 9113, 3.4); the server may not have sent its own yet.
-        first = b"" if self._passed else frame(Kind.SETTINGS, 0, 0)
+        first = b"" if self._bundles.passed else frame(Kind.SETTINGS, 0, 0)
         self._write(first + goaway(self._manners.last, code))
 
     def _close(self) -> None:

@@ -1,37 +1,50 @@
-"""The REST interface: a Klein route for every row of METHODS.
+"""The REST interface: a Klein route for every row of METHODS. Log lines and events are streams without an end.
 
 `node.door.site` has checked authentication, deadlines and the size limit before a request comes here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from io import BytesIO
+from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import unquote
 
+from google.protobuf.proto import serialize_length_prefixed
 from klein import Klein
 from klein.resource import KleinResource
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IPushProducer
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from zope.interface import implementer
 
 from node.api.auth import Dialect
 from node.api.calls import Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Page
+from node.api.readers import PlacedReader
+from node.base.alarm import Alarm
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.base.logs import Logger
 from node.base.slices import a_turn
 from node.base.waiting import fire, lasting
 from node.door.site import Request
-from node.door.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
-from protos.service_pb2 import EventsRequest
+from protos.service_pb2 import Event, EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"
 # Messages of one body that are processed in one reactor turn.
 TURN = 256
+# Seconds without a line after which a stream carries a comment, so that no proxy on the way closes it as idle.
+HEARTBEAT = 15.0
+COMMENT = b": heartbeat\n\n"
+SSE = "text/event-stream"
+LAST = b"Last-Event-ID"
+MOST_SEQUENCE = 2**64 - 1
 
+T = TypeVar("T")
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
 
 _logger = Logger()
@@ -186,3 +199,152 @@ def _translated(failure: Failure) -> NodeError:
 def _verbs(path: str) -> list[str]:
     """Return the verbs of an existing path; one that is not in METHODS is a page's."""
     return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs] or ["GET", "HEAD"]
+
+
+class Source(Protocol[T]):
+    """The reader behind a stream: `next` returns at least one item, or an empty list at the end."""
+
+    @property
+    def behind(self) -> bool: ...
+    async def next(self) -> list[T]: ...
+
+
+@implementer(IPushProducer)
+class Stream(Generic[T]):
+    """Writes what a reader reads to one client.
+
+    While the client takes nothing, the reader is not asked: lines are lost for this client alone.
+    """
+
+    media_type = b"text/event-stream; charset=utf-8"
+    # Sent in silence; empty where clients would take it for a line.
+    heartbeat = COMMENT
+
+    def __init__(self, request: Request, reader: Source[T]) -> None:
+        self._request = request
+        self._reader = reader
+        self._paused: Deferred[None] | None = None
+        self._silence = Alarm(request.site.reactor, self._send_heartbeat)
+
+    def framed(self, one: T) -> bytes:
+        """Encode one item for the wire."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Send the headers at once, then items until the reader ends. Cancelled when the client is gone."""
+        self._request.setHeader(b"Content-Type", self.media_type)
+        self._request.registerProducer(self, True)
+        try:
+            self._send_heartbeat() if self.heartbeat else self._request.write(b"")
+            while read := await self._read():
+                self._write(read)
+                if self._reader.behind:
+                    # Otherwise the reactor would not get a turn, and the transport could not pause this producer.
+                    await a_turn(self._request.site.reactor)
+        finally:
+            self._end()
+
+    def pauseProducing(self) -> None:
+        if self._paused is None:
+            self._paused = Deferred()
+
+    def resumeProducing(self) -> None:
+        paused, self._paused = self._paused, None
+        if paused is not None:
+            paused.callback(None)
+
+    def stopProducing(self) -> None:
+        """The connection is lost: the request notifies Klein, which cancels `run`."""
+
+    async def _read(self) -> list[T]:
+        if self._paused is not None:
+            await self._paused
+        return await self._reader.next()
+
+    def _write(self, read: list[T]) -> None:
+        self._request.write(b"".join(map(self.framed, read)))
+        if self._silence.pending:
+            self._silence.set(HEARTBEAT)
+
+    def _send_heartbeat(self) -> None:
+        self._silence.set(HEARTBEAT)
+        if self._paused is None:
+            self._request.write(self.heartbeat)
+
+    def _end(self) -> None:
+        self._silence.cancel()
+        if self._request.channel is not None:  # None after a lost connection
+            self._request.unregisterProducer()
+
+
+class BareLines(Stream[str]):
+    """Log lines as deployed clients parse them: bare, each with a line break."""
+
+    heartbeat = b""
+
+    def framed(self, one: str) -> bytes:
+        return one.encode("utf-8", "replace") + b"\n"
+
+
+class LineEvents(Stream[tuple[str, str]]):
+    """Log lines as Server-Sent Events, each with its place as id."""
+
+    def framed(self, one: tuple[str, str]) -> bytes:
+        line, place = one
+        return b"id: %b\ndata: %b\n\n" % (place.encode(), line.encode("utf-8", "replace"))
+
+
+def log_stream(request: Request, calls: Calls, method: Method) -> BareLines | LineEvents:
+    """Make a stream of the log lines after the client's Last-Event-ID, or of the newest; then of what comes."""
+    if request.dialect is Dialect.DEPLOYED:
+        return BareLines(request, calls.logs(method, request.caller))
+    [last] = request.requestHeaders.getRawHeaders(LAST, [b""])[:1]
+    return LineEvents(request, PlacedReader(calls.logs(method, request.caller, last.decode("latin-1"))))
+
+
+class EventStream(Stream[Event]):
+    """Events as messages, each after its length as a varint; in silence an empty message."""
+
+    media_type = b"application/x-protobuf"
+    heartbeat = b"\0"
+
+    def framed(self, one: Event) -> bytes:
+        body = BytesIO()
+        serialize_length_prefixed(one, body)
+        return body.getvalue()
+
+
+class ServerSentEvents(Stream[Event]):
+    """Events as Server-Sent Events with JSON; the id is NUMBER@EPOCH."""
+
+    def framed(self, one: Event) -> bytes:
+        fields = {
+            "sequence": one.sequence,
+            "epoch": one.epoch,
+            "time": one.time,
+            "kind": one.kind,
+            "severity": one.severity,
+            "text": one.text,
+            "fields": dict(one.fields),
+        }
+        return f"id: {one.sequence}@{one.epoch}\ndata: {json.dumps(fields)}\n\n".encode()
+
+
+def accepts_events(request: Request) -> bool:
+    """Return whether the client accepts Server-Sent Events."""
+    accepted = b",".join(request.requestHeaders.getRawHeaders(b"Accept", []))
+    return any(word.partition(b";")[0].strip().lower() == SSE.encode() for word in accepted.split(b","))
+
+
+def resumed(asked: EventsRequest, request: Request) -> EventsRequest:
+    """Complete the request of a Server-Sent Events client: all events after its Last-Event-ID, then what comes.
+
+    The id may lack the epoch. Raises `InvalidRequest`.
+    """
+    asked.follow = True
+    for raw in request.requestHeaders.getRawHeaders(LAST, [])[:1]:
+        sequence, _, epoch = raw.decode("latin-1").partition("@")
+        if not (sequence.isascii() and sequence.isdigit() and len(sequence) <= 20 and int(sequence) <= MOST_SEQUENCE):
+            raise InvalidRequest("Last-Event-ID is not the id of an event: send NUMBER or NUMBER@EPOCH")
+        asked.since, asked.epoch = int(sequence), epoch
+    return asked

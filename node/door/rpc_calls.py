@@ -1,8 +1,13 @@
-"""The handlers of METHODS for gRPC's server: each runs in the asyncio thread, and its work on the reactor."""
+"""The calls of METHODS for gRPC's server: each handler runs in the asyncio thread, and its work on the reactor.
+
+A call without a valid key is refused by a stream handler, before any message is read; a unary one would read the whole
+body first.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -12,19 +17,22 @@ from node.base.aio import Aio  # first: it sets gRPC's environment
 
 # isort: split
 import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
 from twisted.internet.defer import Deferred
 
-from node.api.auth import Caller
+from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
-from node.api.methods import Kind, Method
+from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.api.readers import EventReader, LogReader, PlacedReader
-from node.base.errors import Internal, NodeError
+from node.base.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.base.logs import Logger
 from node.base.waiting import fire
 from node.door.bundles import BUNDLED, bundle
 from node.door.upstream import Upstream
 from protos.service_pb2 import EventsRequest, Log
 
+_PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 # The metadata with which a client asks for log lines with ids.
 LAST = "last-event-id"
 # Messages of a stream that may wait for the reactor's thread; then no more are read.
@@ -38,15 +46,81 @@ T = TypeVar("T")
 _logger = Logger()
 
 
-class Handlers:
-    """Makes the handler for a call of METHODS, with its caller."""
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Checks the key of each call: any key for the other services, one with the method's scope for METHODS.
 
-    def __init__(self, aio: Aio, calls: Calls, upstream: Upstream) -> None:
+    It reports each call with a key that is not in METHODS, or is forbidden; the handlers of METHODS report their calls
+    themselves. A call without a valid key is reported before it is answered, which may delay that.
+    """
+
+    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator, upstream: Upstream) -> None:
         self._aio = aio
         self._calls = calls
+        self._authenticator = authenticator
         self._upstream = upstream
 
-    def of(self, method: Method, caller: Caller) -> grpc.RpcMethodHandler:
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        try:
+            caller = self._authenticator.check(*_credentials(details.invocation_metadata))
+        except Unauthenticated as error:
+            return self._refusal(error, self._note_refusal)
+        method = _PATHS.get(details.method)
+        if method is None:
+            # For health and reflection any key does.
+            handler = await continuation(details)
+            if handler is None:
+                return self._refusal(UnknownPath("Method not found!"), partial(self._note_caller, caller))
+            return self._telling(handler, caller)
+        try:
+            caller.require(method.scope)
+        except Forbidden as error:
+            self._authenticator.refused("forbidden")
+            return self._refusal(error, partial(self._note_caller, caller))
+        return self._handler(method, caller)
+
+    def _refusal(self, fault: NodeError, note: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:
+        """Return a handler that answers with this error, after `note` has the client's peer name, on the reactor."""
+
+        async def refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
+            await self._aio.call(note, context.peer())
+            await context.abort(grpc.StatusCode[fault.grpc], fault.text)
+            yield b""
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def _note_refusal(self, peer: str) -> None:
+        self._upstream.client(peer).refused()
+
+    async def _note_caller(self, caller: Caller, peer: str) -> None:
+        self._upstream.client(peer).show_key()
+        self._calls.touch(caller)
+
+    def _telling(self, handler: grpc.RpcMethodHandler, caller: Caller) -> grpc.RpcMethodHandler:
+        """Return a handler that first reports its caller: only the context has the peer's name.
+
+        It parses the request itself: gRPC would report a body that is not a message as an error of the server.
+        """
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
+        answer = getattr(handler, kind)
+        parsed = partial(_stream if handler.request_streaming else _one, handler.request_deserializer)
+
+        async def one(request: Any, context: Context) -> Any:
+            await self._aio.call(self._note_caller, caller, context.peer())
+            return await answer(await parsed(request, context), context)
+
+        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+            await self._aio.call(self._note_caller, caller, context.peer())
+            async for reply in answer(await parsed(request, context), context):
+                yield reply
+
+        return handler._replace(
+            request_deserializer=None, **{kind: many if inspect.isasyncgenfunction(answer) else one}
+        )
+
+    def _handler(self, method: Method, caller: Caller) -> grpc.RpcMethodHandler:
         if method.kind is Kind.LOGS:
             return grpc.unary_stream_rpc_method_handler(partial(self._logs, method, caller))
         if method.kind is Kind.EVENTS:
@@ -204,3 +278,29 @@ def _bundled(lines: tuple[str, ...]) -> bytes:
 
 def _messages(lines: Iterable[str]) -> list[bytes]:
     return [Log(detail=line).SerializeToString() for line in lines]
+
+
+async def _one(parse: Callable[[bytes], T], body: bytes, context: Context) -> T:
+    try:
+        return parse(body)
+    except DecodeError as fault:
+        error = InvalidRequest(f"the body is not a message of this call: {fault}")
+    await context.abort(grpc.StatusCode[error.grpc], error.text)
+    raise error
+
+
+async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], context: Context) -> AsyncIterator[T]:
+    async def messages() -> AsyncIterator[T]:
+        async for body in bodies:
+            yield await _one(parse, body, context)
+
+    return messages()
+
+
+def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str], list[str]]:
+    """Return the values of `authorization` and of `x-api-key`."""
+    pairs = [(key, value) for key, value in metadata or () if isinstance(value, str)]
+    return (
+        [value for key, value in pairs if key == "authorization"],
+        [value for key, value in pairs if key == "x-api-key"],
+    )

@@ -35,10 +35,8 @@ from node.base.errors import (
 )
 from node.base.logs import Logger
 from node.door.bodies import AGAIN, SMALL
-from node.door.connection import Connection
-from node.door.connections import LAST, Connections
+from node.door.connections import LAST, Connection, Connections
 from node.door.delivery import queued, tcp
-from node.keys.keyfile import Scope
 
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
@@ -156,7 +154,7 @@ class Channel(http.HTTPChannel):
         if caller.known:
             self.connection.known = True
         try:
-            request.caller.require(self._scope())
+            request.caller.require(scope_of(self._command.decode("latin-1"), self._where()))
         except Forbidden as error:
             self.site.authenticator.refused("forbidden")
             self._refuse(error, limits.linger)
@@ -187,7 +185,7 @@ class Channel(http.HTTPChannel):
         self._refuse(error, self.site.limits.body_deadline)
 
     def has_room(self, size: int) -> bool:
-        """Reserve memory for the request's body. Returns False, after the request was refused, if there is none."""
+        """Reserve memory for the request's body. At the limit, refuse the request and return False."""
         bodies = self.site.connections.bodies
         if size >= SMALL and size > self._held:
             if not bodies.take(size - self._held):
@@ -206,17 +204,13 @@ class Channel(http.HTTPChannel):
         For reading a page, the password of basic authentication is a key, too.
         """
         bearers, keys = _credentials(request)
-        looks = self._command in _LOOKING
-        if looks and self._where() in self.site.pages:
+        looks, page = self._command in _LOOKING, self.site.pages.get(self._where())
+        if looks and page is not None:
             bearers = [bearer_of(value) for value in bearers]
         # Only without a body: no body is read without a key.
-        if looks and not (bearers or keys) and self.length == 0 and self.site.is_open(self._where(), self.transport):
+        if looks and not (bearers or keys) and self.length == 0 and self.site.is_open(page, self.transport):
             return ANONYMOUS
         return self.site.authenticator.check(bearers, keys)
-
-    def _scope(self) -> Scope:
-        """The scope that the request needs, by its path."""
-        return scope_of(self._command.decode("latin-1"), self._where())
 
     def _where(self) -> str:
         """The path of the request, before twisted.web parses it."""
@@ -333,9 +327,9 @@ class Site(server.Site):
         log_requests: bool = False,
         heard: Callable[[Caller], None] = lambda _: None,
         pages: Iterable[Page] = (),
-        is_open: Callable[[str, Any], bool] = lambda _, __: False,
+        is_open: Callable[[Page | None, Any], bool] = lambda _, __: False,
     ) -> None:
-        """`is_open`: whether a path needs no key, on a connection of this transport."""
+        """`is_open`: whether a page, or a path without one, needs no key on a connection of this transport."""
         # No timeout: the channel has its own timer.
         super().__init__(resource, reactor=connections.reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
@@ -344,7 +338,7 @@ class Site(server.Site):
         self.deliveries = connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
-        self.pages = frozenset(page.path for page in pages)
+        self.pages = {page.path: page for page in pages}
         self.is_open = is_open
 
     def acceptableProtocols(self) -> list[bytes]:

@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Demands:
-    """What clients must have: a certificate of one of these authorities, and TLS 1.3."""
+    """Requirements for clients: a certificate of one of these authorities, and TLS 1.3."""
 
     authorities: Path | None = None
     newest: bool = False
@@ -62,7 +62,7 @@ class Demands:
 
 @dataclass(frozen=True, repr=False)
 class _Served:
-    """What new connections get: the pair and the TLS contexts, by order of protocols."""
+    """The pair that new connections get, and its TLS contexts by order of protocols."""
 
     pair: Pair
     authorities: bytes
@@ -220,14 +220,10 @@ class Certificates(Files):
 
     @property
     def current(self) -> _Served:
-        """What a new connection gets. Raises RuntimeError before the first `load`."""
+        """The pair and the contexts for a new connection. Raises RuntimeError before the first `load`."""
         if self._served is None:
             raise RuntimeError("no certificate was loaded: call load() first")
         return self._served
-
-    def context_factory(self, protocols: Protocols) -> ContextFactory:
-        """Return what `TLSMemoryBIOFactory` needs."""
-        return ContextFactory(self, protocols)
 
     def _made(self, pair: Pair, authorities: bytes) -> _Served:
         newest, orders = self._demands.newest, (REST_FIRST, GRPC_FIRST)
@@ -251,7 +247,7 @@ def _end_of(pair: Pair) -> datetime:
 
 @implementer(IOpenSSLServerConnectionCreator)
 class ContextFactory:
-    """Gives every new connection the current certificate."""
+    """Gives every new connection the current certificate; for `TLSMemoryBIOFactory`."""
 
     def __init__(self, certificates: Certificates, protocols: Protocols) -> None:
         self._certificates = certificates

@@ -142,7 +142,7 @@ class Leaving:
         )
 
     async def leave(self, go: Callable[[Handover], Awaitable[None]]) -> None:
-        """Call `go` with what the next node needs to take over the cores; not if there is none that can be left.
+        """Call `go` with what the next node needs to take over the cores; not if no core can be left.
 
         Raises `NotNow`.
         """
@@ -191,7 +191,7 @@ class Leaving:
     def inherit(self, left: Handover, heirs: Heirs) -> None:
         """Adopt these runs of the last node process when the backend is resumed: its run is the current one."""
         self._heirs = heirs
-        # Those that drain are of the same driver, and without a current one they are all there is.
+        # Draining runs are of the same driver; without a current run, take one of them.
         driver = self._drivers.get((left.run if left.HasField("run") else left.draining[0]).type)
         together = self._together = driver if isinstance(driver, LeavesAll) else None
         fault: CoreFailed | None = None

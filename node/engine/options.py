@@ -1,4 +1,4 @@
-"""What the operator has chosen for the engine."""
+"""The settings of the engine."""
 
 from __future__ import annotations
 

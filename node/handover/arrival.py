@@ -1,4 +1,4 @@
-"""What a node takes over from the one before, which ends for an upgrade, or was killed."""
+"""The node takes over from the previous one, which ends for an upgrade, or was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the next version of the node: if it cannot come up, the keeper hears why, and goes back to the version before.
+"""Runs the next version of the node: if it cannot come up, it reports why to the keeper, which goes back to the last.
 
 A script, `python attempt.py PROGRAM ARGUMENTS...`. It imports none of the node's own modules: they may be broken.
 """

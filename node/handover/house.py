@@ -1,4 +1,4 @@
-"""What a hand-over needs of the node."""
+"""The parts of the node that a hand-over uses."""
 
 from __future__ import annotations
 

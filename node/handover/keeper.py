@@ -69,6 +69,14 @@ def inherit(descriptors: Iterable[int], on: bool) -> None:
         os.set_inheritable(descriptor, on)
 
 
+def send(there: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    """Send a message; more than FEW descriptors go ahead in messages of their own."""
+    while len(descriptors) > FEW:
+        socket.send_fds(there, [b'{"more": true}'], descriptors[:FEW])
+        descriptors = descriptors[FEW:]
+    socket.send_fds(there, [json.dumps(message).encode()], descriptors)
+
+
 def raise_descriptor_limit() -> None:
     """Raise the limit of open files: strangers could use up the 1,024 of many systems, and no core could start."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -394,9 +402,8 @@ class Keeper:
                 self.command, self.seconds, node.is_up, node.back = node.command, message["seconds"], True, None
                 self.served, self.failed, self.absent, self.tries = True, "", 0.0, 0
                 node.wait(self.silence)
-            case "alive":
-                if "text" in message:
-                    self.report(message["text"])
+            case "alive" if "text" in message:
+                self.report(message["text"])
             case "next":  # it says `hello` when it could go on, and is answered when this node has ended
                 if self.next:
                     os.kill(self.next.pid, signal.SIGKILL)
@@ -421,18 +428,15 @@ class Keeper:
 
     def send(self, node: Node, there: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send a message; a node that does not read is killed."""
-        more = there.fileno() >= 0
-        while more:
-            part, descriptors = descriptors[:FEW], descriptors[FEW:]
-            more = bool(descriptors)
-            try:
-                socket.send_fds(there, [json.dumps({"more": True} if more else message).encode()], part)
-            except ConnectionError:  # it has ended
-                return
-            except OSError as error:
-                full = isinstance(error, BlockingIOError)
-                self.kill(node, "it does not read" if full else f"it cannot be sent to: {error}")
-                return
+        try:
+            if there.fileno() >= 0:
+                send(there, message, descriptors)
+        except ConnectionError:  # it has ended
+            pass
+        except BlockingIOError:
+            self.kill(node, "it does not read")
+        except OSError as error:
+            self.kill(node, f"it cannot be sent to: {error}")
 
     def forget(self, pid: int) -> None:
         """Forget a core, and kill it if it runs."""

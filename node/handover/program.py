@@ -123,7 +123,7 @@ class Program:
         return tried.lines[-1]
 
     def back(self, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-        """What the way back adds to the environment, as the modules on disk may be the new version's, and its words."""
+        """The command for the way back: additions to the environment, as the modules on disk may be new, and words."""
         if not self.kept.is_dir():
             return {}, self.argv
         path = environment.get("PYTHONPATH", "")

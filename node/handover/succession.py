@@ -84,7 +84,7 @@ class Succession:
             await self._house.parts.finish()
             await self._leaving.leave(partial(self._leave, self._ties, version))
             if not self._closed:
-                # No run was handed over: there is none, or none that can be.
+                # No run was handed over: none runs, or its driver cannot hand it over.
                 self._require_steady()
                 self._closed = True
                 await self._leaving.shut_down()

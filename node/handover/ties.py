@@ -19,7 +19,7 @@ from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.keeper import Keeper, Spawned
 from node.handover import keeper
-from node.handover.keeper import FEW, MESSAGE, VARIABLE, close, inherit
+from node.handover.keeper import FEW, MESSAGE, VARIABLE, close, inherit, send
 from node.handover.launch import words_of
 
 # Seconds between two signs of life, and until a keeper that does not answer is given up.
@@ -108,7 +108,7 @@ class Ties(Keeper):
         with self._asking:
             self._ask.settimeout(ANSWER)
             # Without a number there is no answer: the reactor does not wait for the keeper.
-            self._send({"do": "alive", **({"text": text} if text else {})})
+            send(self._ask, {"do": "alive", **({"text": text} if text else {})})
 
     def start_next(
         self, command: object, plain: object, back: object, patience: float, said: Callable[[str], None]
@@ -173,10 +173,7 @@ class Ties(Keeper):
         with self._asking:
             self._asked += 1
             self._ask.settimeout(within)
-            while len(descriptors) > FEW:
-                self._send({"more": True}, descriptors[:FEW])
-                descriptors = descriptors[FEW:]
-            self._send({"do": what, "n": self._asked, **message}, descriptors)
+            send(self._ask, {"do": what, "n": self._asked, **message}, descriptors)
             found: list[int] = []
             while True:
                 reply, some = _receive(self._ask)
@@ -190,10 +187,7 @@ class Ties(Keeper):
                     close(found)
                     found = []
                     if "pid" in reply:
-                        self._send({"do": "forget", "pid": reply["pid"]})
-
-    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
-        socket.send_fds(self._ask, [json.dumps(message).encode()], descriptors)
+                        send(self._ask, {"do": "forget", "pid": reply["pid"]})
 
     # IReadDescriptor
 

@@ -1,11 +1,11 @@
-"""Parse and pack the frames of HTTP/2 (RFC 9113), and the prefix of gRPC's messages inside DATA."""
+"""Parse and pack the frames of HTTP/2 (RFC 9113), and gRPC's messages inside DATA, however they are cut into frames."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = 0x1
@@ -27,6 +27,8 @@ _NUMBER = struct.Struct(">L")
 STREAM = 0x7FFF_FFFF
 # Bytes of the priority fields of a HEADERS frame, before its block: a stream dependency and a weight.
 _PRIORITY = 5
+
+Bytes = TypeVar("Bytes", bytes, memoryview)
 
 
 class Kind(IntEnum):
@@ -129,6 +131,30 @@ class FrameScanner:
         place = (at if at <= end else start) - before
         self.gap = (place, self._inside if at > end else None) if place >= 0 else None
         return found
+
+
+class Messages:
+    """The gRPC messages in one direction of a stream: finds their prefixes, and keeps none of their content."""
+
+    def __init__(self) -> None:
+        self._prefix = b""
+        # Bytes of the current message that are still to come.
+        self._left = 0
+
+    def split(self, payload: Bytes) -> Iterator[int | Bytes]:
+        """Yield the length of each message whose prefix ends in these bytes, and the content that is in them."""
+        while payload:
+            if self._left:
+                part, payload = payload[: self._left], payload[self._left :]
+                self._left -= len(part)
+                yield part
+            else:
+                missing = PREFIX.size - len(self._prefix)
+                self._prefix += payload[:missing]
+                payload = payload[missing:]
+                if len(self._prefix) == PREFIX.size:
+                    self._left, self._prefix = PREFIX.unpack(self._prefix)[1], b""
+                    yield self._left
 
 
 class WholeFrame(NamedTuple):

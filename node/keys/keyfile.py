@@ -21,7 +21,7 @@ _HEX = re.compile(r"[0-9A-Fa-f]{64}")
 
 
 class Scope(IntEnum):
-    """What a key allows. Each scope includes those before it."""
+    """The calls that a key allows. Each scope includes those before it."""
 
     METRICS = 1
     READ = 2

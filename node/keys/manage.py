@@ -33,7 +33,7 @@ def new(file: Path, name: str, scope: str) -> str:
 
 
 def revoke(file: Path, name: str) -> None:
-    """Remove the key with this name. Raises `BadKeys`, also if there is none, `OSError`."""
+    """Remove the key with this name. Raises `BadKeys`, also if the file has no such key, and `OSError`."""
     with _locked(file):
         lines = _lines(file)
         kept = [line for line in lines if (key := parse_line(line)) is None or key.name != name]

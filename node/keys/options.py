@@ -18,7 +18,7 @@ KEYS = "api_keys"
 
 @dataclass(frozen=True)
 class KeyOptions(Options):
-    """Who may call. `required`: the operator has set API_KEYS_FILE, so the file must exist."""
+    """The keys of callers. `required`: the operator has set API_KEYS_FILE, so the file must exist."""
 
     key: str = setting(
         "API_KEY",

@@ -49,7 +49,7 @@ SPARE = 10_000
 
 
 class Report(NamedTuple):
-    """What happened to which user, and by which limit."""
+    """The change of a user, and the limit that caused it."""
 
     kind: Kind
     key: str
@@ -66,7 +66,7 @@ class Book:
         self.now = now
         self.in_force = in_force
         self._connections = connections
-        # What has happened to users, in order.
+        # The changes of users, in order.
         self.news: list[Report] = []
         # Barred users; also has keys of removed users, which mean nothing.
         self.off: set[str] = set()
@@ -108,7 +108,7 @@ class Book:
     def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
         """Take over all users and the packed limits of those who have some. Returns the users who are off.
 
-        Of many changed users, only those with a report or a bar are judged at once; `judge_due` judges the others.
+        If many users change, the node judges at once only those with a report or a bar; `judge_due` judges the others.
         """
         changed = self.in_force.install(said, users, self._counts.keys())
         self._summary = None

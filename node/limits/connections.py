@@ -1,4 +1,4 @@
-"""Who is connected to the cores that serve, draining ones included; tells the limits what concerns connections."""
+"""Lists the users connected to cores, draining ones included, and reports connections to the limits."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def reached(count: Count, limit: Limit, now: float) -> tuple[str, ...]:
 
 
 def reasons(reached: tuple[str, ...], limit: Limit) -> tuple[str, ...]:
-    """Those of the reached limits that bar the user."""
+    """Select the reached limits that bar the user."""
     tells = {QUOTA: limit.quota_tells, EXPIRY: limit.expires_tells}
     return tuple(word for word in reached if not tells[word])
 

@@ -23,7 +23,7 @@ STILL = 10
 LEAST = 100
 # Factor by which a connection's allowed speed may grow before it is set again.
 SLACK = 1.02
-# Smallest and largest receive window: about the least that the kernel allows, and the most that it takes unasked.
+# Smallest and largest receive window: about the least that the kernel allows, and the most that it takes by default.
 NARROWEST, WIDEST = 2048, 8 * 2**20
 # Largest correction of windows in one step, and in total.
 STEP, ALL = 2.0, 16.0

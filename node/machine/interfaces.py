@@ -44,7 +44,7 @@ def read_interfaces() -> Interfaces:
 
 
 def of_machine(interfaces: Interfaces) -> frozenset[str]:
-    """The interfaces that connect the machine: hardware or, if there is none (containers), all but loopback.
+    """The interfaces that connect the machine: hardware or, in containers without any, all but loopback.
 
     Traffic of a bridge or a tunnel crosses hardware, too, and would count twice.
     """

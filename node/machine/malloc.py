@@ -29,7 +29,7 @@ class Memory:
     def __init__(self, reactor: PooledReactor) -> None:
         self._reactor = reactor
         libc = ctypes.CDLL(None)
-        # mallopt(3) and malloc_trim(3) are glibc's; other C libraries return memory unasked, or not at all.
+        # mallopt(3) and malloc_trim(3) are glibc's; other C libraries return memory by themselves, or not at all.
         self._trim: Callable[[int], int] | None = getattr(libc, "malloc_trim", None)
         if self._trim is not None:
             libc.mallopt(_M_ARENA_MAX, _HEAPS)

@@ -36,7 +36,7 @@ Figure = tuple[str, Sequence[str], float]
 
 @dataclass(frozen=True)
 class Sources:
-    """What is read. `places`: the most connections.
+    """The sources of the figures. `places`: the most connections.
 
     `connections` yields, for each, its port ("rest" or "grpc") and whether it is known. `expires`: when the certificate
     does, in Unix time.
@@ -168,7 +168,7 @@ def _core(sources: Sources) -> Iterator[Figure]:
 
 
 def _usage(run: Generation | None) -> Usage:
-    """Memory and processor time of a core's process; zero if there is none."""
+    """Memory and processor time of a core's process; zero without a core."""
     pid = run.pid if run is not None else None
     return (usage(pid) if pid is not None else None) or Usage(0, 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The pages `/metrics`, `/livez` and `/readyz`."""
+"""The pages `/metrics`, `/livez` and `/readyz`, and what they need."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from node.api.pages import Answer, Page
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.metrics.families import ALIASES, CALLS, READ, REFUSALS, Samples, made
-from node.metrics.figures import Figures
-from node.metrics.readiness import Readiness
+from node.metrics.figures import Figures, Sources
+from node.metrics.lag import Lag
+from node.metrics.readiness import Readiness, checks
 
 T = TypeVar("T")
 
@@ -137,3 +138,16 @@ def _verdict(faults: Mapping[str, str], checks: Iterable[str], accept: str, know
 
 def _by_name(checks: Iterable[str], faults: Mapping[str, str]) -> dict[str, str]:
     return {name: faults.get(name, "ok") for name in checks}
+
+
+class Monitoring:
+    """The event loop's delay and readiness, two parts, and the pages. `changed` gets each change of readiness."""
+
+    def __init__(
+        self, reactor: PooledReactor, sources: Sources, meters: Meters, changed: Callable[[bool], None]
+    ) -> None:
+        engine = sources.engine
+        lag = Lag(reactor)
+        readiness = Readiness(reactor, checks(sources.store, engine.runner.status, engine.generations), changed)
+        self.pages = Pages(reactor, Figures(reactor, sources, lag, readiness), meters, readiness).all()
+        self.parts = lag, readiness

@@ -32,7 +32,7 @@ class Readiness(Part):
 
     def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check], changed: Callable[[bool], None]) -> None:
         self.checks = checks
-        # What is wrong, by name of the check.
+        # The faults, by name of the check.
         self.faults: Mapping[str, str] = dict.fromkeys(checks, _NOT_YET)
         self._changed = changed
         self._looking = Periodic("the readiness check", self.look, INTERVAL, reactor)

@@ -7,12 +7,14 @@ from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from node import __version__
-from node.nodectl.exits import Exit
-from node.nodectl.options import shared
+from node.nodectl.output import Exit, Unusable
+from node.nodectl.session import shared
 
-# Commands and their lines in the help. Each is `command` in the module of its name in `node.nodectl.commands`.
+# Commands and their lines in the help. Each is the function of its name in the module of its name in
+# `node.nodectl.commands`, or in that of a related command.
 COMMANDS: dict[str, str] = {
     "info": "Show the state, core, versions and warnings of each node.",
     "start": "Start the core with a configuration and users.",
@@ -30,6 +32,15 @@ COMMANDS: dict[str, str] = {
     "key": "Manage the API keys of the node on this machine: new, list, revoke.",
     "completion": "Print the completion script of a shell.",
 }
+_MODULES = {
+    "info": "start",
+    "stop": "start",
+    "top": "stats",
+    "jobs": "update",
+    "online": "users",
+    "certificate": "credentials",
+    "key": "credentials",
+}
 
 
 class Commands(click.Group):
@@ -39,9 +50,10 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        found: click.Command = import_module(f"node.nodectl.commands.{cmd_name.replace('-', '_')}").command
+        if cmd_name not in COMMANDS or cmd_name in self.commands:
+            return super().get_command(ctx, cmd_name)
+        module = import_module(f"node.nodectl.commands.{_MODULES.get(cmd_name, cmd_name)}")
+        found: click.Command = getattr(module, cmd_name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -61,3 +73,20 @@ class Commands(click.Group):
 @click.version_option(__version__, prog_name="nodectl", message="%(prog)s %(version)s")
 def main() -> None:
     """Operate proxy nodes: the one on this machine, or those in a nodes file (docs/nodectl.md)."""
+
+
+@main.command
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the completion script of a shell. For bash and zsh: eval "$(nodectl completion bash)"
+
+    For fish: nodectl completion fish > ~/.config/fish/completions/nodectl.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    completing = kind(ctx.find_root().command, {}, "nodectl", "_NODECTL_COMPLETE")
+    try:
+        click.echo(completing.source())
+    except RuntimeError as error:  # an old bash
+        raise Unusable(str(error))

@@ -1,14 +1,21 @@
-"""Call several nodes in parallel, once or again and again."""
+"""Call several nodes in parallel, once or again and again, on the reactor."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from node.base.aio import Aio
 from node.base.errors import NodeError
@@ -47,32 +54,16 @@ class Outcome(Generic[T]):
         return {"node": self.node, "result": self.answer}
 
 
+@dataclass(frozen=True)
 class Fleet:
-    """Clients of several nodes, for `async with`. `AT_ONCE` are called in parallel."""
+    """Several nodes, called in parallel."""
 
-    def __init__(self, reactor: Reactor, targets: Mapping[str, Target], deadline: float) -> None:
-        self.reactor = reactor
-        self._deadline = deadline
-        self._aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
-        self._targets = targets
-        self.nodes: list[Node] = []
+    reactor: Reactor
+    nodes: Sequence[Node]
 
-    async def __aenter__(self) -> Self:
-        if self._aio is not None:
-            self._aio.start()
-        for name, target in self._targets.items():
-            client = connect(self.reactor, target, deadline=self._deadline, aio=self._aio)
-            self.nodes.append(Node(name, client, self.reactor))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await gatherResults([Deferred.fromCoroutine(node.client.close()) for node in self.nodes], consumeErrors=True)
-        if self._aio is not None:
-            self._aio.stop()
-
-    async def ask(self, work: Work[T], at_once: int = AT_ONCE) -> list[Outcome[T]]:
+    async def ask(self, work: Work[T]) -> list[Outcome[T]]:
         """Do this work with each node; the outcomes are in the order of the nodes. Raises errors but `NodeError`."""
-        return await parallel([partial(attempt, node, work) for node in self.nodes], at_once)
+        return await parallel([partial(attempt, node, work) for node in self.nodes], AT_ONCE)
 
     async def poll(self, work: Work[T], every: float, take: Callable[[Outcome[T]], object]) -> None:
         """Poll each node, `every` seconds after its last answer, independently of the others. Runs until cancelled."""
@@ -83,6 +74,22 @@ class Fleet:
                 await deferLater(self.reactor, every)
 
         await parallel([partial(follow, node) for node in self.nodes], len(self.nodes))
+
+
+async def call(
+    targets: Mapping[str, Target], deadline: float, work: Callable[[Fleet], Coroutine[Any, Any, T]], reactor: Reactor
+) -> T:
+    """Do work with clients of these nodes, and close them."""
+    aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
+    if aio is not None:
+        aio.start()
+    clients = {name: connect(reactor, target, deadline=deadline, aio=aio) for name, target in targets.items()}
+    try:
+        return await work(Fleet(reactor, [Node(name, client, reactor) for name, client in clients.items()]))
+    finally:
+        await gatherResults([Deferred.fromCoroutine(each.close()) for each in clients.values()], consumeErrors=True)
+        if aio is not None:
+            aio.stop()
 
 
 async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
@@ -106,3 +113,91 @@ async def attempt(node: Node, work: Work[T]) -> Outcome[T]:
 def answers(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
     """Names and answers of the nodes that answered."""
     return [(outcome.node, outcome.answer) for outcome in outcomes if outcome.answer is not None]
+
+
+def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on the reactor; once per process.
+
+    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` if the reader of standard output is gone.
+    """
+    from twisted.internet import reactor
+
+    return _Run(cast(Reactor, reactor), main).whole()
+
+
+class _Run(Generic[T]):
+    """One run of the reactor. On an interrupt it cancels the coroutine and waits for its cleanup before it stops."""
+
+    def __init__(self, reactor: Reactor, main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> None:
+        self._reactor = reactor
+        self._main = main
+        self._outcome: list[T | Failure] = []
+        self._work: Deferred[None] | None = None
+        self._broken = False
+
+    def whole(self) -> T:
+        self._reactor.callWhenRunning(self._begin)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._end)
+        self._reactor.run()
+        if self._broken:
+            raise BrokenPipeError(errno.EPIPE, "the reader of standard output is gone")
+        outcome = self._outcome[0] if self._outcome else Failure(CancelledError())
+        if not isinstance(outcome, Failure):
+            return outcome
+        if outcome.check(CancelledError):
+            raise KeyboardInterrupt
+        assert outcome.value is not None
+        raise outcome.value
+
+    def _begin(self) -> None:
+        if (output := _piped_output()) is not None:
+            # Its other end is noticed also while there is nothing to write; there is nothing to read.
+            IReactorFDSet(self._reactor).addReader(Descriptor(output, lambda: None, self._break))
+        work = Deferred.fromCoroutine(self._main(self._reactor))
+        self._work = work.addBoth(self._outcome.append)
+        self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
+
+    def _end(self) -> Deferred[None] | None:
+        if self._work is not None and not self._outcome:
+            self._work.cancel()
+        return self._work
+
+    def _break(self) -> None:
+        if not self._outcome:  # else the reactor closed the pipe itself when it stopped
+            self._broken = True
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+def _piped_output() -> int | None:
+    """The descriptor of standard output if that is a pipe."""
+    try:
+        number = sys.stdout.fileno()
+        return number if stat.S_ISFIFO(os.fstat(number).st_mode) else None
+    except (OSError, ValueError):  # closed, or not a file
+        return None
+
+
+@implementer(IReadDescriptor)
+class Descriptor:
+    """A file descriptor that the reactor reads by `read`; `lost` is called when its other end is gone."""
+
+    def __init__(self, number: int, read: Callable[[], Failure | None], lost: Callable[[], None]) -> None:
+        self._number = number
+        self._read = read
+        self._lost = lost
+
+    def fileno(self) -> int:
+        return self._number
+
+    def logPrefix(self) -> str:
+        return "nodectl"
+
+    def doRead(self) -> Failure | None:
+        return self._read()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._lost()

@@ -14,12 +14,12 @@ from cryptography import x509
 
 from node.base import env_file
 from node.base.secret_file import write_secret
-from node.certificate import CERTIFICATE
+from node.certificate import CERTIFICATE, names_of
 from node.client import Target
 from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
-from node.nodectl.exits import Unusable
+from node.nodectl.output import Unusable
 from node.settings import BadSettings, Settings, given, keys_file, load
 
 # The places in `deploy/node.service`.
@@ -134,14 +134,9 @@ def _target(settings: Settings) -> Target:
 
 
 def name_of(pem: bytes) -> str:
-    """A name in this certificate: localhost if it is there, else the first one. Raises `ValueError`."""
-    certificate = x509.load_pem_x509_certificate(pem)
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return ""
-    found = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
-    return "localhost" if "localhost" in found or not found else found[0].replace("*", "node", 1)
+    """A name in this certificate: localhost if it is there, else the first one, if any. Raises `ValueError`."""
+    found = names_of(x509.load_pem_x509_certificate(pem))
+    return "localhost" if "localhost" in found else next(iter(found), "").replace("*", "node", 1)
 
 
 def write_setting(file: Path, name: str, value: str) -> None:

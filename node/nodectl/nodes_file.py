@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from node.client import Target
-from node.nodectl.exits import Unusable
+from node.nodectl.output import Unusable
 
 PORTS = {"rest": 62051, "grpc": 62050}
 # The name of the node on this machine, unless the nodes file has a node of this name.

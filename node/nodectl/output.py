@@ -1,6 +1,7 @@
-"""Print answers: tables on terminals, plain columns in pipes, JSON for scripts; errors go to standard error.
+"""Print answers and errors: tables on terminals, plain columns in pipes, JSON for scripts; and the exit codes.
 
-Control characters are escaped: texts of nodes may come from others. Numbers get units that people read.
+Errors go to standard error. Control characters are escaped: texts of nodes may come from others. Numbers get units that
+people read.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import click
@@ -17,15 +19,83 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from node.base import errors
 from node.base.errors import NodeError
 from node.base.logs import printable
-from node.nodectl.exits import advice_for
+from node.client import NoReply, UnexpectedReply
 
 Row = Sequence[object]
-
 _NOT_ASCII = re.compile("[^\n -~]")
 _STEP = 1024
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class Exit(IntEnum):
+    """Exit codes of nodectl. With several nodes: the code of all, or FAILED if they differ."""
+
+    OK = 0
+    # The node refused the call or failed; or several nodes had different results.
+    FAILED = 1
+    # The command line, the nodes file or another file cannot be used. No node was called.
+    USAGE = 2
+    # No reply: no connection, an untrusted certificate, or a timeout.
+    UNREACHABLE = 3
+    # The node does not know the key, or its scope is too small.
+    KEY_REFUSED = 4
+    # No backend was started on the node, or its core is down.
+    NOT_RUNNING = 5
+    # Done, except for some users.
+    USERS_REFUSED = 6
+    # `users diff`: the users of the node and of the file differ.
+    DIFFERENT = 7
+    INTERRUPTED = 130
+
+
+# Errors of calls, with their exit codes and what to do about them; empty where the error's own text says that.
+_ERRORS: tuple[tuple[type[NodeError], Exit, str], ...] = (
+    (UnexpectedReply, Exit.UNREACHABLE, "check port and transport in the nodes file"),
+    (
+        NoReply,
+        Exit.UNREACHABLE,
+        "check that the node runs, that its port is reachable, and that the certificate is this node's",
+    ),
+    (
+        errors.Unauthenticated,
+        Exit.KEY_REFUSED,
+        "give the node's key as key_file in the nodes file, or in NODECTL_KEY",
+    ),
+    (errors.Forbidden, Exit.KEY_REFUSED, "use a key with a wider scope"),
+    (errors.NotInitialized, Exit.NOT_RUNNING, "start the core first: nodectl start CONFIG"),
+    (errors.NotStarted, Exit.NOT_RUNNING, "the node is starting the core: try again in a few seconds"),
+    (errors.CoreFailed, Exit.NOT_RUNNING, "for the core's last lines: nodectl logs"),
+    (errors.UsersRefused, Exit.USERS_REFUSED, ""),
+    (NodeError, Exit.FAILED, ""),
+)
+
+
+class Unusable(click.ClickException):
+    """An argument or a file cannot be used; no node was called."""
+
+    exit_code = Exit.USAGE
+
+    def format_message(self) -> str:
+        """Escape control characters: files may come from others."""
+        return "\n".join(map(printable, self.message.split("\n")))
+
+
+def code_of(error: NodeError) -> Exit:
+    return next(code for kind, code, _ in _ERRORS if isinstance(error, kind))
+
+
+def advice_for(error: NodeError) -> str:
+    """What to do about an error; empty where its own text says that."""
+    return next(advice for kind, _, advice in _ERRORS if isinstance(error, kind))
+
+
+def together(codes: Iterable[Exit]) -> Exit:
+    """The exit code of several nodes."""
+    found = set(codes)
+    return found.pop() if len(found) == 1 else Exit.FAILED if found else Exit.OK
 
 
 def as_json(value: Any) -> Any:
@@ -72,18 +142,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
         click.echo("\n".join(plain(columns, cells)))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for a terminal; columns that have only numbers are aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in zip(columns, _sides(rows := list(rows), len(columns)), strict=True):
-        made.add_column(Text(name), justify="right" if justify else "left", overflow="fold")
+    for at, name in enumerate(columns):
+        numbers = bool(rows) and all(row[at][:1].isdigit() for row in rows)
+        made.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         made.add_row(*map(Text, row))
     return made
-
-
-def _sides(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
-    """Which columns have only numbers, to be aligned to the right."""
-    return [bool(rows) and all(row[at][:1].isdigit() for row in rows) for at in range(count)]
 
 
 def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -92,7 +159,7 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def amount(count: int) -> str:
+def amount(count: float) -> str:
     """A number of bytes: with a unit on a terminal, plain in a pipe."""
     return size(count) if sys.stdout.isatty() else str(count)
 

@@ -1,4 +1,4 @@
-"""A command's session: which nodes to call, and how to print their answers."""
+"""A command's session: the options that all commands share, the nodes to call, and how to print their answers."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
-from node.base.reactor import Reactor
 from node.client import Target
 from node.nodectl import nodes_file
-from node.nodectl.exits import Exit, Unusable, code_of, together
-from node.nodectl.fleet import Fleet, Outcome, Work, answers
+from node.nodectl.fleet import Fleet, Outcome, Work, answers, call, run
 from node.nodectl.local_node import LocalNode, find, local_target
 from node.nodectl.nodes_file import LOCAL, Nodes, with_secrets
-from node.nodectl.output import Row, print_error, print_json, print_table
-from node.nodectl.run import run
+from node.nodectl.output import Exit, Row, Unusable, code_of, print_error, print_json, print_table, together
 
 T = TypeVar("T")
+Function = Callable[..., Any]
 # Default timeout of a call, in seconds.
 TIMEOUT = 15.0
 
@@ -78,10 +78,11 @@ class Session:
         columns: Sequence[str],
         rows: Callable[[T], Iterable[Row]],
         code: Exit = Exit.OK,
+        when: Callable[[T], bool] = lambda _: True,
     ) -> NoReturn:
-        """Print all answers, as rows of one table, and all errors; exit with the errors' code, else with `code`.
+        """Print all answers, as rows of one table, and all errors; with several nodes, the first column names the node.
 
-        With several nodes, the first column names the node.
+        Exits with the errors' code, else with `code` if `when` holds for an answer.
         """
         if self.json:
             print_json([outcome.document for outcome in outcomes])
@@ -92,8 +93,9 @@ class Session:
         for outcome in outcomes:
             if outcome.error is not None:
                 print_error(outcome.node, outcome.error)
+        answered_with = code if any(when(answer) for _, answer in answers(outcomes)) else Exit.OK
         raise click.exceptions.Exit(
-            together(code if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
+            together(answered_with if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
         )
 
     @property
@@ -107,11 +109,7 @@ class Session:
         work: Callable[[Fleet], Coroutine[Any, Any, T]],
         timeout: float | None = None,
     ) -> T:
-        async def main(reactor: Reactor) -> T:
-            async with Fleet(reactor, targets, self.timeout or timeout or TIMEOUT) as fleet:
-                return await work(fleet)
-
-        return run(main)
+        return run(partial(call, targets, self.timeout or timeout or TIMEOUT, work))
 
     def _target(self, nodes: Nodes, name: str) -> Target:
         if name in nodes.targets:
@@ -120,3 +118,75 @@ class Session:
             return local_target(Path.cwd(), os.environ)
         known = ", ".join(nodes.targets) or "no nodes"
         raise Unusable(f"the nodes file {self._file} has no node {name}: it has {known}")
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Store an option in the session. Values after a command's name override those before it."""
+    session = ctx.ensure_object(Session)
+    if value not in (None, (), False):
+        setattr(session, str(parameter.name), value)
+
+
+def _keep_names(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    _keep(ctx, parameter, tuple(name for name in (value or "").split(",") if name))
+
+
+def _complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete names of nodes, also after a comma."""
+    before, comma, begun = incomplete.rpartition(",")
+    try:
+        known = (*ctx.ensure_object(Session).nodes.targets, LOCAL)
+    except Unusable:
+        known = (LOCAL,)
+    return [CompletionItem(before + comma + name) for name in known if name.startswith(begun)]
+
+
+_kept = partial(click.option, callback=_keep, expose_value=False)
+_NAMED = click.option(
+    "--node",
+    "named",
+    metavar="NAME[,NAME]",
+    callback=_keep_names,
+    expose_value=False,
+    is_eager=True,
+    shell_complete=_complete,
+    help="Call these nodes; local is the one on this machine. [default: the file's default, else local]",
+)
+_ALL = _kept("--all", "all", is_flag=True, help="Call all nodes of the nodes file.")
+_JSON = _kept("--json", "json", is_flag=True, help="Print JSON.")
+_TIMEOUT = _kept(
+    "--timeout",
+    type=click.FloatRange(0.1, 3600),
+    metavar="SECONDS",
+    help=f"Give up a call after this time. [default: {TIMEOUT:g}, longer for slow commands]",
+)
+_file = partial(
+    _kept,
+    "--nodes",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    is_eager=True,
+    help="Read nodes from this file. [env: NODECTL_NODES; default: ~/.config/txnode/nodes.toml]",
+)
+
+
+def shared(function: Function, envvar: str | None = None) -> Function:
+    """Give a group all shared options; `envvar` may name the nodes file."""
+    for option in (_TIMEOUT, _JSON, _ALL, _NAMED, _file(envvar=envvar)):
+        function = option(function)
+    return function
+
+
+def options(function: Function) -> Function:
+    """Give a command that calls nodes all shared options, and the session as its first argument."""
+    return shared(click.pass_obj(function))
+
+
+def json_option(function: Function) -> Function:
+    """Give a command that works on this machine only `--json`, and the session as its first argument."""
+    return _JSON(click.pass_obj(function))
+
+
+# Each command has its own help for it.
+inbound_option = partial(click.option, "--inbound", "inbounds", multiple=True, metavar="TAG")

@@ -85,7 +85,7 @@ class Store(Lasting):
             raise OSError(f"{self._path} cannot be read by this version")
 
     def peek(self) -> Saved | None:
-        """What the file has now, while another node writes it; None if it cannot be read. Blocking."""
+        """Read the file while another node writes it; None if it cannot be read. Blocking."""
         return self._database.peek()
 
     def go_back(self) -> None:

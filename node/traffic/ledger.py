@@ -149,7 +149,7 @@ class Ledger:
         return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
 
     def one(self, scope: Scope, name: str) -> Row | None:
-        """The row of one name; None if there is none."""
+        """The row of one name; None without a row."""
         key, pending = _key(scope, name), self._pending[scope]
         aside = scope is Scope.USER and any(key in taken.sums for taken in self._aside if taken.scope is scope)
         return Row(scope, self._name(scope, key), *pending.both(key)) if aside or key in pending else None

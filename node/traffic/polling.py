@@ -37,7 +37,7 @@ FRESH = 0.1
 # Counters are booked and replies built in parts of this many (some 5 ms), with a turn of the reactor between.
 SLICE = 10_000
 
-# What each type of request asks for, and whether by name.
+# The counters that each type of request reads, and whether by name.
 _ASKED = {
     service_pb2.Outbounds: (Scope.OUTBOUND, False),
     service_pb2.Outbound: (Scope.OUTBOUND, True),

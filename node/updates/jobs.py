@@ -36,8 +36,12 @@ ENDING = 10.0
 WRITTEN = 3.0
 
 
+class Refused(NodeError):
+    """An update failed, and what ran before goes on, unless the text says otherwise. The text has the reason."""
+
+
 class Stage(Enum):
-    """What the running job does, as far as an upgrade in place is concerned."""
+    """The phase of the running job that matters for an upgrade in place."""
 
     # It may be cancelled: the download so far stays, for the next try.
     FETCHING = auto()
@@ -247,7 +251,7 @@ class Jobs:
 def _plain(text: str) -> str:
     """Make a text fit for logs, terminals and replies: without control characters, and cut.
 
-    Of many lines the last ones stay: a traceback ends with the error.
+    A long text keeps its last lines: a traceback ends with the error.
     """
     lines = [printable(line) for line in text.strip("\n").split("\n")]
     first, room = len(lines), TEXT + size("\n")

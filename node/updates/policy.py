@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from node.base.settings import Options, address, chosen, setting, word
 
@@ -75,5 +75,5 @@ class Sources:
     `reads_lists` is the type of the core that reads geo files.
     """
 
-    mirrors: Mapping[str, str] = field(default_factory=dict)
-    reads_lists: int = 0
+    mirrors: Mapping[str, str]
+    reads_lists: int

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from node.contract.driver import Done
-from node.updates.jobs import Stage, Step
-from node.updates.record import Refused
+from node.updates.jobs import Refused, Stage, Step
 
 # Seconds that such a program may take. Downloads have their own limit: `drivers.install.fetch.PATIENCE`.
 SECONDS = 3600.0

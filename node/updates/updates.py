@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 
 from google.protobuf.message import Message
 
@@ -13,10 +14,9 @@ from node.base.part import Part
 from node.base.periodic import Periodic
 from node.base.secret_file import clear
 from node.contract.driver import Driver
-from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Step, Work
+from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step, Work
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
-from node.updates.record import Refused
 from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 
@@ -75,15 +75,9 @@ class Updates(Part):
         _require_short(request.version, request.sha256)
         core = ReplaceableCore(self._kit, driver)
         mirror = self._sources.mirrors.get(driver.name, "")
-
-        async def work(step: Step) -> None:
-            if request.back:
-                await core.go_back(step)
-            else:
-                await core.update(request.version, request.sha256.lower(), mirror, step)
-
+        update = partial(core.update, request.version, request.sha256.lower(), mirror)
         which = "back to the earlier release" if request.back else shown(request.version)[1:-1]
-        return self._ask(CORE, f"{driver.name} {which}", request, work)
+        return self._ask(CORE, f"{driver.name} {which}", request, core.go_back if request.back else update)
 
     def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
         """Queue an update of geo files."""
@@ -93,24 +87,18 @@ class Updates(Part):
             raise InvalidRequest(f"set either files, at most {FILES}, or back, not both")
         _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
-
-        async def work(step: Step) -> None:
-            lists = ReplaceableLists(self._kit, self._drivers[self._sources.reads_lists])
-            await (lists.go_back(step) if request.back else lists.update(wanted, self._policy.lists_url, step))
-
+        lists = ReplaceableLists(self._kit, self._drivers[self._sources.reads_lists])
+        update = partial(lists.update, wanted, self._policy.lists_url)
         subject = "geo files back to the earlier ones" if request.back else "geo files"
-        return self._ask(GEO, subject, request, work)
+        return self._ask(GEO, subject, request, lists.go_back if request.back else update)
 
     def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
         """Queue an update of the node."""
         self._require_programs()
         _require_short(request.version, request.sha256)
-
-        async def work(step: Step) -> None:
-            await self._program.update(request.version, request.sha256.lower(), step)
-
+        update = partial(self._program.update, request.version, request.sha256.lower())
         subject = f"txnode {shown(request.version)[1:-1] or 'as it is installed'}"
-        return self._ask(NODE, subject, request, work)
+        return self._ask(NODE, subject, request, update)
 
     async def get(self, request: pb.JobRequest) -> pb.Jobs:
         """Report one job or all, once this state of them is on disk."""

@@ -61,7 +61,7 @@ def _take_sing_box(formatted: bytes) -> int:
     plan = sing_box.plan(formatted, frozenset({"in-5"}), Path("/state/run"), True)
     assert plan.listens is not None and plan.exclusive is not None and plan.ports is not None
     assert plan.datagrams is not None and plan.sessions is not None and plan.detours is not None
-    api = sing_box.Endpoint(1, "secret", 2, 3)
+    api = sing_box.ApiAddress(1, "secret", 2, 3)
     made = sing_box.render(plan, api, {tag: {} for tag in plan.tags})
     assert json.loads(made)["route"]["rules"][0]["action"] == "reject", "the first rule does not protect the APIs"
     return len(made)
@@ -70,7 +70,7 @@ def _take_sing_box(formatted: bytes) -> int:
 def _take_xray(message: bytes, text: str, version: tuple[int, ...]) -> int:
     plan = xray.plan(message, text, frozenset({"ws"}), version)
     assert plan.exclusive is not None and plan.sessions is not None and plan.datagrams is not None
-    made = xray.render(plan, xray.Endpoint("/nowhere", "0123", direct=False), {tag: {} for tag in plan.tags})
+    made = xray.render(plan, xray.ApiAddress("/nowhere", "0123", direct=False), {tag: {} for tag in plan.tags})
     assert Config.FromString(made).inbound[-1].tag == "~txnode-in-0123", "the API's inbound is missing"
     return len(made)
 

@@ -45,7 +45,7 @@ class BareCore:
         plan = config.plan(name.read_bytes(), text, frozenset())
         roster, _ = Roster.of(users, plan.tags, plan.account)
         self.socket = name.with_suffix(".sock")
-        self._message = config.render(plan, config.Endpoint(str(self.socket), name.name, False), roster.target)
+        self._message = config.render(plan, config.ApiAddress(str(self.socket), name.name, False), roster.target)
         self._plan = plan
 
     def calls(self, users: Iterable[User], *, remove: bool = True) -> list[list[bytes]]:

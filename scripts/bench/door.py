@@ -32,9 +32,9 @@ from node.api.methods import SERVICE
 from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.entrance import Entrance
+from node.door.ports import listen
 from node.door.rpc import RpcServer
-from node.door.sockets import listen
-from node.door.tls import GRPC_FIRST, Certificates
+from node.door.tls import GRPC_FIRST, Certificates, ContextFactory
 from node.door.upstream import Upstream
 from node.service import SWITCH_INTERVAL
 from protos.service_pb2 import BaseInfoResponse, Empty
@@ -89,7 +89,7 @@ def serve(directory: Path, behind: bool, port: int) -> None:
     aio.block(server.start(), 10)
     if behind:
         entrance = Entrance(Connections(reactor, Limits(), lambda *_: False), None, upstream)
-        listen(reactor, entrance.secured(certificates.context_factory(GRPC_FIRST)), port, "127.0.0.1")
+        listen(reactor, entrance.secured(ContextFactory(certificates, GRPC_FIRST)), port, "127.0.0.1")
     lines = LoopingCall(ring.extend, [LINE] * (LINES // PORTIONS))
     reactor.callInThread(_talk, lines)
     reactor.run()

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from drivers.install import archive
 from drivers.install.releases import CORES
 from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
 from scripts.staging.ports import free_port
@@ -85,12 +84,12 @@ class Mirror:
 def release(core: str, version: str, program: bytes) -> tuple[str, bytes]:
     """An archive with this program, as the official release for this machine: its path on a mirror, and its bytes."""
     newest = CORES[core][0]
-    name = archive.choose(newest).name.replace(newest.version, version)
-    member = archive.choose(newest).members[0].replace(newest.version, version)
+    name = newest.archive.name.replace(newest.version, version)
+    member = newest.archive.members[0].replace(newest.version, version)
     packed = io.BytesIO()
     if name.endswith(".zip"):
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-            for each in archive.choose(newest).members:
+            for each in newest.archive.members:
                 file.writestr(each, program if each == member else b"")
     else:
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:

@@ -19,8 +19,8 @@ from twisted.trial.unittest import TestCase
 from drivers.process.child import CoreProcess
 from drivers.process.executable import ENVIRONMENT
 from drivers.process.orphans import sweep
-from drivers.process.readiness import last, ready
-from drivers.process.spawn import Spawner, opened
+from drivers.process.spawn import Spawner, in_memory
+from drivers.process.starting import last, ready
 from node.base.errors import InvalidConfig
 from node.base.logs import LogRing
 from node.contract.accounts import Account, Accounts, Change
@@ -83,7 +83,7 @@ class ScriptPlan:
         run = ScriptRun(core, target)
         with ExitStack() as files:
             names = json.dumps([*run.accounts[self.tags[0]]]).encode()
-            spawner.spawn(core, [sys.executable, "-c", SCRIPT], {0: opened(names, files)})
+            spawner.spawn(core, [sys.executable, "-c", SCRIPT], {0: in_memory(names, files)})
         await ready(self._host.reactor, core, lambda: run.answers(1), seconds, lambda _: False, last)
         return run
 

@@ -16,9 +16,9 @@ BOUNDS: Mapping[str, int] = {
     "node.limits.book.MANY": 0,
     "node.limits.enforcement.TURN": 1,
     "node.traffic.polling.SLICE": 1,
-    "drivers.process.readiness.BUILD_INLINE": 0,
-    "drivers.process.readiness.READ_INLINE": 0,
-    "drivers.process.stats.SLICE": 1,
+    "drivers.process.channel.SLICE": 1,
+    "drivers.process.starting.BUILD_INLINE": 0,
+    "drivers.process.starting.READ_INLINE": 0,
     "drivers.xray.connections.INLINE": 0,
 }
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 
 from drivers.xray import messages
-from drivers.xray.config import Endpoint, Plan, plan, render
-from drivers.xray.long_names import FIXED_IN
+from drivers.xray.config import ApiAddress, Plan, plan, render
+from drivers.xray.overrides import LONG_NAMES_FIXED
 from node.contract.accounts import Accounts
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
@@ -17,13 +17,13 @@ from tests.harness.convert import convert
 ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
 KEY = "AAECAwQFBgcICQoLDA0ODw=="
 FILE = "/nowhere/written-by-the-core"
-THROUGH_INBOUND = Endpoint("/nowhere/api.sock", "0123", direct=False)
-DIRECT = Endpoint("/nowhere/api.sock", "0123", direct=True)
+THROUGH_INBOUND = ApiAddress("/nowhere/api.sock", "0123", direct=False)
+DIRECT = ApiAddress("/nowhere/api.sock", "0123", direct=True)
 
 
 def taken_over(text: str, *exclude: str) -> Plan:
     """The plan for the oldest core version that needs no guard."""
-    return plan(convert(text), text, frozenset(exclude), FIXED_IN)
+    return plan(convert(text), text, frozenset(exclude), LONG_NAMES_FIXED)
 
 
 def of(**parts: object) -> Plan:
@@ -39,7 +39,7 @@ def vless(tag: str | None = "in", stream: Json | None = None, **settings: object
     return inbound("vless", tag, stream, decryption="none", clients=[{"id": ID, "email": "theirs"}], **settings)
 
 
-def rendered(made: Plan, api: Endpoint = THROUGH_INBOUND, accounts: Mapping[str, Accounts] | None = None) -> Config:
+def rendered(made: Plan, api: ApiAddress = THROUGH_INBOUND, accounts: Mapping[str, Accounts] | None = None) -> Config:
     no_users: Mapping[str, Accounts] = {tag: {} for tag in made.tags}
     return Config.FromString(render(made, api, accounts or no_users))
 

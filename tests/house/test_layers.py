@@ -49,23 +49,20 @@ ROOMS: dict[str, set[str]] = {
     "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
     "node.client": {"node.api"},
     "node.nodectl": {
-        *("node", "node.certificate", "node.client", "node.doctor", "node.nodectl.users", "node.settings"),
-        "drivers.install",
+        *("node", "node.certificate", "node.client", "node.doctor", "node.contract", "node.settings"),
     },
-    "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
         *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
-        *("node.nodectl.users", "node.settings"),
+        *("node.settings", "drivers.install"),
     },
     "drivers": set(),
     "drivers.install": set(),
     "drivers.process": {"drivers.install", "drivers.sockets", "node.contract", "node.http2"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
-        *("drivers.install.releases", "drivers.process", "drivers.sockets", "drivers.xray.ownership"),
+        *("drivers.install.releases", "drivers.process", "drivers.sockets"),
         "node.contract",
     },
-    "drivers.xray.ownership": {"drivers.sockets", "node.contract"},
     "drivers.sing_box": {"drivers.install.releases", "drivers.process", "drivers.sockets", "node.contract"},
     "protos": set(),
     "twisted.plugins": {"node.handover.launch"},
@@ -248,8 +245,8 @@ def test_no_two_folders_import_each_other() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share only the modules behind them."""
-    rest = {"node.door.rest", "node.door.site", "node.door.streams"}
-    rpc = {"node.door.rpc", "node.door.rpc_calls", "node.door.serving", "node.door.services"}
+    rest = {"node.door.rest", "node.door.site"}
+    rpc = {"node.door.rpc", "node.door.rpc_calls"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -260,7 +257,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
     assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
     # The command line installs cores.
-    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
+    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.commands.core"}
 
 
 @functools.cache
@@ -307,7 +304,7 @@ def test_the_node_names_no_core() -> None:
 
     The command line is not part of the node: its users give names of cores.
     """
-    names = [name for name in modules() if within(name, "node") and name != "node.nodectl.detect_core"]
+    names = [name for name in modules() if within(name, "node") and name != "node.nodectl.commands.start"]
     assert {name: cores for name in names if (cores := _cores(name))} == {}
 
 
@@ -334,7 +331,7 @@ def test_the_registry_is_in_its_place() -> None:
 
 # One place for each thing
 
-OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
+OVER_REST = {"node.client.rest"}
 
 
 @pytest.mark.parametrize(
@@ -344,14 +341,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.base.aio", "node.handover.ties"}),
         (
             ["asyncio"],
-            {
-                "node.base.aio",
-                "node.door.rpc",
-                "node.door.rpc_calls",
-                "node.door.serving",
-                "node.door.services",
-                "node.client.rpc",
-            },
+            {"node.base.aio", "node.door.rpc", "node.door.rpc_calls", "node.client.rpc"},
         ),
         (["klein"], {"node.door.rest"}),
         (
@@ -362,11 +352,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {
-                "node.base.aio",
-                "node.client.rpc",
-                *(f"node.door.{name}" for name in ("rpc", "rpc_calls", "services")),
-            },
+            {"node.base.aio", "node.client.rpc", "node.door.rpc", "node.door.rpc_calls"},
         ),
         (
             ["psutil"],
@@ -380,7 +366,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.tls_endpoint"}
             },
         ),
         (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
-        (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
+        (["subprocess"], {"drivers.install.install"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (
             ["urllib.request", "http.client"],

@@ -23,10 +23,11 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"told", "report, return, log, receive, distinguish; name the actor"),
     (r"(?:is|are|was|were|be|been) said", "the node logs, reports or replies; the operator sets"),
     (r"(?:he|him|his)", "a user is they"),
-    (r"hears? (?:of|that|when|it)", "learns, receives, notices"),
+    (r"hears? (?:of|that|when|why|it)", "learns, receives, notices"),
     (r"wh(?:o|at) (?:is|was) \w+(?: \w+)? (?:is|was)", "name the subject: a removed user is, the result is"),
     (r"(?:that|which|what) (?:is|are) none", "invalid, missing, unknown, another kind of"),
     (r"in good order", "cleanly"),
+    (r"unasked(?: for)?", "by itself, by default; a run that ends so has crashed"),
 )
 FORBIDDEN = re.compile(
     "|".join(rf"(?P<rule{place}>\b{rule}\b)" for place, (rule, _) in enumerate(RULES)), re.IGNORECASE

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
 from node.client import Client, LogStream, Target, connect
-from node.client.logs import GAP
+from node.client.stream import GAP
 from scripts.staging import background
 from scripts.staging.node import NodeProcess
 from tests.harness.relay import Relay

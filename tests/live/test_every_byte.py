@@ -137,7 +137,7 @@ def both(node: NodeProcess, stack: ExitStack) -> list[Controller]:
 
 
 def has_ended(link: socket.socket) -> bool:
-    """Whether the other side has closed: an echo connection sends nothing unasked."""
+    """Whether the other side has closed: an echo connection only answers."""
     link.setblocking(False)
     try:
         return not link.recv(1, socket.MSG_PEEK)

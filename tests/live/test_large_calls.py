@@ -11,7 +11,7 @@ from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from drivers.process.stats import MAX_REQUEST
+from drivers.process.channel import MAX_REQUEST
 from drivers.xray.accounts import pack
 from drivers.xray.api import Api, Operation
 from drivers.xray.driver import Xray

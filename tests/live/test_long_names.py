@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from drivers.xray.long_names import FIXED_IN
+from drivers.xray.overrides import LONG_NAMES_FIXED
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller
 from scripts.staging.core import Json, Xray, server_config, xray_number
@@ -104,9 +104,9 @@ def test_a_core_without_the_node(
     with Xray({**server_config([inbound]), **parts(strategy, routing)}) as core:
         with socket.create_connection(("127.0.0.1", port), 2) as link, suppress(OSError):
             request_it(link, echo)
-        if xray_number() < FIXED_IN:
+        if xray_number() < LONG_NAMES_FIXED:
             until(lambda: not core.running and "panic" in core.output, 10, "it dies")
-        assert core.running == (xray_number() >= FIXED_IN)
+        assert core.running == (xray_number() >= LONG_NAMES_FIXED)
 
 
 @WAYS
@@ -129,4 +129,4 @@ def test_a_core_under_the_node(
         request_it(link, echo)
     assert gets_in(place, ANNA, echo)
     assert node.core_pids() == [pid]
-    assert any("safer core" in warning for warning in info.warnings) == (xray_number() < FIXED_IN)
+    assert any("safer core" in warning for warning in info.warnings) == (xray_number() < LONG_NAMES_FIXED)

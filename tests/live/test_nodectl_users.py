@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from node.nodectl.exits import Exit
+from node.nodectl.output import Exit
 from protos import service_pb2 as pb
 from scripts.staging import transfer
 from scripts.staging.echo import EchoServer
@@ -22,7 +24,7 @@ from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from tests.conftest import TRANSPORTS, Place, connection, gets_in, run, stays_out
 from tests.harness.forked import Done
-from tests.harness.nodectl import Nodectl
+from tests.harness.nodectl import ROOT, Nodectl
 
 VLESS = Kind("vless-raw", vless(), raw())
 HOME = Place(VLESS, "in")
@@ -165,20 +167,30 @@ def test_what_is_listed_is_a_file(ctl: Ctl) -> None:
 @once
 def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
     """Panels' exports become users who can connect; disabled and expired ones are skipped and counted."""
+
+    def imported(document: Any) -> str:
+        export = ctl.directory / "export.json"
+        export.write_text(json.dumps(document))
+        command = [sys.executable, "-m", "scripts.import_users", str(export)]
+        with (ctl.directory / "imported.json").open("w") as file:
+            done = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.PIPE, text=True, check=True)
+        return done.stderr
+
     ann, bob, cid = people("ann", "bob", "cid")
     marzban: list[dict[str, Any]] = [
         {"username": who.email, "proxies": {"vless": {"id": str(who.uuid), "flow": ""}}, "inbounds": {"vless": ["in"]}}
         for who in (ann, bob, cid)
     ]
     marzban[1]["status"], marzban[2]["expire"] = "limited", 1_600_000_000
-    (ctl.directory / "panel.json").write_text(json.dumps({"users": marzban, "total": 3}))
-    told = ctl("sync", "panel.json").err
+    told = imported({"users": marzban, "total": 3})
+    ctl("sync", "imported.json")
     assert "1 user left out: limited" in told and "1 user left out: expired" in told
     assert ctl.states() == {"ann": ["in"]}
     clients = [{"id": str(who.uuid), "email": who.email, "enable": who is not cid} for who in (ann, bob, cid)]
     inbound = {"protocol": "vless", "tag": "in", "enable": True, "settings": json.dumps({"clients": clients})}
-    (ctl.directory / "xui.json").write_text(json.dumps({"success": True, "obj": [inbound]}))
-    assert ctl.result("sync", "xui.json") == {"added": 1, "changed": 0, "removed": 0, "same": 1, "refused": []}
+    imported({"success": True, "obj": [inbound]})
+    assert "scripts.import_users" in ctl("sync", "export.json", code=Exit.USAGE).err
+    assert ctl.result("sync", "imported.json") == {"added": 1, "changed": 0, "removed": 0, "same": 1, "refused": []}
     assert gets_in(HOME, bob, echo)
     assert stays_out(HOME, cid, echo)
 

@@ -21,8 +21,8 @@ from twisted.trial.unittest import TestCase
 
 from drivers.registry import REGISTRY
 from drivers.sockets.listeners import look
+from drivers.sockets.sessions import is_hidden
 from drivers.sockets.sock_diag import listeners
-from drivers.sockets.udp_hide import is_hidden
 from node.backend.roster import Roster
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing

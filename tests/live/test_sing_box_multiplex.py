@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.sockets.connections import Endpoint
-from drivers.sockets.sock_diag import connected
+from drivers.sockets.sock_diag import Endpoint, connected
 from protos.service_pb2 import User
 from scripts.staging import certs, socks, transfer
 from scripts.staging.core import Json

@@ -13,8 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from drivers.sockets.connections import disconnect
 from drivers.sockets.sock_diag import listeners
-from drivers.sockets.udp_hide import disconnect
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
 from node.backend.roster import Roster

@@ -172,7 +172,7 @@ class StalledChannel:
         self.asked = 0
         self.clock = Clock()
 
-    async def call(self, path: str, request: Message | bytes, reply: type, seconds: float) -> None:
+    async def call(self, path: str, request: Message | bytes, reply: type, seconds: float = 5.0) -> None:
         self.asked += 1
         await deferLater(self.clock, 1)
         raise ApiFailed("Deadline Exceeded", Status.DEADLINE_EXCEEDED)

@@ -244,8 +244,8 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "no way to drain",
     ),
     "at what they share": (
-        "drivers/process/planned.py",
-        "def _broken(self, packed):\n    raise CoreFailed('no sharing')\nCore.go_on = _broken",
+        "drivers/process/plan.py",
+        "def _broken(self, packed):\n    raise CoreFailed('no sharing')\nCoreDriver.go_on = _broken",
         "no sharing",
     ),
     "at start": (

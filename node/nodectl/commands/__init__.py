@@ -1,1 +1,1 @@
-"""The commands of nodectl, one module each; `node.nodectl.app` lists them."""
+"""The commands of nodectl, related ones in one module; `node.nodectl.app` lists them."""

@@ -13,14 +13,13 @@ from node.doctor import kernel, running
 from node.doctor.findings import Check, Finding, Level, fail
 from node.doctor.local import Place, examine
 from node.doctor.running import Core
-from node.nodectl import cores
-from node.nodectl.detect_core import WITH_GEO
-from node.nodectl.exits import Exit
+from node.nodectl.commands import core as cores
+from node.nodectl.commands.start import WITH_GEO
 from node.nodectl.fleet import Node, Outcome
 from node.nodectl.local_node import LocalNode
 from node.nodectl.nodes_file import LOCAL
-from node.nodectl.options import options
-from node.nodectl.session import Session
+from node.nodectl.output import Exit
+from node.nodectl.session import Session, options
 from node.settings import BadSettings, load
 
 _DAY = 86_400.0
@@ -28,18 +27,18 @@ _DAY = 86_400.0
 
 @click.command
 @options
-def command(session: Session) -> None:
+def doctor(session: Session) -> None:
     """Check for common problems and print remedies: on this machine, or on the nodes given by --node or --all."""
     elsewhere = session.named or session.all
     outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]
     documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
-    failed = any(finding.level is Level.FAIL for one in outcomes for finding in one.answer or ())
-    code = Exit.FAILED if failed else Exit.OK
-    session.report(documents, ("check", "level", "found", "remedy"), lambda found: map(_row, found), code)
-
-
-def _row(finding: dict[str, str]) -> tuple[str, ...]:
-    return finding["name"], finding["level"], finding["found"], finding["remedy"]
+    session.report(
+        documents,
+        ("check", "level", "found", "remedy"),
+        lambda found: [(each["name"], each["level"], each["found"], each["remedy"]) for each in found],
+        Exit.FAILED,
+        lambda found: any(each["level"] == Level.FAIL.value for each in found),
+    )
 
 
 def _local_findings(session: Session) -> list[Finding]:
@@ -63,7 +62,7 @@ async def _remote_findings(node: Node) -> list[Finding]:
 
 
 def _place(local: LocalNode) -> Place:
-    """What the doctor examines of this node: its settings or their faults, its cores and their geo files."""
+    """The facts of this node for the doctor: its settings or their faults, its cores and their geo files."""
     settings, faults = None, list[str]()
     try:
         settings = load({}, local.directory, local.environ, drivers=())

@@ -12,12 +12,10 @@ import click
 
 from node.base.errors import NodeError
 from node.base.logs import NODE_MARK, printable
-from node.client.logs import CLIENT_MARK
-from node.nodectl.exits import Exit, Unusable, code_of, together
+from node.client.stream import CLIENT_MARK
 from node.nodectl.fleet import Fleet, Node, parallel
-from node.nodectl.options import options
-from node.nodectl.output import note, print_error, print_json
-from node.nodectl.session import Session
+from node.nodectl.output import Exit, Unusable, code_of, note, print_error, print_json, together
+from node.nodectl.session import Session, options
 
 # From the least to the most severe. Lines of the node and of access logs have none.
 LEVELS = ("debug", "info", "warning", "error")
@@ -40,7 +38,7 @@ _HEAD = 80
     "--source", type=click.Choice(("core", "node")), help="Print only lines of the core, or only of the node."
 )
 @options
-def command(session: Session, follow: bool, grep: str | None, least: str | None, source: str | None) -> None:
+def logs(session: Session, follow: bool, grep: str | None, least: str | None, source: str | None) -> None:
     """Print the newest log lines of the core and the node."""
     wanted = Wanted(_pattern(grep), least or "", source or "")
     raise click.exceptions.Exit(session.attend(partial(_print, wanted, session.json, follow)))

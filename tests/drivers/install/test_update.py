@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.install import archive, fetch, update
+from drivers.install import fetch, update
 from drivers.install.releases import DigestMismatch, InstallError, Unavailable
 from drivers.install.update import bring_core, bring_lists, bring_wheel
 from scripts.staging.mirror import Mirror
@@ -283,4 +283,4 @@ def test_an_archive_with_a_password(tmp_path: Path) -> None:
     packed_file = tmp_path / "xray.zip"
     packed_file.write_bytes(raw)
     with pytest.raises(Unavailable, match="password"):
-        archive.unpack(packed_file, ["xray"], tmp_path)
+        fetch.unpack(packed_file, ["xray"], tmp_path)

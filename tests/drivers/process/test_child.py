@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,7 @@ from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
 from drivers.process.orphans import MARK, mark, sweep
-from drivers.process.spawn import Spawner, memory_file
+from drivers.process.spawn import Spawner, in_memory
 from node.base.errors import CoreFailed
 from node.contract.driver import Done, Exit
 from scripts.staging.wait import until
@@ -121,9 +122,8 @@ class Spawning(TestCase):
         self, command: Sequence[str], environment: dict[str, str] | None = None, stdin: bytes = b""
     ) -> CoreProcess:
         core = CoreProcess(reactor, self.take)
-        source = memory_file(stdin)
-        Spawner(reactor, OWNER, environment or {}).spawn(core, command, {0: source})
-        os.close(source)
+        with ExitStack() as files:
+            Spawner(reactor, OWNER, environment or {}).spawn(core, command, {0: in_memory(stdin, files)})
         self.addCleanup(core.signal, signal.SIGKILL)
         return core
 
@@ -147,8 +147,9 @@ class DescriptorTests(Spawning):
 
     def test_no_memory_for_its_input(self) -> None:
         before = descriptors()
-        with mock.patch.object(os, "write", side_effect=OSError(errno.ENOSPC, "full")), self.assertRaises(OSError):
-            memory_file(b"text")
+        full = mock.patch.object(os, "write", side_effect=OSError(errno.ENOSPC, "full"))
+        with full, self.assertRaises(CoreFailed), ExitStack() as files:
+            in_memory(b"text", files)
         self.assertEqual(descriptors(), before)
 
 

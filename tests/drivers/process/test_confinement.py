@@ -16,8 +16,7 @@ import pytest
 from drivers.install import leash
 from drivers.install.leash import attributes, handled, leashed
 from drivers.process import confinement
-from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched, named_places, unconfined
-from drivers.process.elf import Script, interpreter
+from drivers.process.confinement import NO_LANDLOCK, Confinement, Script, Touched, interpreter, named_places, unconfined
 from drivers.process.paths import Paths
 from scripts.staging.ports import free_port
 

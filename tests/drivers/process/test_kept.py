@@ -15,7 +15,7 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.task import Clock
 
 from drivers.process.child import MAX_LINE, CoreProcess
-from drivers.process.kept import KeptProcess, left, recover, silent, start
+from drivers.process.kept import KeptProcess, left, recover, silent
 from node.base.errors import CoreFailed
 from node.contract.driver import Exit
 from node.contract.keeper import Keeper, Spawned
@@ -102,7 +102,9 @@ class House:
         recover(cast(Any, self.reactor), self.keeper, self.core, process)
 
     def start(self, *argv: str) -> None:
-        start(cast(Any, self.reactor), self.keeper, self.core, argv, {"ONE": "two"}, {0: 0})
+        spawned = self.keeper.spawn(argv, {"ONE": "two"}, {0: 0})
+        KeptProcess(self.reactor, self.keeper, self.core, spawned)
+        self.core.stay()
 
     def end(self) -> Exit:
         """Wait until the core has ended."""

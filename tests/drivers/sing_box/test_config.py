@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from drivers.process.allowlist import Allowed
 from drivers.sing_box.accounts import BUILDERS, Inbound, alike, logs_in_otherwise, name_of, random_entry, unlabelled
-from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
+from drivers.sing_box.config import ApiAddress, Plan, plan, render, roll
 from node.base.errors import InvalidConfig
 from node.contract.accounts import Unusable
 from protos.service_pb2 import User
@@ -31,7 +31,7 @@ def planned(
 
 def rendered(made: Plan, target: Mapping[str, dict[str, bytes]] | None = None, ports: tuple[int, ...] = (1, 2)) -> Any:
     live = bool(made.live)
-    api = Endpoint.new(lambda count: (*ports, 3)[:count], len(ports) > 1, live)
+    api = ApiAddress.new(lambda count: (*ports, 3)[:count], len(ports) > 1, live)
     return json.loads(render(made, api, target or {tag: {} for tag in made.tags}))
 
 
@@ -233,7 +233,7 @@ def test_live_users_are_in_a_file_of_their_own() -> None:
     account = made.account("s", person("a/b"))
     assert account
     target = {"s": {"a/b": account.packed}, "v": {}}
-    api = Endpoint.new(lambda count: range(1, count + 1), True, True)
+    api = ApiAddress.new(lambda count: range(1, count + 1), True, True)
     whole = json.loads(render(made, api, target, "/file"))
     assert whole["inbounds"][0]["managed"] is True and "users" not in whole["inbounds"][0]
     service = whole["services"][-1]

@@ -22,7 +22,7 @@ from drivers.process.channel import ApiFailed
 from drivers.process.executable import Executable
 from drivers.sing_box import api, generation
 from drivers.sing_box.accounts import unknown_entry
-from drivers.sing_box.config import Endpoint
+from drivers.sing_box.config import ApiAddress
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.ssm_api import DEADLINE, LiveUsers, carried
@@ -273,7 +273,7 @@ class Unanswered(SynchronousTestCase):
     def setUp(self) -> None:
         clock: Any = MemoryReactorClock()
         self.clock = clock
-        self.live = LiveUsers(clock, Endpoint(1, "secret", None, 2), [TAG])
+        self.live = LiveUsers(clock, ApiAddress(1, "secret", None, 2), [TAG])
 
     def test_a_request_that_is_cancelled(self) -> None:
         """It fails with `CancelledError`, not with an error of the connection."""

@@ -11,7 +11,7 @@ import grpc
 from twisted.internet.task import deferLater
 
 from drivers.sing_box.api import DAEMON, Api
-from drivers.sing_box.config import Endpoint
+from drivers.sing_box.config import ApiAddress
 from drivers.sing_box.table import Detours
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
@@ -78,7 +78,7 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[Non
     }
 
     async def main(loop: Loop) -> None:
-        api = Api(background.reactor, Endpoint(port, "secret"), [], Detours({}))
+        api = Api(background.reactor, ApiAddress(port, "secret"), [], Detours({}))
         try:
             api.begin()
             await scenario(daemon, api, loop)

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sockets.connections import cut, deafen, endpoint, peers
+from drivers.sockets.connections import cut, deafen, peers
+from drivers.sockets.sock_diag import endpoint
 
 # Accepts on the listening socket at descriptor 0, and echoes each byte on all connections.
 CHILD = """

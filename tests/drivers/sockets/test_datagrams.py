@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivers.sockets import steering
-from drivers.sockets.group import Unsteerable
+from drivers.sockets.held import Unsteerable
 from drivers.sockets.steering import Datagrams
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end

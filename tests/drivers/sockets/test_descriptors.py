@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets.connections import endpoint
-from drivers.sockets.descriptors import Descriptors
-from drivers.sockets.sock_diag import flows
+from drivers.sockets.connections import Descriptors
+from drivers.sockets.sock_diag import endpoint, flows
 
 # Accepts connections, prints how many there are, closes those whose number it reads.
 _CHILD = """

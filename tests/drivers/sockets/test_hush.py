@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from drivers.sockets.hush import Hush, unhush
+from drivers.sockets.listeners import Hush, unhush
 from scripts.staging.wait import until
 from tests.drivers.sockets.test_connections import Server, echoes, server
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets.descriptors import Descriptors
+from drivers.sockets.connections import Descriptors
 from drivers.sockets.pacing import AHEAD, narrow, pace, set_all
 from drivers.sockets.sock_diag import listeners
 

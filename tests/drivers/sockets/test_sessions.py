@@ -13,10 +13,9 @@ from unittest import mock
 import pytest
 
 from drivers.sockets import sessions
-from drivers.sockets.group import Unsteerable
+from drivers.sockets.held import Unsteerable
 from drivers.sockets.reuseport import address_of
-from drivers.sockets.sessions import Sessions
-from drivers.sockets.udp_hide import hide, show
+from drivers.sockets.sessions import Sessions, hide, show
 from scripts.staging.wait import until
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, answer, end

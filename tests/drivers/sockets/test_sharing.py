@@ -13,9 +13,9 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.sockets import connections, sharing
-from drivers.sockets.connections import Ports
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Sharing
+from drivers.sockets.sock_diag import Ports
 from node.base.errors import CoreFailed
 from node.contract.abilities import NotShared
 from scripts.staging.ports import free_port

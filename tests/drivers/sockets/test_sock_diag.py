@@ -8,8 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from drivers.sockets.connections import endpoint
-from drivers.sockets.sock_diag import connected, connections, flows
+from drivers.sockets.sock_diag import connected, connections, endpoint, flows
 from scripts.staging.ports import free_port, own_address
 
 # From include/uapi/asm-generic/socket.h.

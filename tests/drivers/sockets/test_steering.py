@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.sockets.connections import Ports, peers
-from drivers.sockets.group import Unsteerable
+from drivers.sockets.connections import peers
+from drivers.sockets.held import Unsteerable
 from drivers.sockets.listeners import survey
 from drivers.sockets.reuseport import RESET, knock
+from drivers.sockets.sock_diag import Ports
 from drivers.sockets.steering import Steering
 from protos import handover_pb2
 from scripts.staging.ports import free_port

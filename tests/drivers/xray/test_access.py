@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from drivers.sockets.connections import endpoint
+from drivers.sockets.sock_diag import endpoint
 from drivers.xray.access import Accepted, BadMask, Mask, Records, Shown, parse
-from drivers.xray.ownership.endpoints import Endpoints
+from drivers.xray.ownership import Endpoints
 from node.base.logs import printable
 from scripts.attack.mutate import mutated
 from tests.harness.many import many, seeds

@@ -11,10 +11,10 @@ import pytest
 from drivers.process.allowlist import Allowed
 from drivers.xray import compat
 from drivers.xray.access import Shown
-from drivers.xray.compat import UNTRUSTED, UntrustedProxy
-from drivers.xray.config import Endpoint, plan
+from drivers.xray.compat import UNTRUSTED
+from drivers.xray.config import ApiAddress, plan
 from drivers.xray.connections import Connections
-from drivers.xray.driver import _sifter
+from drivers.xray.generation import Output
 from drivers.xray.messages import REALITY
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
@@ -137,24 +137,25 @@ SAID = (
 )
 
 
+def reading(seen: list[str]) -> Output:
+    """The output of a run, whose connections are read from the lines `seen`."""
+    connections = cast(Connections, SimpleNamespace(take=seen.append))
+    return Output(ApiAddress("", "0123", direct=True), Shown(), connections)
+
+
 def test_a_core_that_does_not_trust_the_header() -> None:
     """The core logs it for each connection: it appears once in the log, and once in the warnings."""
-    untrusted_proxy = UntrustedProxy()
-    assert [untrusted_proxy.repeats(line) for line in ("something else", SAID, SAID, "something else")] == [
-        False,
-        False,
-        True,
-        False,
-    ]
-    assert len(untrusted_proxy.warnings) == 1
-    assert UntrustedProxy().warnings == []
+    output = reading([])
+    assert not output.warnings
+    assert output.sift(["something else", SAID, SAID, "something else"]) == ["something else", SAID, "something else"]
+    assert len(output.warnings) == 1
+    assert output.sift([SAID]) == []
+    assert len(output.warnings) == 1
 
 
 def test_words_of_the_core_in_a_name() -> None:
     """A target with the core's warning in it does not hide its user: the connection is attributed, and cut."""
     seen: list[str] = []
-    connections = cast(Connections, SimpleNamespace(take=seen.append))
-    sift = _sifter(Endpoint("", "0123", direct=True), connections, Shown(), UntrustedProxy())
     lines = [f"from tcp:192.0.2.1:{port} accepted tcp:a.test:443 [in >> direct] email: {UNTRUSTED}" for port in (1, 2)]
-    sift([SAID, *lines, "of the node's own 0123"])
+    reading(seen).sift([SAID, *lines, "of the node's own 0123"])
     assert seen[-2:] == lines

@@ -17,12 +17,12 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.process.channel import ApiFailed
-from drivers.sockets.connections import endpoint
 from drivers.sockets.core_connections import rest_of
+from drivers.sockets.sock_diag import endpoint
 from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership.late_lines import Pair
+from drivers.xray.ownership import Pair
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed

@@ -17,8 +17,8 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.sockets import sock_diag
-from drivers.sockets.connections import Endpoint, endpoint
-from drivers.sockets.hush import Hush
+from drivers.sockets.listeners import Hush
+from drivers.sockets.sock_diag import Endpoint, endpoint
 from drivers.xray import handshakes
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import HandshakePorts, handshake_ports

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from drivers.xray import long_names, messages
-from drivers.xray.config import Endpoint, Plan, plan, render
+from drivers.xray import messages, overrides
+from drivers.xray.config import ApiAddress, Plan, plan, render
 from drivers.xray.generation import own_counters
 from protos.xray_pb2 import Config, RouterConfig
 from scripts.staging.core import Json, xray_number
 from tests.harness.convert import accepts, convert
 
 OLD = (26, 3, 27)
-API = Endpoint("/nowhere/api.sock", "0123", direct=False)
+API = ApiAddress("/nowhere/api.sock", "0123", direct=False)
 PARTS: Json = {
     "outbounds": [{"protocol": "freedom", "tag": "direct"}],
     "dns": {"servers": ["127.0.0.1"], "hosts": {"a.test": "127.0.0.1"}},
@@ -57,7 +57,7 @@ def test_the_core_takes_it() -> None:
 
 @pytest.mark.core
 def test_a_core_that_needs_none() -> None:
-    made = guarded(long_names.FIXED_IN, **PARTS)
+    made = guarded(overrides.LONG_NAMES_FIXED, **PARTS)
     assert (len(made.base.outbound), made.first) == (1, b"")
     assert "safer core" not in str(made.warnings)
     assert b"#3" not in made.base.SerializeToString()
@@ -78,5 +78,5 @@ def test_a_core_that_needs_none() -> None:
 )
 def test_what_is_too_long(name: str, long: bool) -> None:
     """Every name of 255 bytes or more is too long, with any characters; no name that the DNS can have is."""
-    assert bool(re.search(long_names._TOO_LONG.decode(), name)) is long
+    assert bool(re.search(overrides._TOO_LONG.decode(), name)) is long
     assert long or len(name.encode()) < 255

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.xray.ownership.late_lines import LATE, OldCredentials, Pair
+from drivers.xray.ownership import LATE, OldCredentials, Pair
 
 PAIRS: list[Pair] = [("home", "anna"), ("home", "bert"), ("work", "anna")]
 connections = st.sampled_from([b"a", b"b", b"c", b"d"])

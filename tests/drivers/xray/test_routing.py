@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from drivers.process.channel import ApiFailed, Channel
-from drivers.xray.routing import Router
+from drivers.xray.api import Router
 from node.http2.stream import Status
 from protos import xray_pb2
 from protos.xray_pb2 import RouterConfig, RoutingRule
@@ -34,7 +34,7 @@ class Core:
         self.when = "done"
         self._late: list[Message] = []
 
-    async def call(self, path: str, request: Message, _: type[Any], __: float) -> None:
+    async def call(self, path: str, request: Message, _: type[Any], __: float = 5.0) -> None:
         self.silent -= 1
         if not self.silent:
             if self.when == "done":

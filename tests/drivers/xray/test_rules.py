@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.process.allowlist import NOTHING_MORE
-from drivers.xray import routing, rules, status
-from drivers.xray.config import Endpoint, plan, render, rerouted
+from drivers.xray import api, generation, rules
+from drivers.xray.config import ApiAddress, plan, render, rerouted
 from node.base.errors import InvalidConfig, InvalidRequest, NodeError, UnknownName
 from node.contract.routing import Added, Routing
 from protos import service_pb2 as pb
@@ -97,7 +97,7 @@ def test_changes() -> None:
 def test_the_node_s_own_rules_are_first() -> None:
     """The rule that protects an old core, and the one for the API of cores that need it."""
     made = change(Routing(cleared=True).adding("{}", "t"), *tagged("x"))
-    api = Endpoint("/run/x.sock", "token", direct=False)
+    api = ApiAddress("/run/x.sock", "token", direct=False)
     guard, first, *others = rules.rules_of(Config.FromString(render(made, api, {})))
     assert (guard.tag, first.tag) == ("~txnode-guard", api.outbound)
     assert all(rules.is_own(rule.rule_tag) for rule in (guard, first))
@@ -173,24 +173,24 @@ def test_what_is_added_goes_before_what_was_there() -> None:
 @pytest.mark.parametrize("wrong", [{"network": "smoke"}, {"target_ip": "1.2.3"}, {"target_port": 65536}])
 def test_invalid_requests(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        routing.asked_route(pb.TestRouteRequest(**wrong))
+        api.asked_route(pb.TestRouteRequest(**wrong))
 
 
 def test_the_request_to_the_core() -> None:
     request = pb.TestRouteRequest(network="UDP", target_ip="::1", target_port=53, attributes={"a": "b"}, user="ann")
-    context = routing.asked_route(request).routing_context
+    context = api.asked_route(request).routing_context
     assert (context.network, list(context.target_ips), context.target_port) == (3, [bytes(15) + b"\1"], 53)
     assert (dict(context.attributes), context.user) == ({"a": "b"}, "ann")
-    assert routing.asked_route(pb.TestRouteRequest()).routing_context == RoutingContext()
+    assert api.asked_route(pb.TestRouteRequest()).routing_context == RoutingContext()
 
 
 def test_the_answer_of_the_core() -> None:
     """An outbound that the node named has an empty tag."""
     told = RoutingContext(outbound_tag="out", network=2, target_domain="a", outbound_group_tags=["g"])
     expected = RouteResult(outbound_tag="out", network="tcp", target_domain="a", outbound_group_tags=["g"])
-    assert routing.route_of(told, told.outbound_tag) == expected
+    assert api.route_of(told, told.outbound_tag) == expected
     unmatched = RoutingContext(network=2, target_domain="a")
-    assert routing.route_of(unmatched, "~txnode-out-0") == RouteResult(network="tcp", target_domain="a")
+    assert api.route_of(unmatched, "~txnode-out-0") == RouteResult(network="tcp", target_domain="a")
 
 
 def test_latencies() -> None:
@@ -200,4 +200,4 @@ def test_latencies() -> None:
         OutboundStatus(outbound_tag="~txnode-out-1"),
     ]
     row = Latency(name="a", alive=True, delay=5, link="a", last_try_time=7, source="xray-observatory")
-    assert status.latencies(statuses) == [row]
+    assert generation.latencies(statuses) == [row]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from drivers.process.channel import ApiFailed
-from drivers.sockets.connections import Endpoint, Ports
+from drivers.sockets.sock_diag import Endpoint, Ports
 from drivers.xray.accounts import Inbound, pack
 from drivers.xray.api import Operation
 from drivers.xray.handshakes import Busy

@@ -118,7 +118,7 @@ def test_a_managed_inbound() -> None:
     assert b"ann@test" not in made.base.SerializeToString()
     handler = made.handler(TAG, {"ann@test": ANN})
     assert handler.proxy_settings.value == SETTINGS
-    api = config.Endpoint("/nowhere/api.sock", "0123", direct=True)
+    api = config.ApiAddress("/nowhere/api.sock", "0123", direct=True)
     assert Config.FromString(config.render(made, api, {TAG: {"ann@test": ANN}})).inbound[0] == handler
 
 

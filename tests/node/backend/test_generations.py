@@ -41,7 +41,7 @@ class GenerationsTests(SynchronousTestCase):
         self.assertEqual(generations.counting, (other,))
 
     def test_one_that_dies(self) -> None:
-        """A run that dies while it serves ended unasked."""
+        """A run that dies while it serves has crashed."""
         generations, one, other = Generations(), core(), core()
         generations.adopt(one)
         generations.adopt(other)

@@ -22,12 +22,11 @@ from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.base.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
 from node.client import EventStream, LogStream, NoReply, StreamEnded, Target, UnexpectedReply, Unreachable
-from node.client.body import MAX_LINE, SILENCE, StreamBody, placed_lines, plain_lines
 from node.client.client import Client, chunks
 from node.client.failures import of_grpc, of_http
-from node.client.inbox import ROOM, Inbox
-from node.client.logs import GAP, QUIET, overlap
-from node.client.transport import Line
+from node.client.rest import MAX_LINE, SILENCE, StreamBody, placed_lines, plain_lines
+from node.client.stream import GAP, QUIET, overlap
+from node.client.transport import ROOM, Inbox, Line
 from node.door.site import describe
 from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import (

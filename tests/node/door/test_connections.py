@@ -8,8 +8,7 @@ import pytest
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.task import Clock
 
-from node.door.connection import Connection, network
-from node.door.connections import Connections, Limits
+from node.door.connections import Connection, Connections, Limits, network
 from tests.harness.strangers import nobody
 
 

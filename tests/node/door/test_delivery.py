@@ -30,10 +30,10 @@ from node.base.logs import LogRing
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
+from node.door.ports import listen
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
-from node.door.sockets import listen
-from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
+from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates, ContextFactory
 from node.door.upstream import Upstream
 from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import Stat, StatResponse
@@ -196,7 +196,7 @@ class RestTests(DeliveryCase):
     def setUp(self) -> None:
         super().setUp()
         self.site = site_of(make_app(self.calls), Authenticator(KEY), reactor)
-        factory = TLSMemoryBIOFactory(self.certificates.context_factory(REST_FIRST), False, self.site)
+        factory = TLSMemoryBIOFactory(ContextFactory(self.certificates, REST_FIRST), False, self.site)
         self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         self.addCleanup(self.leave)
 
@@ -417,7 +417,7 @@ class GrpcTests(DeliveryCase):
         await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
         self.connections = Connections(reactor, Limits(), nobody)
-        factory = Entrance(self.connections, None, upstream).secured(self.certificates.context_factory(GRPC_FIRST))
+        factory = Entrance(self.connections, None, upstream).secured(ContextFactory(self.certificates, GRPC_FIRST))
         listening = listen(reactor, factory, 0, "127.0.0.1")
         self.port = listening.getHost().port
         self.addCleanup(self.leave)
@@ -512,7 +512,7 @@ class GrpcTests(DeliveryCase):
 
         context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix-abstract:gone", write=write)
         (stats,) = (method for method in METHODS if method.name == "GetStats")
-        watched = self.server._gate._handlers.of(stats, Caller(Key("ann", Scope.ALL, b""))).unary_stream
+        watched = self.server._gate._handler(stats, Caller(Key("ann", Scope.ALL, b""))).unary_stream
         await self.aio.run(watched(b"", context))
         await self.check_told(False)
 

@@ -34,13 +34,12 @@ from node.base.sockets import Prompt
 from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.bundles import LEAST
-from node.door.connection import Connection
-from node.door.connections import Connections, Limits
+from node.door.connections import Connection, Connections, Limits
 from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
+from node.door.ports import Port
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
-from node.door.sockets import Port
 from node.door.upstream import GATHER, Upstream
 from node.events.journal import Journal
 from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
@@ -584,7 +583,7 @@ class PressureTests(TestCase):
         await until(lambda: relayed._server._client_is_full and relayed._server.waiting(), 20)
         relayed.watch(delivered)
         ((end, _),) = relayed._marks
-        self.assertEqual(end, relayed._passed + relayed._server.waiting())
+        self.assertEqual(end, relayed._bundles.passed + relayed._server.waiting())
         self.assertEqual(outcomes, [])
         self.client.transport.resumeProducing()  # type: ignore[union-attr]
         await until(lambda: outcomes == [True], 20)

@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
-from node.door.guesses import LATE, LIMIT, REMEMBERED, Guesses
+from node.door.connections import LATE, REMEMBERED, WRONG_KEYS, Guesses
 
-SIZE, RATE = LIMIT
+SIZE, RATE = WRONG_KEYS
 
 
 def client(network: str) -> Any:

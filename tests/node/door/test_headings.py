@@ -10,7 +10,7 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.headings import Headings
+from node.door.manners import Headings
 from node.http2.frames import END_HEADERS, PRIORITY, Frame, Kind, Violation
 from tests.harness.strangers import nobody
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from node.door import manners
 from node.door.bodies import Bodies
-from node.door.headings import Knows
-from node.door.manners import BLOCK, CONTINUATIONS, Manners
+from node.door.manners import BLOCK, CONTINUATIONS, Knows, Manners
 from node.http2.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Kind, Violation
 from tests.harness.strangers import nobody
 from tests.node.http2.test_frames import cuts, packed, pieces

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock
 
 from node.contract.keeper import Keeper
 from node.door import ports
+from node.door.connections import LOOK
 from node.door.options import DoorOptions
 from node.door.ports import Place, Ports
 
@@ -122,10 +123,10 @@ def test_replies_on_their_way(made: Ports, calls: Calls, clock: Clock, monkeypat
     """The hand-over waits until they are delivered."""
     calls.settled = False
     done = finishing(made, monkeypatch)
-    clock.pump([ports.LOOK] * 3)
+    clock.pump([LOOK] * 3)
     assert not done.called and calls.ended == 1
     calls.settled = True
-    clock.pump([ports.LOOK] * 2)
+    clock.pump([LOOK] * 2)
     assert done.called
     made.leave()
     assert calls.closed == 1

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from node.door.services import Reflection
+from node.door.rpc import Reflection
 from protos.service_pb2 import DESCRIPTOR
 
 # isort: split

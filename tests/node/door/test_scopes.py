@@ -19,8 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.base.logs import NODE_MARK
-from node.door.connection import Connection
-from node.door.guesses import LATE, LIMIT
+from node.door.connections import LATE, WRONG_KEYS, Connection
 from node.door.relay import Relay
 from node.events.kinds import Kind as Happened
 from node.keys.keyfile import Key, Scope, digest_of
@@ -236,7 +235,7 @@ class GuessTests(ScopeCase):
 
     async def exhaust(self) -> None:
         """Send as many wrong keys as are answered at once."""
-        for _ in range(LIMIT.at_once):
+        for _ in range(WRONG_KEYS.at_once):
             client = await self.connect(Client())
             client.send(head(b"GET /info", b"x-api-key: wrong"))
             await until(client.holds(b"HTTP/1.1 401"))

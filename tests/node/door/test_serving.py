@@ -10,7 +10,7 @@ from node.base.aio import Aio  # noqa: F401 - first: it sets gRPC's environment
 import grpc
 from twisted.logger import capturedLogs, eventAsText
 
-from node.door.serving import Serving
+from node.door.rpc import Serving
 
 
 async def complaints(context: dict[str, object]) -> list[str]:

@@ -31,10 +31,9 @@ from node.api.calls import Calls
 from node.base.logs import COALESCE, LogRing
 from node.door.connections import DEAD_AFTER, Limits
 from node.door.delivery import written
-from node.door.rest import make_app
+from node.door.rest import HEARTBEAT, make_app
 from node.door.site import Site
-from node.door.streams import HEARTBEAT
-from node.door.tls import REST_FIRST, Certificates
+from node.door.tls import REST_FIRST, Certificates, ContextFactory
 from scripts.staging import certs
 from tests.harness.sites import site_of
 from tests.node.door.test_rest import FakeBackend
@@ -165,7 +164,7 @@ class SiteCase(TestCase):
             certificates = Certificates(made.certificate, made.key)
             certificates.load()
         client = optionsForClientTLS("localhost", trustRoot=trust, acceptableProtocols=offered)
-        return certificates.context_factory(REST_FIRST), client
+        return ContextFactory(certificates, REST_FIRST), client
 
     async def drip(self, client: Client, data: bytes) -> float:
         """Send this repeatedly in small pieces until the connection ends. Returns how many seconds it took."""

@@ -34,7 +34,7 @@ from twisted.web.server import Site
 from node.base.file_watch import FileWatch
 from node.certificate import ensure
 from node.door import tls
-from node.door.tls import REST_FIRST, BadPair, Certificates, read_pair
+from node.door.tls import REST_FIRST, BadPair, Certificates, ContextFactory, read_pair
 from scripts.staging.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
@@ -176,7 +176,7 @@ class TwistedTests(TestCase):
         from twisted.internet import reactor
 
         port = free_port()
-        endpoint = SSL4ServerEndpoint(reactor, port, certificates.context_factory(REST_FIRST), interface="127.0.0.1")
+        endpoint = SSL4ServerEndpoint(reactor, port, ContextFactory(certificates, REST_FIRST), interface="127.0.0.1")
         listening = await endpoint.listen(EagerSite(Hello()))
         self.addCleanup(listening.stopListening)
         return port

@@ -1026,7 +1026,7 @@ def test_it_becomes_another_version(tmp_path: Path, stack: ExitStack) -> None:
 
 
 def test_it_becomes_another_version_beside_the_next(kept: Kept) -> None:
-    """The next version of the node ends, and the node hears why."""
+    """The next version of the node ends, and the node receives the reason."""
     node = kept.node()
     node.up()
     kept.next(node)

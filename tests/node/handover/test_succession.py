@@ -621,7 +621,7 @@ def test_nothing_can_be_prepared(house: House, logged: list[str]) -> None:
     [(SystemExit("no port"), "it ended: no port"), (ZeroDivisionError("a bug"), "ZeroDivisionError")],
 )
 def test_a_version_that_cannot_start(error: BaseException, reason: str, house: House, alone: House) -> None:
-    """The keeper ends it, and hears why."""
+    """The keeper ends it, and receives the reason."""
     with pytest.raises(Exited):
         house.arrival.abandon(Failure(error))
     assert house.ties.words == ["fail"] and reason in str(house.ties.asked[0][1])

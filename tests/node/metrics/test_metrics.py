@@ -22,7 +22,7 @@ from node.backend.state import State, Status
 from node.base.errors import CoreFailed
 from node.base.logs import LogRing
 from node.contract.generations import Generations
-from node.door.keyless import is_loopback, is_open_to_others
+from node.door.ports import is_loopback, is_open_to_others
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
@@ -243,11 +243,11 @@ def test_the_user_of_a_connection() -> None:
             transport: Any = type("Transport", (), {})()
             transport.getPeer = lambda: type("Address", (), {"host": peer[0], "port": peer[1]})
             transport.getHost = lambda: type("Address", (), {"host": "127.0.0.1", "port": server.getsockname()[1]})
-            assert not is_open_to_others("/metrics", transport)
+            assert not is_open_to_others(None, transport)
             # No process has the socket any more, and older kernels report root: it may have been a core's.
             client.close()
             assert user_of(peer, taken.getsockname()) is None
-            assert not is_open_to_others("/metrics", transport)
+            assert not is_open_to_others(None, transport)
 
 
 @pytest.mark.parametrize(

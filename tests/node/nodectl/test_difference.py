@@ -12,9 +12,8 @@ from drivers.process.credentials import shadowsocks_2022_key
 from node.backend.listing import _View
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable
-from node.nodectl.users.difference import difference, proxies_of
-from node.nodectl.users.new_credentials import KEY_BYTES, new_proxies, new_tunnel
-from node.nodectl.users.rows import cells, missing, not_in, settled, state_of
+from node.nodectl.commands.users import KEY_BYTES, new_proxies, new_tunnel
+from node.nodectl.members import cells, difference, missing, not_in, proxies_of, settled, state_of
 from protos import service_pb2 as pb
 
 TAGS = ("a", "b")

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 
 from node.base.reactor import Reactor
 from node.client import Client, NoReply, Unreachable
-from node.nodectl.commands.jobs import LOOK, SILENCE, follow, rows
+from node.nodectl.commands.update import LOOK, SILENCE, follow, rows
 from node.nodectl.fleet import Node
 from protos import service_pb2 as pb
 

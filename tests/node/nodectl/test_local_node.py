@@ -16,10 +16,10 @@ from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
 from node.base import env_file
 from node.keys import manage as keys
 from node.keys.keyfile import Scope
-from node.nodectl import cores, detect_core, local_node
+from node.nodectl import local_node
 from node.nodectl.app import main
-from node.nodectl.commands import certificate
-from node.nodectl.exits import Unusable
+from node.nodectl.commands import core, credentials, start
+from node.nodectl.output import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
 
@@ -141,7 +141,7 @@ def test_which_settings_are_read(
     assert local_node.find(place, {}).keys == place / "state/api_keys"
     elsewhere = local_node.find(service.parent, {})
     assert (elsewhere.keys, elsewhere.service, elsewhere.file) == (Path("/srv/keys"), True, service)
-    assert (elsewhere.state, cores.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
+    assert (elsewhere.state, core.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
 
 
 def holding(state: Path, directory: Path, **environment: str) -> subprocess.Popen[bytes]:
@@ -164,7 +164,7 @@ def test_settings_of_a_running_node(place: Path, tmp_path_factory: pytest.TempPa
     with holding(place / "var", own, **given) as node:
         found = local_node.find(place, shell)
         assert (found.directory, found.file) == (own, own / ".env")
-        assert certificate.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
+        assert credentials.file_of(found) == own / "pair/one.pem" and "DEBUG" not in found.values
         node.kill()
     with holding(place / "var", own) as other:
         assert local_node.find(place, shell).directory == place
@@ -311,4 +311,4 @@ def test_keys(place: Path) -> None:
 
 def test_deep_configuration() -> None:
     with pytest.raises(Unusable, match="give --core"):
-        detect_core.detect("[" * 200_000)
+        start.detect("[" * 200_000)

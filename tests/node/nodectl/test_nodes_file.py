@@ -9,9 +9,9 @@ import pytest
 
 from node.certificate import ensure, ensure_api_key
 from node.client import Target
-from node.nodectl.exits import Unusable
 from node.nodectl.local_node import local_target, name_of
 from node.nodectl.nodes_file import LOCAL, parse, read, with_secrets
+from node.nodectl.output import Unusable
 from node.nodectl.session import Session
 
 FILE = """

@@ -10,10 +10,9 @@ from node.base import errors
 from node.base.errors import KINDS, NodeError
 from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
 from node.nodectl.commands.logs import LEVELS, Wanted, level, source
-from node.nodectl.exits import Exit, advice_for, code_of, together
+from node.nodectl.commands.stats import Bytes, Watched, busiest, by_name, rates
 from node.nodectl.fleet import Outcome
-from node.nodectl.output import as_json, plain, print_json, size, span
-from node.nodectl.traffic import Bytes, Rate, Watched, busiest, by_name, rates
+from node.nodectl.output import Exit, advice_for, as_json, code_of, plain, print_json, size, span, together
 from protos import service_pb2 as pb
 
 
@@ -103,7 +102,7 @@ def test_rates() -> None:
         by_name(stats(anna=(300, 10), cora=(7, 7)).stats),
     )
     assert before["anna"] == Bytes(100, 1000)
-    assert rates(before, now, 2.0) == {"anna": Rate(100.0, 5.0), "cora": Rate(0.0, 0.0)}
+    assert rates(before, now, 2.0) == {"anna": Bytes(100.0, 5.0), "cora": Bytes(0.0, 0.0)}
 
 
 def test_the_busiest_is_first() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 
-from drivers.process import stats
+from drivers.process import channel
 from drivers.xray import api
 from node.contract.counters import DIRECTIONS, Row, Scope, Seen, counter_name
 from node.traffic.ledger import Ledger
@@ -66,7 +66,7 @@ def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]
     assert set(whole.changes()) == set(parts.changes())
 
 
-@pytest.mark.parametrize("count", [0, 1, stats.SLICE, stats.SLICE + 1, 3 * stats.SLICE])
+@pytest.mark.parametrize("count", [0, 1, channel.SLICE, channel.SLICE + 1, 3 * channel.SLICE])
 def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
     """Every counter of the core's reply is read, in however many parts."""
     counters = {f"user>>>{number}>>>traffic>>>uplink": number for number in range(count)}
@@ -98,11 +98,11 @@ def test_unchanged_counters_are_skipped(steps: list[dict[str, int]], size: int) 
     """A ledger that gets only what has changed since the last reading books the same."""
     core, whole, changed, seen = Answering(), Ledger(), Ledger(), Seen()
     clock: Any = Clock()
-    asking = stats.StatsApi(clock, cast(Any, core), "")
+    asking = channel.StatsApi(clock, cast(Any, core), "")
     for step in steps:
         before = dict(core.counters)
         core.counters |= step
-        with patch.object(stats, "SLICE", size):
+        with patch.object(channel, "SLICE", size):
             reading = ensureDeferred(asking.counters(seen=seen))
             while not reading.called:
                 clock.advance(0)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from node.updates import installed
-from node.updates.installed import holds, installation, pack
-from node.updates.record import Refused
+from node.updates import program
+from node.updates.jobs import Refused
+from node.updates.program import holds, installation, pack
 
 VERSION = "1.0.0"
 
@@ -34,7 +34,7 @@ def environment(directory: Path) -> Path:
 
 
 def wheel(directory: Path, content: str = "") -> Path:
-    file = directory / installed.wheel_name(VERSION)
+    file = directory / program.wheel_name(VERSION)
     with zipfile.ZipFile(file, "w") as archive:
         for package in ("node", "protos"):
             archive.writestr(f"{package}/__init__.py", content)

@@ -17,10 +17,8 @@ from node.base.logs import LogRing
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
-from node.updates.record import Record
-from node.updates.replaceable import Kit
+from node.updates.replaceable import Kit, Record, Trial
 from node.updates.tool import Tool
-from node.updates.trial import Trial
 from node.updates.updates import GEO, LOOK, NODE, Updates
 from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
@@ -38,7 +36,7 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     kit = Kit(pooled(clock), directory, Tool(never, {}), Trial(clock, nothing), record, now)
     drivers: dict[int, Any] = {pb.XRAY: cast(Any, SimpleNamespace(name="xray"))}
     program = Program(kit, directory / "kept", "", nothing)
-    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources())
+    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources({}, pb.XRAY))
 
 
 def got(found: Updates) -> Sequence[pb.Job]:

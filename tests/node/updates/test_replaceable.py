@@ -13,10 +13,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
-from node.updates import record as records
-from node.updates.jobs import Step
-from node.updates.record import LISTS, Record, Refused
-from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
+from node.updates import replaceable as records
+from node.updates.jobs import Refused, Step
+from node.updates.replaceable import LISTS, Kit, Record, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 from tests.node.updates.pool import pooled
 

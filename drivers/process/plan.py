@@ -1,20 +1,23 @@
-"""The parts of drivers and plans that are the same for all cores."""
+"""The base classes of drivers and of their plans: the parts that are the same for all cores."""
 
 from __future__ import annotations
 
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drivers.process import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
+from drivers.process.starting import judge
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
 from node.base.errors import CoreFailed
 from node.contract.abilities import NotShared
 from node.contract.accounts import Account
-from node.contract.driver import Host, Plan
+from node.contract.driver import Done, Plan
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 
@@ -38,63 +41,71 @@ class Made(Protocol):
 
 
 M = TypeVar("M", bound=Made)
+C = TypeVar("C", bound="CoreDriver")
 
 
-class Core:
-    """The part of `node.contract.leaving.LeavesAll` that is the same for all cores."""
+class CoreDriver(ABC):
+    """The part of a driver, with `node.contract.leaving.LeavesAll`, that is the same for all cores.
 
-    def __init__(self, host: Host, installation: Installation) -> None:
-        self._host = host
-        self._installation = installation
-        self._sharing = Sharing(host.reactor, Shelf(host.keeper, f"sharing/{installation.core.name}"))
+    `verdict` matches a line of a check that refuses a configuration.
+    """
+
+    verdict: ClassVar[re.Pattern[str]]
+
+    def __init__(self, installation: Installation) -> None:
+        self.host = host = installation.host
+        self.installation = installation
+        self.sharing = Sharing(host.reactor, Shelf(host.keeper, f"sharing/{installation.core.name}"))
+
+    @staticmethod
+    @abstractmethod
+    def cause(lines: Sequence[str]) -> str:
+        """Return why the core ended, from its last lines."""
+
+    async def look(self, executable: Executable, *arguments: str, stdin: bytes, output: int = 3) -> Done:
+        """Run a checking command with a configuration on stdin. Raises as `starting.judge`."""
+        done = await executable.run(*arguments, stdin=stdin, output=output)
+        judge(done, self.verdict, self.cause)
+        return done
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
 
     async def version(self) -> str:
-        return await self._installation.version()
+        return await self.installation.version()
 
     async def leave(self) -> bytes:
-        await self._sharing.leave()
-        return self._installation.packed.SerializeToString()
+        await self.sharing.leave()
+        return self.installation.packed.SerializeToString()
 
     def rehearse(self, begin: bool) -> None:
-        self._installation.keep(begin)
+        self.installation.keep(begin)
 
     def go_on(self, packed: bytes) -> None:
-        self._installation.go_on(Common.FromString(packed))
+        self.installation.go_on(Common.FromString(packed))
         try:
-            self._sharing.go_on()
+            self.sharing.go_on()
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores could not be taken over: {error}") from error
 
     async def remain(self, pids: Collection[int], lead: int | None) -> None:
-        self._installation.look_again()
+        self.installation.look_again()
         try:
-            await self._sharing.remain(pids, lead)
+            await self.sharing.remain(pids, lead)
         except NotShared as error:
             raise CoreFailed(str(error)) from error
 
 
-class Planned(Generic[M]):
+class CorePlan(Generic[C, M]):
     """The part of `node.contract.driver.Plan` that is the same for all cores.
 
     `made` is the parsed configuration, `touched` the files and ports that it names, `chosen` the executable that an
     update had chosen when it was made.
     """
 
-    def __init__(
-        self,
-        host: Host,
-        installation: Installation,
-        sharing: Sharing,
-        made: M,
-        touched: Touched,
-        chosen: Path | None = None,
-    ) -> None:
-        self._host = host
-        self._installation = installation
-        self._sharing = sharing
+    def __init__(self, core: C, made: M, touched: Touched, chosen: Path | None = None) -> None:
+        self._core = core
+        self._host = core.host
         self.made = made
         # Bound here, as they are called for each user and inbound.
         self.account = made.account
@@ -108,11 +119,11 @@ class Planned(Generic[M]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return [*self.made.warnings, *filter(None, [self._installation.unconfined])]
+        return [*self.made.warnings, *filter(None, [self._core.installation.unconfined])]
 
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""
-        return (await self._installation.current(self._chosen)).touching(self._touched)
+        return (await self._core.installation.current(self._chosen)).touching(self._touched)
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

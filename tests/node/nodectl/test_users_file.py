@@ -1,4 +1,4 @@
-"""Users files: each format, users who are left out, and errors."""
+"""Users files: tables and JSON of this interface, users who are left out, and errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.contract.accounts import key_of
-from node.nodectl import userfile
-from node.nodectl.exits import Unusable
-from node.nodectl.output import as_json
-from node.nodectl.users.document import read
-from node.nodectl.users.supply import LISTED, Supply
-from node.nodectl.users.tabular import COLUMNS
+from node.nodectl.output import Unusable, as_json
+from node.nodectl.users_file import COLUMNS, LISTED, parse, read
 from protos import service_pb2 as pb
-
-NOW = 1_800_000_000.0
 
 
 def users(text: str, *inbounds: str) -> list[pb.User]:
-    return list(userfile.parse(text, inbounds, NOW).users.values())
+    return list(parse(text, inbounds).users.values())
 
 
 def faults(text: str, *inbounds: str) -> list[str]:
@@ -67,7 +61,7 @@ def test_delimiters(delimiter: str) -> None:
 
 def test_users_left_out_of_a_table() -> None:
     """They are counted, and need no inbounds."""
-    supply = userfile.parse("Email,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n", (), NOW)
+    supply = parse("Email,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n")
     assert (list(supply.users), supply.left_out) == (["ann"], {"disabled": 2})
 
 
@@ -113,88 +107,11 @@ def test_faults_of_documents() -> None:
     text = '{"users": [\n{"email": "ann", "inbounds": ["in"]},\n{"email": "bob", "inbounds": "in"},\n{"inbounds": []}]}'
     assert faults(text) == ["line 3, user 2: inbounds is not an array", "user 3: the user has no name"]
     assert faults("[1]") == ["user 1 is not an object"]
-    assert "in a known shape" in faults('{"a": 1}')[0]
+    for foreign in ('{"a": 1}', '{"users": [{"username": "ann"}]}', '[{"protocol": "vless", "settings": "{}"}]'):
+        assert "python -m scripts.import_users" in faults(foreign)[0]
     assert "shortened" in faults('[{"name": "ann", "shortened": true}]')[0]
     assert faults('[{"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": 5}}}]')[0].startswith("line 1")
     assert faults("[" * 100_000)
-
-
-# Panels
-
-
-def marzban(**more: Any) -> dict[str, Any]:
-    vless = {"id": "1", "flow": "f", "unknown": 5}
-    return {"username": "ann", "proxies": {"vless": vless, "ssh": {}}, "inbounds": {"vless": ["in"]}, **more}
-
-
-def test_users_of_marzban() -> None:
-    """Users by their names, with the fields that a node knows."""
-    assert users(json.dumps({"users": [marzban(status="active", expire=NOW + 1)], "total": 1})) == [ANN]
-    [bob] = users(
-        json.dumps([marzban(username="bob", status="on_hold", expire=None, inbounds={"a": ["y", "x"], "b": ["x"]})])
-    )
-    assert list(bob.inbounds) == ["x", "y"]
-    [cid] = users(json.dumps([{"username": "cid", "proxy_settings": {"trojan": {"password": "p"}}}]), "in")
-    assert (cid.proxies.trojan.password, list(cid.inbounds)) == ("p", ["in"])
-    [dan] = users(json.dumps([marzban(proxies={"vless": {"id": "1", "flow": "none"}, "Trojan": {"password": None}})]))
-    assert dan.proxies == pb.Proxy(vless=pb.Vless(id="1"), trojan=pb.Trojan())
-
-
-def test_users_left_out_of_a_panel() -> None:
-    """By the panel's status, or because they expired; times in seconds or as dates."""
-    people = [
-        marzban(username=name, status=status, expire=expire)
-        for name, status, expire in (
-            ("a", "disabled", None),
-            ("b", "limited", 0),
-            ("c", "active", NOW - 1),
-            ("d", "active", "2020-01-01T00:00:00Z"),
-            ("e", "active", "2020-01-01T00:00:00"),
-            ("f", "active", "2099-01-01"),
-        )
-    ]
-    supply = userfile.parse(json.dumps(people), (), NOW)
-    assert (list(supply.users), supply.left_out) == (["f"], {"disabled": 1, "limited": 1, "expired": 3})
-    assert "not a time" in faults(json.dumps([marzban(expire=10**400)]))[0]
-    assert faults(json.dumps([marzban(expire="soon")])) == ["line 1, user 1: expire is 'soon', which is not a time"]
-
-
-def xui(**more: Any) -> dict[str, Any]:
-    client = {"id": "1", "flow": "f", "email": "ann", "enable": True, "expiryTime": 0}
-    return {"protocol": "vless", "tag": "in", "settings": json.dumps({"clients": [client]}), **more}
-
-
-def test_inbounds_of_3x_ui() -> None:
-    """One inbound, several, a reply, and a configuration; a client of several is one user."""
-    for document in (xui(), [xui()], {"success": True, "obj": [xui()]}, {"inbounds": [xui()]}):
-        assert users(json.dumps(document)) == [ANN]
-    trojan = {"protocol": "trojan", "tag": "b", "settings": {"clients": [{"password": "p", "email": "ann"}]}}
-    door = {"protocol": "dokodemo-door", "tag": "c", "settings": {"address": "1.1.1.1"}}
-    [ann] = users(json.dumps([xui(), trojan, door]))
-    assert (list(ann.inbounds), ann.proxies.vless.id, ann.proxies.trojan.password) == (["b", "in"], "1", "p")
-    another = xui(tag="d", settings={"clients": [{"id": "2", "email": "ann"}]})
-    assert faults(json.dumps([xui(), another])) == [
-        "line 1, ann: ann has two different vless ids: a user of a node has one"
-    ]
-
-
-def test_users_left_out_of_3x_ui() -> None:
-    """Users are left out only if all their inbounds are off. Times are milliseconds; negative ones have not begun."""
-
-    def one(tag: str, **client: Any) -> dict[str, Any]:
-        return xui(tag=tag, settings={"clients": [{"id": "1", "email": "ann", **client}]})
-
-    def read(*inbounds: Any) -> Any:
-        supply = userfile.parse(json.dumps(inbounds), (), NOW)
-        return [list(user.inbounds) for user in supply.users.values()], supply.left_out
-
-    assert read(one("a", enable=False)) == ([], {"disabled": 1})
-    assert read(xui(enable=False)) == ([], {"disabled": 1})
-    assert read(one("a", expiryTime=NOW * 1000 - 1)) == ([], {"expired": 1})
-    assert read(one("a", expiryTime=-1000)) == ([["a"]], {})
-    assert read(one("a", enable=False), one("b")) == ([["b"]], {})
-    assert faults(json.dumps([xui(settings="{")]))[0].startswith("inbound 1: its settings are not JSON")
-    assert faults(json.dumps([xui(settings={"clients": [{"id": "1"}]})])) == ["inbound 1: a client has no email"]
 
 
 # The file
@@ -204,15 +121,15 @@ def test_messages_to_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str
     """Left out users are counted on standard error; an error names the file."""
     file = tmp_path / "users.csv"
     file.write_text("name,inbounds,enabled\nann,in,\nbob,in,no\n", "utf-8-sig")
-    assert [user.email for user in userfile.read(file)] == ["ann"]
+    assert [user.email for user in read(file)] == ["ann"]
     assert capsys.readouterr().err == f"{file}: 1 user left out: disabled\n"
     for text in (b"name,inbounds\nann,\nbob,\n", b"\xff"):
         file.write_bytes(text)
         with pytest.raises(Unusable) as raised:
-            userfile.read(file)
+            read(file)
         assert str(file) in raised.value.message
     with pytest.raises(Unusable, match="no/such"):
-        userfile.read(Path("/no/such/file"))
+        read(Path("/no/such/file"))
     assert issubclass(Unusable, click.ClickException)
 
 
@@ -306,13 +223,11 @@ class Searched(str):
 def test_large_documents_are_not_searched_for_each_user() -> None:
     """Lines are searched only for reported faults: for all of 100,000 users it took an hour."""
     good = Searched(json.dumps([{"email": f"user{number}", "inbounds": ["in"]} for number in range(1000)]))
-    read(good, supply := Supply(), NOW)
-    assert (len(supply.users), good.looks) == (1000, 0)
+    assert (len(parse(good).users), good.looks) == (1000, 0)
     for bad in ([{"email": f"user{number}"} for number in range(1000)], [{"email": "ann", "inbounds": ["in"]}] * 1000):
         text = Searched(json.dumps(bad))
-        read(text, supply := Supply(), NOW)
         with pytest.raises(ValueError, match="more faults"):
-            supply.finish()
+            parse(text)
         assert text.looks <= 2 * LISTED
 
 
@@ -326,7 +241,7 @@ def test_faults_do_nothing_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "users.json"
     file.write_text(json.dumps([{"email": "ann\x1b[2J\x9b2J", "inbounds": ["in"]}] * 2))
     with pytest.raises(Unusable) as raised:
-        userfile.read(file)
+        read(file)
     raised.value.show()
     shown = capsys.readouterr().err
     assert "ann\\x1b[2J\\x9b2J" in shown

@@ -13,10 +13,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from drivers.process.child import CoreProcess
-from drivers.process.readiness import last, ready
-from drivers.sing_box import driver as sing_box
+from drivers.process.starting import last, ready
 from drivers.sing_box.driver import SingBox
-from drivers.xray import driver as xray
 from drivers.xray.driver import Xray
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
 from node.base.logs import LogRing
@@ -132,7 +130,7 @@ class ReadyTests(Spawning):
             self.lines.clear()
             core = self.start(python(IGNORES_TERM.format("up")))
             await self.says("up")
-            waiting = self.never(core, xray.cause, 60 if give_up else 0)
+            waiting = self.never(core, Xray.cause, 60 if give_up else 0)
             if give_up:
                 waiting.cancel()
             with self.assertRaises(CancelledError if give_up else CoreFailed):
@@ -143,7 +141,7 @@ class ReadyTests(Spawning):
     async def test_no_error_is_about_users(self) -> None:
         """Users connect before a core answers: no error has a line about them."""
         for line in (ACCESS, INFO):
-            for cause in (xray.cause, sing_box.cause):
+            for cause in (Xray.cause, SingBox.cause):
                 self.lines.clear()
                 core = self.start(python(IGNORES_TERM.format(line)))
                 await self.says(line)
@@ -163,8 +161,8 @@ class ReadyTests(Spawning):
         }.items():
             core = self.start(python(f"print({said!r}); raise SystemExit(127)"))
             with self.assertRaises(CoreFailed) as caught:
-                await self.never(core, xray.cause)
+                await self.never(core, Xray.cause)
             self.assertEqual(caught.exception.text, f"the core did not start (exit code 127): {heard}")
         core = self.start(python("print('listen tcp :443: bind: address already in use'); raise SystemExit(1)"))
         with self.assertRaises(PortTaken):
-            await self.never(core, xray.cause)
+            await self.never(core, Xray.cause)

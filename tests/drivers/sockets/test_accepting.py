@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from drivers.process.accepting import CLOSED, WAITING, ListenerWatch
+from drivers.sockets.listeners import CLOSED, WAITING, ListenerWatch
 from drivers.sockets.sock_diag import listening
 from scripts.staging.wait import until
 

@@ -1,8 +1,9 @@
-"""`nodectl certificate`: the certificate of the node on this machine."""
+"""`nodectl certificate` and `key`: the certificate and the API keys of the node on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,22 +14,30 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure, names_of
-from node.nodectl.exits import Unusable
+from node.keys import manage
+from node.keys.keyfile import SCOPES, BadKeys
 from node.nodectl.local_node import LocalNode
-from node.nodectl.options import json_option
-from node.nodectl.output import note, print_json, print_table
-from node.nodectl.session import Session
+from node.nodectl.output import Unusable, note, print_json, print_table
+from node.nodectl.session import Session, json_option
 
 # Days before its end from which to replace a certificate.
 SOON = 30
+_FILE = click.option(
+    "--keys",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The file of keys. [default: the one of the node on this machine]",
+)
+_RELOADED = "a running node reads this within ten seconds"
 
 
 @click.group
-def command() -> None:
+def certificate() -> None:
     """Show or make the certificate of the node on this machine, which controllers pin."""
 
 
-@command.command
+@certificate.command
 @click.option(
     "--file",
     "source",
@@ -53,7 +62,7 @@ def show(session: Session, source: Path | None) -> None:
         note(f"this PEM has {len(found['pem'])} characters; some panels store only {MAX_PEM}")
 
 
-@command.command
+@certificate.command
 @click.option("--san", "names", multiple=True, metavar="NAME", help="Add this host name or address; may be repeated.")
 @click.option(
     "--dir",
@@ -127,3 +136,61 @@ def _replaced(directory: Path, names: tuple[str, ...], before: Sequence[Path]) -
             for file, place in moved.items():
                 place.replace(file)
             raise
+
+
+@click.group
+def key() -> None:
+    """Manage the API keys of the node on this machine. Each has a name and a scope; the file stores only digests."""
+
+
+@key.command
+@click.argument("name")
+@click.option("--scope", type=click.Choice([*SCOPES]), default="all", show_default=True, help="What the key allows.")
+@_FILE
+@json_option
+def new(session: Session, name: str, scope: str, source: Path | None) -> None:
+    """Make a key and print it. It is not shown again."""
+    with _keys(session, source) as file:
+        key = manage.new(file, name, scope)
+    if session.json:
+        print_json({"name": name, "scope": scope, "key": key})
+    else:
+        click.echo(key)
+    note(_RELOADED)
+
+
+@key.command("list")
+@_FILE
+@json_option
+def list_keys(session: Session, source: Path | None) -> None:
+    """List the names and scopes of the keys in the file. A key in the setting API_KEY is not listed."""
+    with _keys(session, source) as file:
+        found = [{"name": key.name, "scope": key.scope.word} for key in manage.keys(file)]
+    if session.json:
+        print_json(found)
+    else:
+        print_table(("name", "scope"), [(key["name"], key["scope"]) for key in found])
+
+
+@key.command
+@click.argument("name")
+@_FILE
+@click.pass_obj
+def revoke(session: Session, name: str, source: Path | None) -> None:
+    """Remove a key. The node refuses it from then on, and closes streams that were opened with it."""
+    with _keys(session, source) as file:
+        manage.revoke(file, name)
+    note(_RELOADED)
+
+
+@contextmanager
+def _keys(session: Session, source: Path | None) -> Iterator[Path]:
+    """The file of keys. Raises `Unusable` if it cannot be used, or as it was to be."""
+    file = source or session.local_node.keys
+    try:
+        yield file
+    except BadKeys as error:
+        text = str(error)
+        raise Unusable(text if str(file) in text else f"{file}: {text}")
+    except OSError as error:
+        raise Unusable(f"{file} cannot be used: {error}; run this as the node's user or as root")
