@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from node.backend.control import Control
 from node.backend.desired import Desired
 from node.backend.options import BackendOptions
@@ -13,26 +15,20 @@ from node.events.journal import Tells
 from node.events.users import UserEvents
 
 
+@dataclass
 class Context:
     """The backend that is wanted, its runs and its state; the operations on it; and where the node reports them."""
 
-    def __init__(
-        self,
-        reactor: PooledReactor,
-        ring: LogRing,
-        desired: Desired,
-        generations: Generations,
-        options: BackendOptions,
-        journal: Tells,
-    ) -> None:
-        self.reactor = reactor
-        self.ring = ring
-        self.desired = desired
-        self.generations = generations
-        self.options = options
-        self.journal = journal
-        self.events = UserEvents(journal, reactor)
-        self.status = Status(ring, journal)
+    reactor: PooledReactor
+    ring: LogRing
+    desired: Desired
+    generations: Generations
+    options: BackendOptions
+    journal: Tells
+
+    def __post_init__(self) -> None:
+        self.events = UserEvents(self.journal, self.reactor)
+        self.status = Status(self.ring, self.journal)
         self.control = Control()
 
 

@@ -11,11 +11,9 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 
-from node.backend.ahead import Ahead
-from node.backend.limiter import Limiter, Unlimited
 from node.backend.reconcile import Pairs
-from node.backend.record import Record, Recorder
-from node.backend.roster import Roster
+from node.backend.record import Recorder
+from node.backend.roster import Ahead, Limiter, Roster
 from node.backend.supplied import Supplied
 from node.base.errors import Unsupported
 from node.base.pool import in_pool
@@ -25,6 +23,7 @@ from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
 from node.contract.saved import Changes, Saved
 from node.machine.malloc import Memory
+from node.state.store import Store
 from protos.service_pb2 import Backend, User
 
 T = TypeVar("T")
@@ -105,7 +104,7 @@ Build = Callable[[Accepted | None, Roster], Awaitable[tuple[Roster, list[Refusal
 class Desired:
     """The one wanted backend, if any, and its users."""
 
-    def __init__(self, reactor: PooledReactor, record: Record) -> None:
+    def __init__(self, reactor: PooledReactor, record: Store) -> None:
         self._reactor = reactor
         self._recorder = Recorder(record)
         self._memory = Memory(reactor)
@@ -114,7 +113,7 @@ class Desired:
         self._ahead: Ahead | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
-        self.limiter: Limiter = Unlimited()
+        self.limiter = Limiter()
         # Users whose removal waits for the roster, counted once for each waiting removal.
         self._barred: Counter[str] = Counter()
         # Refusals of users, by the node or a core, since the node began.

@@ -10,8 +10,7 @@ from node.backend import desired as desired_set
 from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import Build
-from node.backend.faults import in_background
-from node.backend.patience import answered
+from node.backend.faults import answered, in_background
 from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
 from node.backend.settling import Settling

@@ -15,12 +15,9 @@ from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import in_background
-from node.backend.keeper import Keeper, out_of
-from node.backend.keepers import Keepers
-from node.backend.left_out import LeftOut
+from node.backend.keeper import Keeper, Keepers, out_of
 from node.backend.reconcile import Pairs, by_user, concerning, pairs
-from node.backend.refresh import RETRY, Refresh
-from node.backend.renewal import Renewal, Renewed
+from node.backend.renewal import RETRY, Refresh, Renewal, Renewed
 from node.base.errors import InvalidConfig, NodeError
 from node.base.logs import Logger
 from node.base.waiting import Signal, until
@@ -34,6 +31,8 @@ WINDOW = 0.3
 CROWDED_WINDOW = 2.0
 LOOK = 0.25
 AGAIN = "; the node tries again"
+# A change is to blame when this many runs in a row crashed on probation with it.
+VERDICT = 2
 
 _Waiting = list[tuple[Pairs, Deferred[list[Refusal]]]]
 
@@ -285,6 +284,50 @@ class Pending(Worker):
         """A user's e-mail in the controller's spelling."""
         packed = self._desired.roster.users.get(key)
         return key if packed is None else User.FromString(packed).email
+
+
+class LeftOut:
+    """Why wanted users are not in the core, and the changes that a core has refused: no new run starts for these."""
+
+    def __init__(self) -> None:
+        # By key, why the core did not take the user's last change.
+        self.reasons: dict[str, list[str]] = {}
+        self._refused: set[Change] = set()
+        self._crashes: dict[Change, int] = {}
+
+    def note(self, touched: Pairs, refused: Iterable[Refusal]) -> None:
+        """Note that these pairs were applied, except for these refusals."""
+        if self.reasons:
+            for _, key in touched:
+                self.reasons.pop(key, None)
+        for key, some in by_user(refused).items():
+            self.reasons[key] = [refusal.reason for refusal in some]
+
+    def refuse(self, changes: Iterable[Change]) -> None:
+        """Note that a core does not start with these changes."""
+        self._refused.update(changes)
+
+    def crashed(self, changes: Iterable[Change]) -> list[Change]:
+        """Note that a run with these changes crashed on probation. Returns those that are to blame by now."""
+        self._crashes = {change: self._crashes.get(change, 0) + 1 for change in changes}
+        blamed = [change for change, times in self._crashes.items() if times >= VERDICT]
+        self.refuse(blamed)
+        return blamed
+
+    def forgive(self, touched: Pairs) -> None:
+        """Forget refusals of these pairs: a controller has sent them again."""
+        if self._refused:
+            self._refused = {change for change in self._refused if (change.tag, change.key) not in touched}
+
+    def besides(self, changes: Iterable[Change]) -> list[Change]:
+        """Of all outstanding changes those that no core has refused; forgets refusals of others."""
+        outstanding = list(changes)
+        self._refused.intersection_update(outstanding)
+        return [change for change in outstanding if change not in self._refused]
+
+    def forget(self) -> None:
+        """Clear everything: no core runs any more."""
+        self.reasons, self._refused, self._crashes = {}, set(), {}
 
 
 def _answer(waiting: _Waiting, refused: list[Refusal]) -> None:

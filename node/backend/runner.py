@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import Accepted, Desired
-from node.backend.faults import as_node_error, in_background
+from node.backend.faults import answered, as_node_error, in_background
+from node.backend.health import lives
 from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.options import BackendOptions
-from node.backend.patience import answered
-from node.backend.preparing import fingerprint_of, prepare, prepare_again
 from node.backend.routing import Router
-from node.backend.starts import Starts
+from node.backend.starts import Starts, fingerprint_of, prepare
 from node.backend.state import State
-from node.backend.stops import Stops
 from node.backend.supervisor import Supervisor
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NotStarted, ShuttingDown
@@ -32,6 +30,8 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from protos.service_pb2 import Backend
 
+T = TypeVar("T")
+Ask = Callable[[Generation], Awaitable[T]]
 UNCHANGED = Routing()
 
 
@@ -66,8 +66,7 @@ class Runner(Worker):
         self.listing = Listing(context, self._settling)
         self.router = Router(context, self._settling)
         self._resuming = Backoff(reactor)
-        self._stops = Stops(context, self.supervisor)
-        self._starts = Starts(context, self.supervisor, self._stops, self._resuming)
+        self._starts = Starts(context, self.supervisor, self._resuming)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -129,7 +128,7 @@ class Runner(Worker):
         if not self._closed:
             self.desired.forget()
         self._control.abort()
-        await self._control.run(lambda settled: self._stops.stop(grace, settled), core=True, final=True)
+        await self._control.run(lambda settled: self._starts.stop(grace, settled), core=True, final=True)
         await self.desired.recorded()
 
     async def exchange(
@@ -160,10 +159,16 @@ class Runner(Worker):
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
         """Prepare the backend of a handed-over run again; without a `request` it is the one accepted now.
 
-        Raises as `node.backend.preparing.prepare`.
+        Raises as `node.backend.starts.prepare`.
         """
-        assert self.desired.accepted is not None
-        return await prepare_again(self._reactor, self.desired.accepted, request, routing)
+        accepted = self.desired.accepted
+        assert accepted is not None
+        if request:
+            asked = Backend.FromString(request)
+            fingerprint = await fingerprint_of(self._reactor, accepted.driver, asked)
+            if fingerprint != accepted.fingerprint:
+                return await prepare(accepted.driver, asked, fingerprint, routing)
+        return accepted if accepted.routing == routing else await accepted.with_routing(routing)
 
     def unsteady(self) -> str:
         """Why the runs cannot be handed over to the next node process now; empty if they can."""
@@ -212,6 +217,36 @@ class Runner(Worker):
         if run is None:
             raise NotStarted("the core is being restarted to apply users")
         return run
+
+    async def ask(self, ask: Ask[T]) -> T:
+        """Ask the current run; if it ends meanwhile, the next one. Raises as `current`, and what `ask` raises."""
+        while True:
+            run = self.current()
+            for answer in (await self._asked(run, ask, lambda: [self._generations.current])).values():
+                return answer
+
+    async def ask_all(self, ask: Ask[T]) -> list[T]:
+        """Ask every run that may have users' connections. Raises as `ask`."""
+        answers: dict[Generation, T] = {}
+        while self.current() not in answers:
+            for run in self._generations.serving:
+                if run not in answers:
+                    answers.update(await self._asked(run, ask, lambda: self._generations.serving))
+        return list(answers.values())
+
+    async def _asked(
+        self, run: Generation, ask: Ask[T], asked: Callable[[], Collection[Generation | None]]
+    ) -> Mapping[Generation, T]:
+        """The run's answer; empty if it failed and is not among the runs in `asked` any more."""
+        try:
+            return {run: await ask(run)}
+        except CoreFailed:
+            if run in asked():
+                # A core that was killed may not be known to be gone yet.
+                await lives(run, self._reactor)
+            if run in asked():
+                raise
+            return {}
 
     @property
     def accepted(self) -> Accepted | None:

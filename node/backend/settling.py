@@ -15,8 +15,7 @@ from twisted.python.failure import Failure
 
 from node.backend.context import Context, Worker
 from node.backend.faults import in_background
-from node.backend.keeper import Keeper
-from node.backend.keepers import Keepers
+from node.backend.keeper import Keeper, Keepers
 from node.backend.pending import Pending
 from node.backend.reconcile import Pairs, pairs
 from node.backend.state import State

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
-from node.backend.snapshot import DrainingRun, Snapshot
+from node.backend.supervisor import DrainingRun, Snapshot
 from node.base import proc
 from node.base.errors import CoreFailed, NodeError
 from node.base.logs import Logger

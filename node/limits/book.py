@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from typing import NamedTuple
 
+from node.backend.roster import Limiter
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.count import (
@@ -56,8 +57,8 @@ class Report(NamedTuple):
     reason: str
 
 
-class Book:
-    """Usage by user. Satisfies `node.backend.limiter.Limiter`; `Enforcement` takes what `news` and others collect.
+class Book(Limiter):
+    """Usage by user; `Enforcement` takes what `news` and others collect.
 
     Tells the connections of users who came or went, or whose limits may have changed.
     """

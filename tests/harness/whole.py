@@ -8,7 +8,6 @@ from typing import Any
 from node.api.operations import Operations
 from node.backend.desired import Desired
 from node.backend.options import BackendOptions
-from node.backend.record import Record
 from node.backend.runner import Runner
 from node.base.logs import LogRing
 from node.base.part import Parts
@@ -28,7 +27,7 @@ ENGINE = EngineOptions()
 def make_runner(
     clock: Any,
     ring: LogRing,
-    record: Record,
+    record: Any,
     generations: Generations,
     read: Callable[[Generation], Coroutine[Any, Any, bool]],
     options: BackendOptions = OPTIONS,
