@@ -15,6 +15,7 @@ from node.base.errors import CoreFailed
 from node.contract.abilities import NotShared
 from node.contract.accounts import Account
 from node.contract.driver import Host, Plan
+from node.contract.leaving import Leaves
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 
@@ -68,6 +69,10 @@ class Core:
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores could not be taken over: {error}") from error
 
+    async def recover(self, plan: Plan, left: bytes, exact: bool) -> Leaves:
+        assert isinstance(plan, Planned)
+        return await plan.recover(left, exact)
+
     async def remain(self, pids: Collection[int], lead: int | None) -> None:
         self._installation.look_again()
         try:
@@ -113,6 +118,10 @@ class Planned(Generic[M]):
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""
         return (await self._installation.current(self._chosen)).touching(self._touched)
+
+    async def recover(self, left: bytes, exact: bool) -> Leaves:
+        """Take over a run of this plan: see `node.contract.leaving.LeavesAll.recover`."""
+        raise NotImplementedError
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

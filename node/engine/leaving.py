@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
@@ -15,7 +15,7 @@ from node.base.logs import Logger
 from node.contract.abilities import Closes
 from node.contract.driver import Driver, Generation, Plan
 from node.contract.generations import Generations
-from node.contract.leaving import Gone, Heirs, Leaves, LeavesAll, NotNow, Recovers
+from node.contract.leaving import Gone, Leaves, LeavesAll, NotNow
 from node.contract.routing import Routing
 from node.contract.saved import Saved
 from node.traffic.polling import Traffic
@@ -29,6 +29,22 @@ class Recovered(NamedTuple):
     run: Leaves
     left: Run
     accepted: Accepted | None
+
+
+class Heirs(Protocol):
+    """Called with the outcome of recovering the cores that the previous version handed over."""
+
+    async def end_others(self) -> None:
+        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
+
+    def taken(self, pids: Collection[int]) -> None:
+        """This node has taken over these cores."""
+
+    def go_back(self, reason: str) -> None:
+        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
+
+    def failed(self, reason: str) -> None:
+        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
 
 
 class Leaving:
@@ -287,9 +303,9 @@ class Leaving:
         self, left: Run, plan: Plan, accepted: Accepted | None, heirs: Heirs, exact: bool
     ) -> Recovered | None:
         try:
-            if not isinstance(plan, Recovers):
+            if self._together is None:
                 raise CoreFailed("its driver cannot adopt cores")
-            return Recovered(await plan.recover(left.core, exact), left, accepted)
+            return Recovered(await self._together.recover(plan, left.core, exact), left, accepted)
         except Gone as gone:
             self.log.warn("a core left by the last node process is not adopted: {reason}", reason=str(gone))
         except Exception as error:  # noqa: BLE001 - reported, as above

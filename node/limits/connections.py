@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from node.base.errors import CoreFailed
 from node.contract.connections import Address, Live, Paces, SeesConnections
 from node.contract.driver import Generation
-from node.contract.generations import Generations
+from node.contract.generations import Follower, Generations
 from node.limits.in_force import InForce
 
 Run = TypeVar("Run", bound=SeesConnections)
@@ -31,7 +31,7 @@ class Watcher:
         """Called when a core came or went."""
 
 
-class Connections:
+class Connections(Follower):
     """The cores that see the connections of users: `runs`, and of these `paced`, whose connections can be paced.
 
     `blind`: some core that serves cannot attribute connections to users.
@@ -47,7 +47,7 @@ class Connections:
         self.blind = False
         # The core that serves new connections.
         self.current: Generation | None = None
-        generations.watch(self._follow)
+        generations.follow(self)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell this limit from now on."""
@@ -64,7 +64,7 @@ class Connections:
         for watcher in self._watchers:
             watcher.changed(keys)
 
-    def _follow(self) -> None:
+    def moved(self) -> None:
         serving = self._generations.serving
         self.runs = [run for run in serving if isinstance(run, SeesConnections)]
         self.paced = [run for run in serving if isinstance(run, Paces)]
