@@ -14,8 +14,7 @@ from node.contract.accounts import key_of
 from node.contract.counters import Scope
 from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes
+from node.contract.saved import Changes, Lasting
 from node.engine.keep_alive import KeepAlive
 from node.engine.leaving import Leaving
 from node.engine.options import EngineOptions

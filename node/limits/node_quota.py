@@ -15,8 +15,7 @@ from node.base.periodic import Periodic
 from node.contract.abilities import Closes
 from node.contract.driver import Generation
 from node.contract.generations import Follower, Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, Spent, pack, unpack

@@ -16,40 +16,27 @@ from protos.service_pb2 import Limits
 class LimitOptions(Options):
     """Limits of users without their own, and how addresses are counted. `grace` is in seconds."""
 
-    all_users: Limits = setting(
-        "LIMITS",
+    all_users: Limits = setting("LIMITS", read=parsing.limits).help(
         "default limits of users without their own, such as addresses=3 down=100M bytes=500GB/month; see "
         "docs/limits.md",
-        read=parsing.limits,
-        details="Set it to limit users whose panel does not send limits.",
+        "Set it to limit users whose panel does not send limits.",
     )
-    inbounds: Mapping[str, Limits] = setting(
-        "LIMITS_INBOUNDS",
+    inbounds: Mapping[str, Limits] = setting("LIMITS_INBOUNDS", read=parsing.by_inbound).help(
         "default limits by inbound, which take precedence over LIMITS, such as free: down=2M; trial: addresses=1",
-        read=parsing.by_inbound,
-        details="Set it if users of some inbounds have other limits than the rest.",
+        "Set it if users of some inbounds have other limits than the rest.",
     )
-    grace: float = setting(
-        "LIMIT_GRACE",
+    grace: float = setting("LIMIT_GRACE", "30", seconds(1, 600)).help(
         "seconds without traffic after which an address gives way to a new address of the same user, 1 to 600",
-        "30",
-        read=seconds(1, 600),
-        details="Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
+        "Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
         "connections end too early.",
     )
-    ipv4_prefix: int = setting(
-        "LIMIT_IPV4_PREFIX",
+    ipv4_prefix: int = setting("LIMIT_IPV4_PREFIX", "32", number(8, 32)).help(
         "length of a prefix: IPv4 addresses with this many leading bits in common count as one address, 8 to 32",
-        "32",
-        read=number(8, 32),
-        details="Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
+        "Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
     )
-    ipv6_prefix: int = setting(
-        "LIMIT_IPV6_PREFIX",
+    ipv6_prefix: int = setting("LIMIT_IPV6_PREFIX", "64", number(32, 128)).help(
         "length of a prefix: IPv6 addresses with this many leading bits in common count as one address, 32 to 128",
-        "64",
-        read=number(32, 128),
-        details="64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
+        "64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
     )
 
     @property

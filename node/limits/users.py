@@ -15,8 +15,7 @@ from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.limits.address_limits import AddressLimits
 from node.limits.book import Book

@@ -18,8 +18,7 @@ from node.contract.abilities import CountsSome
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted

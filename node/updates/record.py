@@ -13,7 +13,7 @@ from typing import Any
 from node.base.errors import NodeError
 from node.base.logs import Logger
 from node.base.secret_file import write_secret
-from node.contract.choices import Choices
+from node.contract.driver import Choices
 
 # The name of the geo files in the record.
 LISTS = "geo"

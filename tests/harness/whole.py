@@ -13,8 +13,7 @@ from node.base.logs import LogRing
 from node.base.part import Parts
 from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
