@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,10 @@ from node.base.errors import CoreFailed
 from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.connections import Address, Live, SeesConnections
-from node.limits.addresses import Grouping, giving_way, silences
 from node.limits.connections import Connections, Watcher, look
 from node.limits.events import LimitEvents
 from node.limits.in_force import InForce
+from node.limits.options import Grouping
 
 # Seconds for which users are collected for a check; the second for those who may wait. Users in one check.
 SOON, LATER = 0.1, 1.0
@@ -249,3 +249,32 @@ class Checks:
     def _over(self, _: object) -> None:
         self._going, self.under_way = None, frozenset()
         self._arm()
+
+
+def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, float]:
+    """Seconds without traffic by group: a group is as silent as its least silent connection."""
+    silent: dict[Address, float] = {}
+    for live in connections:
+        group = grouping.of(live.address)
+        silent[group] = min(live.silent, silent.get(group, math.inf))
+    return silent
+
+
+def giving_way(limit: int, grace: float, silent: Mapping[Address, float], order: Mapping[Address, int]) -> set[Address]:
+    """Return the groups to disconnect, so that at most `limit` stay; 0 is no limit.
+
+    Groups that were silent for longer than the grace go first, the most silent one before the others; then newcomers,
+    the newest first. By age alone, four devices of a user with a limit of three would disconnect each other for ever.
+    `order` numbers groups by arrival; a group that is not in it has just arrived.
+    """
+    excess = len(silent) - limit if limit else 0
+    if excess <= 0:
+        return set()
+
+    def came(group: Address) -> tuple[float, float, Address]:
+        return order.get(group, math.inf), silent[group], group
+
+    dead = [group for group, seconds in silent.items() if seconds > grace]
+    leaving = sorted(dead, key=lambda group: (silent[group], came(group)), reverse=True)[:excess]
+    newest = sorted(silent.keys() - set(leaving), key=came, reverse=True)
+    return {*leaving, *newest[: excess - len(leaving)]}

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.base.settings import Options, number, seconds, setting
+from node.contract.connections import Address
 from node.limits import parsing
-from node.limits.addresses import Grouping
 from node.limits.limits import Defaults
 from protos.service_pb2 import Limits
+
+_BITS = {4: 32, 16: 128}
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Counts addresses with the same prefix as one: an IPv6 household, or an IPv4 carrier's NAT pool."""
+
+    ipv4: int = 32
+    ipv6: int = 64
+
+    def of(self, address: Address) -> Address:
+        """The address of the group: the prefix, then zeros."""
+        bits, kept = self._bits(address)
+        if kept == bits:
+            return address
+        number = int.from_bytes(address) >> (bits - kept) << (bits - kept)
+        return number.to_bytes(len(address))
+
+    def shown(self, group: Address) -> str:
+        """Format a group as an address, or as a network if it has more than one address."""
+        bits, kept = self._bits(group)
+        text = str(ipaddress.ip_address(group))
+        return text if kept == bits else f"{text}/{kept}"
+
+    def _bits(self, address: Address) -> tuple[int, int]:
+        return _BITS[len(address)], self.ipv4 if len(address) == 4 else self.ipv6
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.base.slices import slices
 from node.contract.connections import Address, Handle, Live, Paces
-from node.limits.connections import Connections, PacedRun, Watcher, look
+from node.limits.connections import Connections, NewConnections, PacedRun, Watcher, look
 from node.limits.in_force import InForce
-from node.limits.new_connections import NewConnections
 from node.limits.speed import Down, Up
 
 # Seconds between two rounds for users with an upload limit, and between two rounds for all users; the latter grow up to
