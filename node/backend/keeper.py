@@ -21,8 +21,8 @@ from protos.service_pb2 import User
 LISTED = 20
 
 
-class Keeper(Worker):
-    """Applies changes of users to its run. Satisfies `node.backend.reconcile.Core`.
+class Keeper(Worker, Reconciler):
+    """Applies changes of users to its run.
 
     The current run, and one that takes over, should have all wanted users. A draining run, or one that waits for a
     Start after a Stop, keeps the users that it has, except removed ones and those with new credentials. An ending run
@@ -32,12 +32,12 @@ class Keeper(Worker):
     log = Logger()
 
     def __init__(self, context: Context, run: Generation, accepted: Accepted, watch: Watch) -> None:
-        super().__init__(context)
+        Worker.__init__(self, context)
+        Reconciler.__init__(self)
         self.run = run
         # The backend that was accepted when the run served last.
         self.accepted = accepted
         self._watch = watch
-        self.reconciler = Reconciler(self)
 
     @property
     def serves(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -16,13 +16,13 @@ from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import in_background
 from node.backend.keeper import Keeper, Keepers, out_of
-from node.backend.reconcile import Pairs, by_user, concerning, pairs
+from node.backend.reconcile import Batches, Pairs, answer, by_user, pairs
 from node.backend.renewal import RETRY, Refresh, Renewal, Renewed
 from node.base.errors import InvalidConfig, NodeError
 from node.base.logs import Logger
 from node.base.waiting import Signal, until
 from node.contract.accounts import Change, Refusal
-from node.contract.driver import Generation
+from node.contract.driver import Applied, Generation
 from protos.service_pb2 import User
 
 # Seconds for which changes are batched before a new run starts for them; the same at most, while the new run would end
@@ -34,10 +34,10 @@ AGAIN = "; the node tries again"
 # A change is to blame when this many runs in a row crashed on probation with it.
 VERDICT = 2
 
-_Waiting = list[tuple[Pairs, Deferred[list[Refusal]]]]
+NONE = Applied([], [])
 
 
-class Pending(Worker):
+class Pending(Worker, Batches):
     """Batches changes and starts one new run after another for them. `adopt` makes a run the current one."""
 
     log = Logger()
@@ -45,45 +45,40 @@ class Pending(Worker):
     def __init__(
         self, context: Context, renewal: Renewal, drain: Drain, keepers: Keepers, adopt: Callable[[Generation], None]
     ) -> None:
-        super().__init__(context)
+        Worker.__init__(self, context)
+        Batches.__init__(self)
         self._renewal = renewal
         self._drain = drain
         self._keepers = keepers
         self._adopt = adopt
         self.left_out = LeftOut()
         self.refresh = Refresh(self._reactor, self._current, drain, self._begin)
-        self._dirty: Pairs = set()
-        self._waiting: _Waiting = []
         # When the oldest waiting change came.
         self._since = 0.0
-        # The pairs that a new run is starting for, and the changes that came with the newest run.
-        self._asked: Pairs = set()
+        # The newest run, and the changes that came with it.
         self._brought: tuple[Generation | None, Sequence[Change]] = None, ()
         # Pairs to retry: no run came up with them, though no core refused them.
         self._again: Pairs = set()
         self._retrying = Backoff(self._reactor)
-        self._turn = DeferredLock()
         self._work: Deferred[None] | None = None
         self._over = Signal()
         self._over.fire()
         self._cancelled = self._paused = False
 
-    def bring(self, touched: Pairs) -> Deferred[list[Refusal]]:
-        """Have a new run bring these (tag, key) pairs. Fires when they are in force, with the refusals.
+    def bring(self, touched: Pairs) -> Deferred[Applied]:
+        """Have a new run bring these (tag, key) pairs. Fires when they are in force, with the refusals; none are left.
 
         A core that is starting for a Start, or after a crash, brings them, too.
         """
-        done: Deferred[list[Refusal]] = Deferred()
         self._since = self._since if self._waiting else self._reactor.seconds()
-        self._dirty |= touched
-        self._waiting.append((touched, done))
+        done = self._add(touched)
         self._begin()
         return done
 
     @property
     def under_way(self) -> Pairs:
         """The pairs that wait for a new run."""
-        return self._dirty | self._asked | self._again
+        return super().under_way | self._again
 
     def try_again(self, touched: Pairs) -> None:
         """Retry pairs after the current run failed to take them, with backoff."""
@@ -92,11 +87,7 @@ class Pending(Worker):
 
     def busy(self, touched: Pairs) -> bool:
         """Whether some of these pairs wait for a new run."""
-        return not all(map(touched.isdisjoint, (self._dirty, self._asked, self._again)))
-
-    async def idle(self) -> None:
-        """Wait until the run that is starting has taken over or failed."""
-        await self._turn.run(lambda: None)
+        return super().busy(touched) or not touched.isdisjoint(self._again)
 
     def pause(self, paused: bool) -> None:
         """Start no new run while the node hands over those that there are."""
@@ -115,7 +106,7 @@ class Pending(Worker):
             self._work.cancel()
         await self._over.wait()
         waiting, self._waiting, self._dirty, self._again = self._waiting, [], set(), set()
-        _answer(waiting, [])
+        answer(waiting, NONE)
 
     def forget(self) -> None:
         """Clear everything: no run is left, and none is to start."""
@@ -173,7 +164,7 @@ class Pending(Worker):
         try:
             refused = await self._bring(self._asked)
         except CancelledError:
-            _answer(waiting, [])
+            answer(waiting, NONE)
             raise
         except Exception:  # noqa: BLE001 - every caller that waits gets it
             fault = Failure()
@@ -181,7 +172,7 @@ class Pending(Worker):
                 done.errback(fault)
         else:
             self.left_out.note(self._asked, refused)
-            _answer(waiting, refused)
+            answer(waiting, Applied(refused, []))
         finally:
             self._asked = set()
 
@@ -200,7 +191,7 @@ class Pending(Worker):
         self.left_out.forgive(touched)
         stuck = touched
         try:
-            refused, left = await keeper.reconciler.settle(touched)
+            refused, left = await keeper.settle(touched)
             stuck = pairs(left)
             return refused + (await self._renew(keeper, left) if left else [])
         except NodeError as error:
@@ -240,7 +231,7 @@ class Pending(Worker):
         outstanding = pairs(self.left_out.besides(keeper.differences())) - self._again - self._dirty
         if outstanding:
             try:
-                _, left = await keeper.reconciler.settle(outstanding)
+                _, left = await keeper.settle(outstanding)
             except NodeError as error:
                 self._again |= outstanding
                 self.log.warn("the new core did not take all users: {reason}" + AGAIN, reason=error.text)
@@ -328,9 +319,3 @@ class LeftOut:
     def forget(self) -> None:
         """Clear everything: no core runs any more."""
         self.reasons, self._refused, self._crashes = {}, set(), {}
-
-
-def _answer(waiting: _Waiting, refused: list[Refusal]) -> None:
-    by_key = by_user(refused)
-    for touched, done in waiting:
-        done.callback(concerning(touched, by_key))
