@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
-from node.backend.control import Settled
+from node.backend.control import Settled, Work
 from node.backend.desired import Accepted, Desired
 from node.backend.faults import answered, as_node_error, in_background
 from node.backend.health import lives
@@ -20,7 +19,7 @@ from node.backend.starts import Starts, fingerprint_of, prepare
 from node.backend.state import State
 from node.backend.supervisor import Supervisor
 from node.backend.wind_down import WindDown
-from node.base.errors import CoreFailed, InvalidConfig, NotStarted, ShuttingDown
+from node.base.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.base.logs import Logger, LogRing
 from node.base.reactor import PooledReactor
 from node.contract.driver import Driver, Generation
@@ -83,7 +82,7 @@ class Runner(Worker):
         except InvalidConfig as error:
             self.journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
             raise
-        await self.desired.recorded()
+        await self.desired.recorder.kept()
 
     async def prepare(
         self, driver: Driver, request: Backend, users: Sequence[bytes], routing: Routing = UNCHANGED
@@ -106,7 +105,23 @@ class Runner(Worker):
         `users`: its saved users; `routing`: its routing changes. `resumed` is called when it runs, now or later; not if
         a controller was faster.
         """
-        await self._control.run(lambda _: self._resume(driver, request, users, resumed, routing), core=True)
+
+        async def work(_: Settled) -> None:
+            # Changes of users wait for the outcome: applied before, one would be lost with a failed try, and the next
+            # try would bring back removed users.
+            if self.desired.accepted is not None or self._closed:
+                return  # a controller was faster, or the node ends
+            self.status.enter(State.STARTING, "resuming what ran when the node ended")
+            try:
+                await self._starts.start(driver, request, _never_settled, routing, users)
+            except Exception as error:
+                if self.status.stopped:
+                    raise  # a Stop aborted it
+                self._not_resumed(as_node_error(error), work)
+            else:
+                resumed()
+
+        await self._control.run(work, core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend and abort all operations. Its core ends after `grace` seconds, unless a Start wants it.
@@ -126,10 +141,10 @@ class Runner(Worker):
         if not self.status.stopped:
             self.status.enter(State.STOPPED, reason)
         if not self._closed:
-            self.desired.forget()
+            self.desired.recorder.forget()
         self._control.abort()
         await self._control.run(lambda settled: self._starts.stop(grace, settled), core=True, final=True)
-        await self.desired.recorded()
+        await self.desired.recorder.kept()
 
     async def exchange(
         self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
@@ -153,7 +168,7 @@ class Runner(Worker):
                 raise
 
         await self._control.run(work, core=True)
-        await self.desired.recorded()
+        await self.desired.recorder.kept()
         return took[0]
 
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
@@ -260,36 +275,14 @@ class Runner(Worker):
         run = self.generations.current.warnings if self.accepted and self.generations.current else ()
         return [*plan, *self.supervisor.warnings, *run]
 
-    # Resuming
-
-    async def _resume(
-        self,
-        driver: Driver,
-        request: Backend,
-        users: Sequence[bytes],
-        resumed: Callable[[], None],
-        routing: Routing,
-    ) -> None:
-        """Start the saved backend; changes of users wait for the outcome, so `settled` is not called before the end.
-
-        Applied earlier, a change would be lost with a failed try, and the next try would bring back removed users.
-        """
-        if self.desired.accepted is not None or self._closed:
-            return  # a controller was faster, or the node ends
-        self.status.enter(State.STARTING, "resuming what ran when the node ended")
-        try:
-            await self._starts.start(driver, request, _never_settled, routing, users)
-        except Exception as error:
-            if self.status.stopped:
-                raise  # a Stop aborted it
-            reason = as_node_error(error)
-            again = not isinstance(reason, InvalidConfig)
-            self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; the node tries again" if again else ""))
-            if again:
-                later = partial(self.resume, driver, request, users, resumed, routing)
-                self._resuming.later(lambda: in_background(later(), "the backend could not be resumed"))
-        else:
-            resumed()
+    def _not_resumed(self, reason: NodeError, again: Work) -> None:
+        """Note why the resume failed, and try again, with backoff, unless the configuration is invalid."""
+        if isinstance(reason, InvalidConfig):
+            self.status.enter(State.FAILED, f"not resumed: {reason.text}")
+            return
+        self.status.enter(State.FAILED, f"not resumed: {reason.text}; the node tries again")
+        text = "the backend could not be resumed"
+        self._resuming.later(lambda: in_background(self._control.run(again, core=True), text))
 
 
 def _never_settled() -> None:

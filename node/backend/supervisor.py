@@ -89,7 +89,7 @@ class Supervisor(Worker, Follower):
         self.replacement = Replacement(context, wind_down, self._drain)
         self._backoff = Backoff(self._reactor)
         self._watch = Watch(self._reactor, self._hung, self._repair)
-        self._probation = Probation(self._reactor, self._generations, self._hung)
+        self._probation = Probation(context, self._hung)
         self._keepers = Keepers(context, self._watch)
         renewal = Renewal(context, self.replacement, self._retry_later)
         self._pending = Pending(context, renewal, self._drain, self._keepers, self._adopt)

@@ -69,7 +69,7 @@ class Engine(Lasting):
         return self.runner.unsteady()
 
     def save(self, changes: Changes) -> None:
-        self.runner.desired.save(changes)
+        self.runner.desired.recorder.save(changes)
 
     def leave(self) -> None:
         self.runner.report_users()
