@@ -10,6 +10,7 @@ from node.backend.options import BackendOptions
 from node.backend.state import Status
 from node.base.logs import LogRing
 from node.base.reactor import PooledReactor
+from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.events.journal import Tells
 from node.events.users import UserEvents
@@ -45,3 +46,8 @@ class Worker:
         self._events = context.events
         self._status = context.status
         self._control = context.control
+
+    @property
+    def _running(self) -> Generation | None:
+        """The current run, while the backend is running."""
+        return self._generations.current if self._status.running else None

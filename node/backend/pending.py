@@ -52,7 +52,7 @@ class Pending(Worker, Batches):
         self._keepers = keepers
         self._adopt = adopt
         self.left_out = LeftOut()
-        self.refresh = Refresh(self._reactor, self._current, drain, self._begin)
+        self.refresh = Refresh(context, drain, self._begin)
         # When the oldest waiting change came.
         self._since = 0.0
         # The newest run, and the changes that came with it.
@@ -120,12 +120,9 @@ class Pending(Worker, Batches):
             blamed = self.left_out.crashed(coming)
             self.left_out.note(pairs(blamed), self._refusals(blamed, "the core crashes with this user"))
 
-    def _current(self) -> Generation | None:
-        return self._generations.current if self._status.running else None
-
     def _keeper(self) -> Keeper | None:
         """The keeper of the current run, while the backend is running."""
-        return self._keepers.of(self._current())
+        return self._keepers.of(self._running)
 
     # The work
 
@@ -240,7 +237,7 @@ class Pending(Worker, Batches):
 
     async def _refresh(self) -> None:
         self.refresh.due = False
-        run = self._current()
+        run = self._running
         if run is not None and self.refresh.wanted:
             fresh = await self._renewal.refresh(run)
             if fresh is not run:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twisted.internet.interfaces import IReactorTime
-
 from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import as_node_error
@@ -122,24 +120,17 @@ class Renewal(Worker):
         return apply([each._replace(packed=None) for each in others], accounts) if others else accounts
 
 
-class Refresh:
+class Refresh(Worker):
     """Schedules a new run in place of one that still knows credentials of removed users, though it keeps them out.
 
-    Calls `begin` when it is due. `run` returns the current run.
+    Calls `begin` when it is due.
     """
 
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        run: Callable[[], Generation | None],
-        drain: Drain,
-        begin: Callable[[], None],
-    ) -> None:
-        self._reactor = reactor
-        self._run = run
+    def __init__(self, context: Context, drain: Drain, begin: Callable[[], None]) -> None:
+        super().__init__(context)
         self._drain = drain
         self._begin = begin
-        self._alarm = Alarm(reactor, self._due)
+        self._alarm = Alarm(self._reactor, self._due)
         # Since when the new run is put off.
         self._patient_since: float | None = None
         # Whether a new run is due.
@@ -148,7 +139,7 @@ class Refresh:
     @property
     def wanted(self) -> bool:
         """Whether the current run knows credentials of removed users."""
-        run = self._run()
+        run = self._running
         return run is not None and run.lingering
 
     def soon(self, seconds: float = REFRESH) -> None:
@@ -179,7 +170,7 @@ class Refresh:
     @property
     def _patience(self) -> float:
         """Seconds for which the new run may be put off, by what it costs."""
-        run = self._run()
+        run = self._running
         if isinstance(run, Shares) and run.ends_sessions:
             return SESSIONS
         return PATIENCE if self._drain.full else 0.0

@@ -14,7 +14,6 @@ from node.base.errors import CoreFailed, NodeError
 from node.base.logs import Logger
 from node.contract.abilities import Closes
 from node.contract.driver import Driver, Generation, Plan
-from node.contract.generations import Generations
 from node.contract.leaving import Gone, Leaves, LeavesAll, NotNow
 from node.contract.routing import Routing
 from node.contract.saved import Saved
@@ -55,7 +54,8 @@ class Leaving:
     def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Traffic) -> None:
         self._runner = runner
         self._drivers = drivers
-        self._traffic = traffic
+        self.traffic = traffic
+        self.generations = runner.generations
         # Set if the last node process has left something.
         self._heirs: Heirs | None = None
         # Counters by the mark of a run, for the runs of a node that was killed.
@@ -63,14 +63,6 @@ class Leaving:
         self._together: LeavesAll | None = None
         # The driver that keeps the answers of a rehearsal for the next node process.
         self._rehearsed: LeavesAll | None = None
-
-    @property
-    def generations(self) -> Generations:
-        return self._runner.generations
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._traffic
 
     async def prepare(self, saved: Saved) -> None:
         """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
@@ -149,7 +141,7 @@ class Leaving:
             type=Backend.FromString(accepted.request).type,
             pid=run.pid or 0,
             core=core,
-            counters=self._traffic.known(run) if exact else {},
+            counters=self.traffic.known(run) if exact else {},
             mark=mark_of(run),
             config=config_of(accepted),
             saved=run in saved,
@@ -168,7 +160,7 @@ class Leaving:
             snapshot = self._runner.supervisor.snapshot
             if snapshot is not None and isinstance(snapshot.current, Leaves):
                 # Traffic from here on is counted by the next node process.
-                await self._traffic.read()
+                await self.traffic.read()
                 await self._leave(snapshot, go)
 
         try:
@@ -193,7 +185,7 @@ class Leaving:
                 raise NotNow(error.text) from error
             self._require_steady()
             for run, left in zip(there, (handover.run, *handover.draining), strict=True):
-                if self._traffic.known(run) != left.counters:
+                if self.traffic.known(run) != left.counters:
                     # A slow reading has just been booked; the next node process would book it again.
                     raise NotNow("the counters of a core are being read")
             await go(handover)
@@ -238,7 +230,7 @@ class Leaving:
                 return None
             heirs.taken(pids)
             for each in there:
-                self._traffic.go_on(each.run, each.left.counters)
+                self.traffic.go_on(each.run, each.left.counters)
             self._runner.supervisor.inherit([_draining_run(each, current is not None) for each in draining])
             for each in there:
                 each.run.stay()

@@ -27,7 +27,7 @@ from node.limits.book import Book, Report
 from node.limits.connections import Connections, Watcher
 from node.limits.events import LimitEvents
 from node.state.store import Store
-from node.traffic.polling import Traffic
+from node.traffic.polling import Limits, Traffic
 from node.traffic.readings import FEW
 from node.traffic.sums import Sums
 
@@ -50,8 +50,8 @@ BURST, GROWTH = 62.5e6, 2.0
 SHORTEST, SHARE = 0.05, 0.03
 
 
-class Enforcement(Watcher):
-    """Bars users by their limits. Satisfies `node.traffic.polling.Limits`."""
+class Enforcement(Watcher, Limits):
+    """Bars users by their limits."""
 
     log = Logger()
 
