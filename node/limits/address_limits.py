@@ -16,11 +16,9 @@ from twisted.python.failure import Failure
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
-from node.base.periodic import Periodic
 from node.contract.connections import Address, Live, SeesConnections
-from node.limits.connections import Connections, Watcher, look
+from node.limits.connections import Connections, Enforcer, look
 from node.limits.events import LimitEvents
-from node.limits.in_force import InForce
 from node.limits.options import Grouping
 
 # Seconds for which users are collected for a check; the second for those who may wait. Users in one check.
@@ -47,7 +45,7 @@ class _Addresses:
     cut: float = -math.inf
 
 
-class AddressLimits(Watcher):
+class AddressLimits(Enforcer):
     """Checks users when they connect from a new address, and closes the connections of excess addresses.
 
     A user's addresses count over all cores together. No address is banned: one that was cut may come again at any time,
@@ -57,39 +55,30 @@ class AddressLimits(Watcher):
     def __init__(
         self,
         reactor: IReactorTime,
-        in_force: InForce,
         connections: Connections,
         events: LimitEvents,
         grouping: Grouping,
         grace: float,
     ) -> None:
-        self._reactor = reactor
-        self._in_force = in_force
-        self._connections = connections
+        super().__init__(reactor, connections, "forgetting addresses of disconnected users", TIDY)
         self._events = events
         self._grouping = grouping
         self._grace = grace
         self._known: dict[str, _Addresses] = {}
         self._numbers = itertools.count()
         self._checks = Checks(reactor, self._hold)
-        self._tidy = Periodic("forgetting addresses of disconnected users", self._forget_gone, TIDY, reactor)
         self._to_tidy: list[str] = []
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
-        connections.watch(self)
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings for `info`."""
-        return [f"address limits cannot be enforced: {self._fault}"] if self._fault else self._tidy.warnings
-
-    def start(self) -> None:
-        self._tidy.start()
+    def warnings(self) -> Sequence[str]:
+        return [f"address limits cannot be enforced: {self._fault}"] if self._fault else super().warnings
 
     def stop(self) -> None:
         """Stop all checks."""
-        self._tidy.stop()
+        super().stop()
         self._checks.stop()
 
     def arrived(self, key: str, address: Address) -> None:
@@ -195,7 +184,7 @@ class AddressLimits(Watcher):
             # The others may have closed already; the next check finds out.
             self._checks.ask({live.key for live in connections}, later=True)
 
-    def _forget_gone(self) -> None:
+    def _tick(self) -> None:
         """Forget users without a connection or an address limit, some at a time."""
         self._to_tidy = self._to_tidy or [*self._known]
         some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]

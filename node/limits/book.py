@@ -31,7 +31,6 @@ from node.limits.count import (
     restart_if_due,
     unpack,
 )
-from node.limits.in_force import InForce
 from node.limits.limits import Limit
 from node.traffic.sums import Sums
 from protos.service_pb2 import LimitsSummary
@@ -63,9 +62,9 @@ class Book(Limiter):
     Tells the connections of users who came or went, or whose limits may have changed.
     """
 
-    def __init__(self, in_force: InForce, connections: Connections, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, connections: Connections, now: Callable[[], float] = time.time) -> None:
         self.now = now
-        self.in_force = in_force
+        self.in_force = connections.in_force
         self._connections = connections
         # What has happened to users, in order.
         self.news: list[Report] = []

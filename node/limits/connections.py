@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.errors import CoreFailed
+from node.base.periodic import Periodic
 from node.base.slices import slices
 from node.contract.accounts import Accounts
 from node.contract.connections import Address, Live, Paces, SeesConnections
@@ -48,7 +49,7 @@ class Connections(Follower):
 
     def __init__(self, generations: Generations, in_force: InForce) -> None:
         self._generations = generations
-        self._in_force = in_force
+        self.in_force = in_force
         self._watchers: list[Watcher] = []
         self._listening = False
         self.runs: Sequence[SeesConnections] = ()
@@ -85,7 +86,7 @@ class Connections(Follower):
 
     def _listen(self) -> None:
         """Have the cores report new connections once any user has limits; before that the cost is saved."""
-        if self._in_force.any:
+        if self.in_force.any:
             for run in self.runs:
                 run.arrived = self._arrived
             self._listening = True
@@ -93,6 +94,31 @@ class Connections(Follower):
     def _arrived(self, key: str, address: Address) -> None:
         for watcher in self._watchers:
             watcher.arrived(key, address)
+
+
+class Enforcer(Watcher):
+    """A limit that has something to do regularly, too: `_tick`."""
+
+    def __init__(self, reactor: IReactorTime, connections: Connections, what: str, seconds: float) -> None:
+        """`what` names it in the log and in warnings; `seconds` are between two ticks."""
+        self._reactor = reactor
+        self._connections = connections
+        self._in_force = connections.in_force
+        self._periodic = Periodic(what, self._tick, seconds, reactor)
+        connections.watch(self)
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self._periodic.warnings
+
+    def start(self) -> None:
+        self._periodic.start()
+
+    def stop(self) -> None:
+        self._periodic.stop()
+
+    def _tick(self) -> object:
+        raise NotImplementedError
 
 
 async def look(runs: Iterable[Run], keys: Collection[str]) -> tuple[list[tuple[Run, list[Live]]], list[CoreFailed]]:
@@ -116,9 +142,9 @@ class NewConnections:
     reports.
     """
 
-    def __init__(self, reactor: IReactorTime, in_force: InForce, connections: Connections) -> None:
+    def __init__(self, reactor: IReactorTime, connections: Connections) -> None:
         self._reactor = reactor
-        self._in_force = in_force
+        self._in_force = connections.in_force
         self._connections = connections
         # Bytes a second, and the number of users, by core and tag.
         self._told: dict[tuple[PacedRun, str], int] = {}

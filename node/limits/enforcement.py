@@ -16,7 +16,6 @@ from twisted.internet.interfaces import IReactorTime
 from node.backend.members import Members
 from node.base.alarm import Alarm
 from node.base.logs import Logger
-from node.base.periodic import Periodic
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn, slices
 from node.contract.accounts import Refusal
@@ -24,7 +23,7 @@ from node.contract.connections import Address
 from node.contract.counters import Scope
 from node.events.kinds import Kind
 from node.limits.book import Book, Report
-from node.limits.connections import Connections, Watcher
+from node.limits.connections import Connections, Enforcer
 from node.limits.events import LimitEvents
 from node.state.store import Store
 from node.traffic.polling import Limits, Traffic
@@ -50,7 +49,7 @@ BURST, GROWTH = 62.5e6, 2.0
 SHORTEST, SHARE = 0.05, 0.03
 
 
-class Enforcement(Watcher, Limits):
+class Enforcement(Enforcer, Limits):
     """Bars users by their limits."""
 
     log = Logger()
@@ -65,14 +64,13 @@ class Enforcement(Watcher, Limits):
         store: Store,
         events: LimitEvents,
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, connections, "checking users' quotas and expiry dates", TICK)
         self._book = book
         self._members = members
         self._traffic = traffic
         self._store = store
         self._events = events
         self._readings = QuotaReadings(reactor, book, connections, traffic)
-        self._clock = Periodic("checking users' quotas and expiry dates", self._tick, TICK, reactor)
         self._soon = Alarm(reactor, self._begin)
         self._tidied = self._now = -math.inf
         # Users whom a SetLimits call is changing, and the latest such call.
@@ -81,19 +79,10 @@ class Enforcement(Watcher, Limits):
         self._unreported: list[Report] = []
         # When a change of barred users is retried, unless it succeeds before; infinite if none is pending.
         self._again_at = math.inf
-        connections.watch(self)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings for `info`."""
-        return self._clock.warnings
-
-    def start(self) -> None:
-        self._clock.start()
 
     def stop(self) -> None:
         """The node ends: save the records; users stay as they are."""
-        self._clock.stop()
+        super().stop()
         self._readings.stop()
         self._keep(self._book.dirty)
 

@@ -61,11 +61,11 @@ class UserLimits(Lasting):
     ) -> None:
         in_force = InForce(runner.desired, options.defaults)
         connections = Connections(runner.generations, in_force)
-        self._book = book = Book(in_force, connections)
+        self._book = book = Book(connections)
         self._events = events = LimitEvents(journal, reactor, in_force)
         self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
-        self._addresses = AddressLimits(reactor, in_force, connections, events, options.grouping, options.grace)
-        pacer = Pacer(reactor, in_force, connections)
+        self._addresses = AddressLimits(reactor, connections, events, options.grouping, options.grace)
+        pacer = Pacer(reactor, connections)
         self._parts = self._enforcement, self._addresses, pacer
         self._listing = Listing(reactor, book, self._addresses, pacer)
         self.page = self._listing.page

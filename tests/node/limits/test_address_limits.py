@@ -95,7 +95,7 @@ class CrowdTests(SynchronousTestCase):
         self.connections.runs = [self.run_, self.draining]
         journal: Any = self
         self.events = LimitEvents(journal, self.clock, self.given)
-        self.enforcer = AddressLimits(self.clock, self.given, self.connections, self.events, Grouping(), GRACE)
+        self.enforcer = AddressLimits(self.clock, self.connections, self.events, Grouping(), GRACE)
         self.run_.arrived = self.draining.arrived = self.enforcer.arrived
         self.enforcer.start()
 

@@ -25,7 +25,7 @@ class PacerTests(SynchronousTestCase):
         given: Any = Given()
         self.limits: dict[str, Limit] = given.limits
         self.generations = Generations()
-        self.pacer = Pacer(self.clock, given, Connections(self.generations, given))
+        self.pacer = Pacer(self.clock, Connections(self.generations, given))
         self.run_ = self.runs("anna", "bert", "carl")
         self.pacer.start()
         self.clock.advance(0)
