@@ -33,6 +33,7 @@ from drivers.process.orphans import MARK, mark, sweep
 from drivers.process.spawn import Spawner, memory_file
 from node.base.errors import CoreFailed
 from node.contract.driver import Done, Exit
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 
 reactor: Any = installed
@@ -420,19 +421,19 @@ def ends(pid: int) -> None:
 
 
 PARENT = """
-import os, sys, time
+import os, sys
 from drivers.install.leash import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
 command = leashed(command)
 print(os.posix_spawn(command[0], command, {}), flush=True)
-time.sleep(60)
+sys.stdin.read()
 """
 
 
 def test_a_killed_node_ends_its_core() -> None:
     """After kill -9 of the parent the leashed child ends, too."""
     argv = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         said = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
         assert said[1] == "running"
@@ -484,7 +485,7 @@ def idle() -> Iterator[list[subprocess.Popen[bytes]]]:
 def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subprocess.Popen[bytes]:
     """Start a process that sleeps, with the mark of an owner."""
     environment = {} if owner is None else {MARK: owner}
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], env=environment)
+    child = tied(["/bin/sleep", "60"], env=environment)
     running.append(child)
     until(lambda: psutil.Process(child.pid).environ() == environment or None, 5, "it was executed")
     return child

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from node.handover import keeper
 from node.handover.keeper import FAILED, FEW, FORWARDED, STATE, VARIABLE, VERSION, WAITING
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 
 # A node: it sends its sockets to the test and what it knows, then the signals that it gets, and ends as it is asked to,
@@ -226,7 +227,7 @@ class Kept:
         self.command = [*PYTHON, str(node), name, str(self.path)]
         with self._lines.open("wb") as lines:
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("TXNODE", "NOTIFY"))}
-            self.process = subprocess.Popen(
+            self.process = tied(
                 [*PYTHON, *script, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
             )
         stack.callback(self._end)
