@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -23,15 +22,15 @@ from tests.harness.grounds import Ground
 from tests.live.test_killed_node import Below, RealNode
 from tests.live.test_limits_any_order import PEOPLE, Chaos, agree
 
-# The share of kills that end the keeper, too, and the longest time between two, in seconds.
-ALL, PAUSE = 0.2, 1.0
+# The share of kills that end the keeper, too; the most lines of the node between two, and seconds.
+ALL, LINES, PAUSE = 0.2, 30, 1.0
 
 
 class Killed(Chaos):
     """All random operations, and kills of the node, of which a few end everything."""
 
     def kill_node(self) -> None:
-        time.sleep(self._chance.random() * PAUSE)
+        self.let_it_work(LINES, PAUSE)
         if self._chance.random() < ALL:
             self._node.kill()
             self._node.start()
