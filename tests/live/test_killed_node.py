@@ -47,7 +47,7 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 
 @pytest.mark.slow
-def test_what_the_core_says_meanwhile_is_heard(killed: Killed, ground: Ground, home: Place, echo: EchoServer) -> None:
+def test_no_line_of_the_core_is_lost(killed: Killed, ground: Ground, home: Place, echo: EchoServer) -> None:
     """Each line of the core arrives exactly once."""
     level = {} if ground.name == "xray" else {"log": {"level": "info"}}
     run(killed.controller, [home], [member(ANNA, home)], **level)
@@ -148,11 +148,11 @@ def test_a_build_whose_bytes_the_node_adds_up(tmp_path: Path, echo: EchoServer) 
                 killed.happens(lambda: transfer.download(link, MIB))
             assert node.core_pids() == [core]
 
-            def told() -> int:
+            def counted() -> int:
                 return traffic(controller.stats(UsersStat)).get(ANNA.email, {}).get("downlink", 0)
 
-            until(lambda: told() >= 6 * MIB, 10, "all bytes are told")
-            assert told() < 6 * MIB + 10_000
+            until(lambda: counted() >= 6 * MIB, 10, "all bytes are counted")
+            assert counted() < 6 * MIB + 10_000
 
 
 # A short probation, whose end a test can wait for.

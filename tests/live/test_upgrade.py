@@ -104,7 +104,7 @@ Arrival.prepare = _wait
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [RestController, RpcController])
-def test_no_line_is_lost_or_told_twice(
+def test_no_line_is_lost_or_repeated(
     transport: type[RestController] | type[RpcController],
     real: NodeProcess,
     ground: Ground,
@@ -128,7 +128,7 @@ def test_no_line_is_lost_or_told_twice(
             done.set()
             visitor.join()
         assert made and all(made)
-        until(lambda: len(lines_with(reader, words)) >= len(made), 10, "all connections are told of")
+        until(lambda: len(lines_with(reader, words)) >= len(made), 10, "each connection has its line")
     assert len(lines_with(reader, words)) == len(made) == len(set(lines_with(reader, words)))
 
 
@@ -302,7 +302,7 @@ def test_streams_that_never_end(real: NodeProcess, home: Place) -> None:
             upgrade(real)
         finally:
             over.set()
-        until(lambda: all(reader.ended for reader in readers), 10, "readers are told")
+        until(lambda: all(reader.ended for reader in readers), 10, "the streams of all readers end")
         with pytest.raises(grpc.RpcError):
             feed.result(10)
         assert rest.info().state == rpc.info().state == "running"
@@ -315,7 +315,7 @@ def feeding(over: threading.Event) -> Iterator[User]:
 
 
 @pytest.mark.slow
-def test_what_comes_by_udp(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
+def test_clients_over_udp(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
     """Clients with a session keep it, others reach the serving core, and the next core takes over from it."""
     house.start(ANNA, BERT, CARL, udp=True)
     with connection(house.home, ANNA, echo) as link, talking(link):
@@ -360,11 +360,11 @@ def test_lines_of_one_that_drains(
             transfer.echo(link, b"still there")
             assert old in runs(real)
 
-        def told() -> list[str]:
+        def found() -> list[str]:
             return [line for line in reader.lines if words in line and str(echo.port) in line]
 
-        until(lambda: len(told()) >= made, 10, "all are told of")
-        assert len(told()) == made
+        until(lambda: len(found()) >= made, 10, "each connection has its line")
+        assert len(found()) == made
 
 
 @pytest.mark.slow
