@@ -248,6 +248,17 @@ class Kept:
             "next", command=command, plain=command, back=({"BACK": "yes"}, [*self.command, "back"]), patience=patience
         )
 
+    def two(self, waits: bool = False) -> tuple[Node, Node]:
+        """A node that serves, and its next version, which may wait for its end."""
+        old = self.node()
+        old.up()
+        self.next(old)
+        new = self.node()
+        if waits:
+            new.send("hello")
+            assert old.event() == {"next": ""}
+        return old, new
+
     def spawn(self, node: Node, *argv: str, targets: Mapping[int, int] | None = None, **environment: str) -> Core:
         """Have a core started that must have ended when the test has."""
         core = node.spawn(*argv, targets=targets, **environment)
@@ -668,13 +679,7 @@ def test_it_takes_too_long(kept: Kept) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
     """The version that runs has changed its mind; without another version that changes nothing."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    if waits:
-        new.send("hello")
-        assert old.event() == {"next": ""}
+    old, new = kept.two(waits)
     old.request("cancel", reason="a Start came")
     new.gone()
     assert old.event() == {"next": "a Start came"}
@@ -686,13 +691,7 @@ def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_both_versions_are_killed(waits: bool, kept: Kept) -> None:
     """The next one never goes on, whichever is reaped first: the version that ran is started again, as ever."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    if waits:
-        new.send("hello")
-        assert old.event() == {"next": ""}
+    old, new = kept.two(waits)
     with kept.stopped():
         old.die()
         new.die()
@@ -767,12 +766,7 @@ def test_it_fails_after(fate: Callable[[Node], str], kept: Kept) -> None:
 
 def test_the_way_back_dies(kept: Kept) -> None:
     """It is started again, still with the reason."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    new.send("hello")
-    assert old.event() == {"next": ""}
+    old, new = kept.two(waits=True)
     old.end(0)
     new.greeted()
     new.end(6)
@@ -803,12 +797,7 @@ def test_a_version_that_is_killed_beside_the_next(waits: bool, kept: Kept) -> No
 
 def test_the_end_beside_the_next(kept: Kept) -> None:
     """The version that runs ends in order: so does the next one."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    new.send("hello")
-    assert old.event() == {"next": ""}
+    old, new = kept.two(waits=True)
     old.request("bye")
     old.end(0)
     assert kept.wait() == 0
@@ -817,10 +806,7 @@ def test_the_end_beside_the_next(kept: Kept) -> None:
 
 def test_signals_beside_the_next(kept: Kept) -> None:
     """Only the end is for both."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
+    old, new = kept.two()
     kept.process.send_signal(signal.SIGHUP)
     assert old.signal() == signal.SIGHUP and not new.has_signal()
     kept.process.send_signal(signal.SIGTERM)
