@@ -18,13 +18,13 @@ import pytest
 
 from node.api.framing import delimited as cut
 from protos import service_pb2
-from scripts.staging import certs, socks, transfer
+from scripts.staging import socks, transfer
 from scripts.staging.acceptor import Acceptor
 from scripts.staging.backend import chunks, user
 from scripts.staging.core import Xray, XrayClient, server_config
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
+from scripts.staging.inbounds import NAMES, Kind, with_users
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
@@ -38,23 +38,6 @@ STRANGER = TestUser.new("43")
 _ROOT = Path(__file__).parents[2]
 MEGABYTE = 1024 * 1024
 PAYLOAD = random.Random(1).randbytes(MEGABYTE)
-
-
-@pytest.fixture(scope="module")
-def cover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoverServer]:
-    with CoverServer(tmp_path_factory.mktemp("cover")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> Mapping[str, Kind]:
-    return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), cover.port)
-
-
-@pytest.fixture(scope="module")
-def echo() -> Iterator[EchoServer]:
-    with EchoServer() as server:
-        yield server
 
 
 @contextmanager
