@@ -22,7 +22,7 @@ class Allowed:
     """The operator's permissions: types by name, and directories of sockets."""
 
     names: frozenset[str] = frozenset()
-    paths: Paths = Paths()  # noqa: RUF009  it is frozen, too
+    paths: Paths = Paths()
 
     @classmethod
     def of(cls, host: Host) -> Allowed:

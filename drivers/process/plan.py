@@ -18,6 +18,7 @@ from node.base.errors import CoreFailed
 from node.contract.abilities import NotShared
 from node.contract.accounts import Account
 from node.contract.driver import Done, Plan
+from node.contract.leaving import Leaves
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 
@@ -88,6 +89,10 @@ class CoreDriver(ABC):
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores could not be taken over: {error}") from error
 
+    async def recover(self, plan: Plan, left: bytes, exact: bool) -> Leaves:
+        assert isinstance(plan, CorePlan)
+        return await plan.recover(left, exact)
+
     async def remain(self, pids: Collection[int], lead: int | None) -> None:
         self.installation.look_again()
         try:
@@ -124,6 +129,10 @@ class CorePlan(Generic[C, M]):
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""
         return (await self._core.installation.current(self._chosen)).touching(self._touched)
+
+    async def recover(self, left: bytes, exact: bool) -> Leaves:
+        """Take over a run of this plan: see `node.contract.leaving.LeavesAll.recover`."""
+        raise NotImplementedError
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

@@ -63,7 +63,7 @@ class Plan(Listens):
     uncounted: frozenset[Scope]
     ingress: Mapping[str, Ingress]
     shown: Shown
-    routing: Routing = Routing()  # noqa: RUF009  it is frozen, too
+    routing: Routing = Routing()
     first: bytes = b""
 
     @property

@@ -72,7 +72,7 @@ class Operations:
         return self._system.current()
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
-        return await self._engine.questions.one(lambda run: run.backend_stats())
+        return await self._runner.ask(lambda run: run.backend_stats())
 
     async def stats(self, request: StatRequest, call: Call) -> Stats:
         return await self._engine.traffic.stats(request, call.delivered)

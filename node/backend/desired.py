@@ -11,11 +11,9 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 
-from node.backend.ahead import Ahead
-from node.backend.limiter import Limiter, Unlimited
 from node.backend.reconcile import Pairs
-from node.backend.record import Record, Recorder
-from node.backend.roster import Roster
+from node.backend.record import Recorder
+from node.backend.roster import Ahead, Limiter, Roster
 from node.backend.supplied import Supplied
 from node.base.errors import Unsupported
 from node.base.pool import in_pool
@@ -23,8 +21,9 @@ from node.base.reactor import PooledReactor
 from node.contract.accounts import Account, Accounts, Refusal, key_of
 from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Saved
 from node.machine.malloc import Memory
+from node.state.store import Store
 from protos.service_pb2 import Backend, User
 
 T = TypeVar("T")
@@ -105,16 +104,16 @@ Build = Callable[[Accepted | None, Roster], Awaitable[tuple[Roster, list[Refusal
 class Desired:
     """The one wanted backend, if any, and its users."""
 
-    def __init__(self, reactor: PooledReactor, record: Record) -> None:
+    def __init__(self, reactor: PooledReactor, record: Store) -> None:
         self._reactor = reactor
-        self._recorder = Recorder(record)
+        self.recorder = Recorder(record)
         self._memory = Memory(reactor)
         self._held: Held | None = None
         # The backend built from the saved one, until another is accepted.
         self._ahead: Ahead | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
-        self.limiter: Limiter = Unlimited()
+        self.limiter = Limiter()
         # Users whose removal waits for the roster, counted once for each waiting removal.
         self._barred: Counter[str] = Counter()
         # Refusals of users, by the node or a core, since the node began.
@@ -169,13 +168,13 @@ class Desired:
         self._held = Held(self.accepted, self.roster) if restorable else Held(None, no_users())
         self.accepted = wanted
         self._install(roster)
-        self._recorder.stage(roster)
+        self.recorder.stage(roster)
 
     def keep(self) -> None:
         """End the trial: the new backend runs."""
         assert self._held is not None and self.accepted is not None
         replaced, self._held = self._held.roster, None
-        self._recorder.backend(*self.accepted.recorded, replaced, self.roster)
+        self.recorder.backend(*self.accepted.recorded, replaced, self.roster)
         # Again: while the core started, much of the Start was still in use.
         self._give_back(replaced)
 
@@ -185,7 +184,7 @@ class Desired:
         held, self._held = self._held, None
         self.accepted = held.accepted
         self._install(held.roster)
-        self._recorder.unstage()
+        self.recorder.unstage()
 
     def confirm(self, request: Backend, roster: Roster) -> None:
         """Note that a controller asked again for the running backend, with these users."""
@@ -193,7 +192,7 @@ class Desired:
         before = self.roster
         self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
         self._install(roster)
-        self._recorder.backend(*self.accepted.recorded, before, roster)
+        self.recorder.backend(*self.accepted.recorded, before, roster)
 
     async def revert(self, accepted: Accepted) -> list[Refusal]:
         """Return to an earlier backend with the current users, as far as it has their inbounds.
@@ -203,7 +202,7 @@ class Desired:
         roster, refused = await self.build(accepted, await self.users())
         before, self.accepted = self.roster, accepted
         self._install(roster)
-        self._recorder.backend(*accepted.recorded, before, roster)
+        self.recorder.backend(*accepted.recorded, before, roster)
         return refused
 
     def clear(self) -> None:
@@ -218,13 +217,13 @@ class Desired:
     def keep_routing(self) -> None:
         """Save the wanted routing, which the core has applied."""
         assert self.accepted is not None
-        self._recorder.routing(self.accepted.routing.pack())
+        self.recorder.routing(self.accepted.routing.pack())
 
     # Users
 
     async def wanted(self) -> Mapping[str, bytes]:
         """All wanted users, by key, serialised; without a backend, those whom a resume will bring back."""
-        left = await self._recorder.left(self._in_pool) if self.accepted is None else {}
+        left = await self.recorder.left(self._in_pool) if self.accepted is None else {}
         # A backend may have been accepted meanwhile.
         return left if self.accepted is None else self.roster.users
 
@@ -232,7 +231,7 @@ class Desired:
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
     ) -> tuple[Pairs, list[Refusal]]:
         """Apply `change`, which adds, changes or removes these users, to every roster: see `Roster.put`."""
-        with self._recorder.following((self._held or self).roster, users):
+        with self.recorder.following((self._held or self).roster, users):
             if self._held:
                 change(self._held.roster)
             touched, refused = change(self.roster)
@@ -263,10 +262,10 @@ class Desired:
             if accepted is self.accepted and held is self._held:
                 break  # else a Start ended meanwhile, and the new roster may not fit the backend
         if held:
-            self._recorder.users(held.roster, spare)
+            self.recorder.users(held.roster, spare)
             held.roster = spare
         else:
-            self._recorder.users(self.roster, roster)
+            self.recorder.users(self.roster, roster)
         self._install(roster)
         if held:
             held.roster.keep_out(roster.off)
@@ -326,25 +325,13 @@ class Desired:
 
     # The record
 
-    async def recorded(self) -> None:
-        """Wait until all changes so far are on disk."""
-        await self._recorder.kept()
-
-    def forget(self) -> None:
-        """Delete the saved backend: the next node resumes nothing."""
-        self._recorder.forget()
-
-    def save(self, changes: Changes) -> None:
-        """Add all that the state file should have of the backend, for one that is empty."""
-        self._recorder.save(changes)
-
     def loaded(self, saved: Saved) -> bool:
         """Take what an earlier node saved. Returns False if another backend was accepted meanwhile."""
         if not saved.request:
             self._ahead = None
-        if self._recorder.untouched:
-            self._recorder.loaded(saved)
-        return self._recorder.untouched
+        if self.recorder.untouched:
+            self.recorder.loaded(saved)
+        return self.recorder.untouched
 
     def _install(self, roster: Roster) -> None:
         self._ahead = None

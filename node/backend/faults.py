@@ -1,11 +1,12 @@
-"""Reports unexpected errors, failures of background work and refused users to callers, logs and events."""
+"""Reports unexpected errors, failures of background work and refused users; bounds how long callers wait."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from node.base.errors import Aborted, CoreFailed, NodeError
@@ -15,6 +16,10 @@ from node.contract.driver import Generation
 from node.events.users import UserEvents
 
 log = Logger()
+T = TypeVar("T")
+
+# Seconds. Deployed panels give up after 8 to 10, and take a node that does not answer in time for dead.
+PATIENCE = 7.5
 
 
 def as_node_error(error: Exception) -> NodeError:
@@ -49,3 +54,34 @@ def in_background(work: Coroutine[Any, Any, object] | Deferred[Any], text: str) 
             log.failure(text, failure)
 
     ensureDeferred(work).addErrback(failed)
+
+
+async def answered(reactor: IReactorTime, work: Coroutine[Any, Any, T], what: str) -> T:
+    """Wait for work, with a timeout for the caller. Cancelling the caller does not cancel the work.
+
+    Raises `CoreFailed` if it takes longer than `PATIENCE`; the work goes on then, and its failure is logged.
+    """
+    late = False
+    waiter: Deferred[T] = Deferred()
+
+    def done(outcome: T | Failure) -> None:
+        if not late:
+            waiter.callback(outcome)  # a Failure is an errback
+        elif isinstance(outcome, Failure) and isinstance(outcome.value, NodeError):
+            log.error("{what} failed after its caller was answered: {reason}", what=what, reason=outcome.value.text)
+        elif isinstance(outcome, Failure):
+            log.failure("{what} failed after its caller was answered", outcome, what=what)
+
+    def too_late() -> None:
+        waiter.errback(CoreFailed(f"{what} takes longer than {PATIENCE:g} s; the node continues in the background"))
+
+    ensureDeferred(work).addBoth(done)
+    if waiter.called:
+        return await waiter
+    call = reactor.callLater(PATIENCE, too_late)
+    try:
+        return await waiter
+    finally:
+        late = True
+        if call.active():
+            call.cancel()

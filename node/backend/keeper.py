@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from node.backend.context import Context, Worker
 from node.backend.desired import Accepted
@@ -14,14 +14,15 @@ from node.base.logs import Logger
 from node.contract.abilities import Shares
 from node.contract.accounts import Change, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation
+from node.contract.generations import Follower
 from protos.service_pb2 import User
 
 # Users that a log line names at most.
 LISTED = 20
 
 
-class Keeper(Worker):
-    """Applies changes of users to its run. Satisfies `node.backend.reconcile.Core`.
+class Keeper(Worker, Reconciler):
+    """Applies changes of users to its run.
 
     The current run, and one that takes over, should have all wanted users. A draining run, or one that waits for a
     Start after a Stop, keeps the users that it has, except removed ones and those with new credentials. An ending run
@@ -31,12 +32,12 @@ class Keeper(Worker):
     log = Logger()
 
     def __init__(self, context: Context, run: Generation, accepted: Accepted, watch: Watch) -> None:
-        super().__init__(context)
+        Worker.__init__(self, context)
+        Reconciler.__init__(self)
         self.run = run
         # The backend that was accepted when the run served last.
         self.accepted = accepted
         self._watch = watch
-        self.reconciler = Reconciler(self)
 
     @property
     def serves(self) -> bool:
@@ -195,6 +196,41 @@ class Keeper(Worker):
             self.log.warn(
                 "the core's users could not be audited: {reason}; the next audit tries again", reason=error.text
             )
+
+
+class Keepers(Worker, Follower):
+    """Has a keeper for each run from before its first connection until it ends; iterates over those that serve."""
+
+    def __init__(self, context: Context, watch: Watch) -> None:
+        super().__init__(context)
+        self._common = context
+        self._watch = watch
+        self._keepers: dict[Generation, Keeper] = {}
+        self._generations.follow(self)
+
+    def __iter__(self) -> Iterator[Keeper]:
+        return iter([self._keepers[run] for run in self._generations.serving])
+
+    def of(self, run: Generation | None) -> Keeper | None:
+        """The keeper of a run; None if it does not serve."""
+        return self._keepers.get(run) if run is not None else None
+
+    def expect(self, run: Generation, accepted: Accepted) -> None:
+        """Note the backend of a run that joins next, if it is not the one accepted now."""
+        self._keepers[run] = Keeper(self._common, run, accepted, self._watch)
+
+    def accept(self, run: Generation | None, accepted: Accepted | None) -> None:
+        """Note the backend that is accepted while this run serves."""
+        if (keeper := self.of(run)) is not None and accepted is not None:
+            keeper.accepted = accepted
+
+    def joined(self, run: Generation) -> None:
+        if run not in self._keepers:
+            assert self._desired.accepted is not None
+            self.expect(run, self._desired.accepted)
+
+    def left(self, run: Generation) -> None:
+        del self._keepers[run]
 
 
 def out_of(run: Generation, leaving: Iterable[str], off: Collection[str]) -> list[str]:

@@ -10,8 +10,7 @@ from node.backend import desired as desired_set
 from node.backend.context import Context, Worker
 from node.backend.control import Settled
 from node.backend.desired import Build
-from node.backend.faults import in_background
-from node.backend.patience import answered
+from node.backend.faults import answered, in_background
 from node.backend.reconcile import Pairs
 from node.backend.roster import Roster
 from node.backend.settling import Settling
@@ -26,7 +25,7 @@ class Members(Worker):
     def __init__(self, context: Context, settling: Settling) -> None:
         super().__init__(context)
         self._settling = settling
-        self.recorded = context.desired.recorded
+        self.recorded = context.desired.recorder.kept
 
     async def apply(self, user: User) -> list[Refusal]:
         """Add, change or remove one user, after all earlier operations. Returns the refusals."""
@@ -39,10 +38,7 @@ class Members(Worker):
 
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
         """Take one user into the desired state, after all earlier operations. `settle` applies them."""
-        await self._settled(_leaving([user]))
-        touched, refused = self._put([user], lambda roster: roster.put(user))
-        self._desired.refusals += len(refused)
-        return touched, refused
+        return await self._put([user], lambda roster: roster.put(user))
 
     async def settle(self, touched: Pairs) -> list[Refusal]:
         """Wait until the core has applied these pairs. Returns its refusals. A starting core comes up with them."""
@@ -67,9 +63,7 @@ class Members(Worker):
             return
 
         async def work() -> list[Refusal]:
-            await self._settled(_leaving(users))
-            touched, refused = self._put(users, lambda roster: roster.put_all(users))
-            self._desired.refusals += len(refused)
+            touched, refused = await self._put(users, lambda roster: roster.put_all(users))
             return refused + await self.settle(touched)
 
         try:
@@ -121,9 +115,10 @@ class Members(Worker):
         if not (self._status.awaited or self._in_grace):
             self._status.require()
 
-    def _put(
+    async def _put(
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
     ) -> tuple[Pairs, list[Refusal]]:
+        await self._settled(_leaving(users))
         self._require()
         touched, refused = self._desired.change(users, change)
         self._events.refused(refused)
@@ -132,6 +127,7 @@ class Members(Worker):
         if self._in_grace:
             in_background(self.settle(touched), "users could not be removed from the core")
             raise NotInitialized
+        self._desired.refusals += len(refused)
         return touched, refused
 
     async def _rebuild(self, build: Build, leaving: Collection[str]) -> None:

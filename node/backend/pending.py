@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -15,17 +15,14 @@ from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import in_background
-from node.backend.keeper import Keeper, out_of
-from node.backend.keepers import Keepers
-from node.backend.left_out import LeftOut
-from node.backend.reconcile import Pairs, by_user, concerning, pairs
-from node.backend.refresh import RETRY, Refresh
-from node.backend.renewal import Renewal, Renewed
+from node.backend.keeper import Keeper, Keepers, out_of
+from node.backend.reconcile import Batches, Pairs, answer, by_user, pairs
+from node.backend.renewal import RETRY, Refresh, Renewal, Renewed
 from node.base.errors import InvalidConfig, NodeError
 from node.base.logs import Logger
 from node.base.waiting import Signal, until
 from node.contract.accounts import Change, Refusal
-from node.contract.driver import Generation
+from node.contract.driver import Applied, Generation
 from protos.service_pb2 import User
 
 # Seconds for which changes are batched before a new run starts for them; the same at most, while the new run would end
@@ -34,11 +31,13 @@ WINDOW = 0.3
 CROWDED_WINDOW = 2.0
 LOOK = 0.25
 AGAIN = "; the node tries again"
+# A change is to blame when this many runs in a row crashed on probation with it.
+VERDICT = 2
 
-_Waiting = list[tuple[Pairs, Deferred[list[Refusal]]]]
+NONE = Applied([], [])
 
 
-class Pending(Worker):
+class Pending(Worker, Batches):
     """Batches changes and starts one new run after another for them. `adopt` makes a run the current one."""
 
     log = Logger()
@@ -46,45 +45,40 @@ class Pending(Worker):
     def __init__(
         self, context: Context, renewal: Renewal, drain: Drain, keepers: Keepers, adopt: Callable[[Generation], None]
     ) -> None:
-        super().__init__(context)
+        Worker.__init__(self, context)
+        Batches.__init__(self)
         self._renewal = renewal
         self._drain = drain
         self._keepers = keepers
         self._adopt = adopt
         self.left_out = LeftOut()
-        self.refresh = Refresh(self._reactor, self._current, drain, self._begin)
-        self._dirty: Pairs = set()
-        self._waiting: _Waiting = []
+        self.refresh = Refresh(context, drain, self._begin)
         # When the oldest waiting change came.
         self._since = 0.0
-        # The pairs that a new run is starting for, and the changes that came with the newest run.
-        self._asked: Pairs = set()
+        # The newest run, and the changes that came with it.
         self._brought: tuple[Generation | None, Sequence[Change]] = None, ()
         # Pairs to retry: no run came up with them, though no core refused them.
         self._again: Pairs = set()
         self._retrying = Backoff(self._reactor)
-        self._turn = DeferredLock()
         self._work: Deferred[None] | None = None
         self._over = Signal()
         self._over.fire()
         self._cancelled = self._paused = False
 
-    def bring(self, touched: Pairs) -> Deferred[list[Refusal]]:
-        """Have a new run bring these (tag, key) pairs. Fires when they are in force, with the refusals.
+    def bring(self, touched: Pairs) -> Deferred[Applied]:
+        """Have a new run bring these (tag, key) pairs. Fires when they are in force, with the refusals; none are left.
 
         A core that is starting for a Start, or after a crash, brings them, too.
         """
-        done: Deferred[list[Refusal]] = Deferred()
         self._since = self._since if self._waiting else self._reactor.seconds()
-        self._dirty |= touched
-        self._waiting.append((touched, done))
+        done = self._add(touched)
         self._begin()
         return done
 
     @property
     def under_way(self) -> Pairs:
         """The pairs that wait for a new run."""
-        return self._dirty | self._asked | self._again
+        return super().under_way | self._again
 
     def try_again(self, touched: Pairs) -> None:
         """Retry pairs after the current run failed to take them, with backoff."""
@@ -93,11 +87,7 @@ class Pending(Worker):
 
     def busy(self, touched: Pairs) -> bool:
         """Whether some of these pairs wait for a new run."""
-        return not all(map(touched.isdisjoint, (self._dirty, self._asked, self._again)))
-
-    async def idle(self) -> None:
-        """Wait until the run that is starting has taken over or failed."""
-        await self._turn.run(lambda: None)
+        return super().busy(touched) or not touched.isdisjoint(self._again)
 
     def pause(self, paused: bool) -> None:
         """Start no new run while the node hands over those that there are."""
@@ -116,7 +106,7 @@ class Pending(Worker):
             self._work.cancel()
         await self._over.wait()
         waiting, self._waiting, self._dirty, self._again = self._waiting, [], set(), set()
-        _answer(waiting, [])
+        answer(waiting, NONE)
 
     def forget(self) -> None:
         """Clear everything: no run is left, and none is to start."""
@@ -130,12 +120,9 @@ class Pending(Worker):
             blamed = self.left_out.crashed(coming)
             self.left_out.note(pairs(blamed), self._refusals(blamed, "the core crashes with this user"))
 
-    def _current(self) -> Generation | None:
-        return self._generations.current if self._status.running else None
-
     def _keeper(self) -> Keeper | None:
         """The keeper of the current run, while the backend is running."""
-        return self._keepers.of(self._current())
+        return self._keepers.of(self._running)
 
     # The work
 
@@ -174,7 +161,7 @@ class Pending(Worker):
         try:
             refused = await self._bring(self._asked)
         except CancelledError:
-            _answer(waiting, [])
+            answer(waiting, NONE)
             raise
         except Exception:  # noqa: BLE001 - every caller that waits gets it
             fault = Failure()
@@ -182,7 +169,7 @@ class Pending(Worker):
                 done.errback(fault)
         else:
             self.left_out.note(self._asked, refused)
-            _answer(waiting, refused)
+            answer(waiting, Applied(refused, []))
         finally:
             self._asked = set()
 
@@ -201,7 +188,7 @@ class Pending(Worker):
         self.left_out.forgive(touched)
         stuck = touched
         try:
-            refused, left = await keeper.reconciler.settle(touched)
+            refused, left = await keeper.settle(touched)
             stuck = pairs(left)
             return refused + (await self._renew(keeper, left) if left else [])
         except NodeError as error:
@@ -241,7 +228,7 @@ class Pending(Worker):
         outstanding = pairs(self.left_out.besides(keeper.differences())) - self._again - self._dirty
         if outstanding:
             try:
-                _, left = await keeper.reconciler.settle(outstanding)
+                _, left = await keeper.settle(outstanding)
             except NodeError as error:
                 self._again |= outstanding
                 self.log.warn("the new core did not take all users: {reason}" + AGAIN, reason=error.text)
@@ -250,7 +237,7 @@ class Pending(Worker):
 
     async def _refresh(self) -> None:
         self.refresh.due = False
-        run = self._current()
+        run = self._running
         if run is not None and self.refresh.wanted:
             fresh = await self._renewal.refresh(run)
             if fresh is not run:
@@ -287,7 +274,45 @@ class Pending(Worker):
         return key if packed is None else User.FromString(packed).email
 
 
-def _answer(waiting: _Waiting, refused: list[Refusal]) -> None:
-    by_key = by_user(refused)
-    for touched, done in waiting:
-        done.callback(concerning(touched, by_key))
+class LeftOut:
+    """Why wanted users are not in the core, and the changes that a core has refused: no new run starts for these."""
+
+    def __init__(self) -> None:
+        # By key, why the core did not take the user's last change.
+        self.reasons: dict[str, list[str]] = {}
+        self._refused: set[Change] = set()
+        self._crashes: dict[Change, int] = {}
+
+    def note(self, touched: Pairs, refused: Iterable[Refusal]) -> None:
+        """Note that these pairs were applied, except for these refusals."""
+        if self.reasons:
+            for _, key in touched:
+                self.reasons.pop(key, None)
+        for key, some in by_user(refused).items():
+            self.reasons[key] = [refusal.reason for refusal in some]
+
+    def refuse(self, changes: Iterable[Change]) -> None:
+        """Note that a core does not start with these changes."""
+        self._refused.update(changes)
+
+    def crashed(self, changes: Iterable[Change]) -> list[Change]:
+        """Note that a run with these changes crashed on probation. Returns those that are to blame by now."""
+        self._crashes = {change: self._crashes.get(change, 0) + 1 for change in changes}
+        blamed = [change for change, times in self._crashes.items() if times >= VERDICT]
+        self.refuse(blamed)
+        return blamed
+
+    def forgive(self, touched: Pairs) -> None:
+        """Forget refusals of these pairs: a controller has sent them again."""
+        if self._refused:
+            self._refused = {change for change in self._refused if (change.tag, change.key) not in touched}
+
+    def besides(self, changes: Iterable[Change]) -> list[Change]:
+        """Of all outstanding changes those that no core has refused; forgets refusals of others."""
+        outstanding = list(changes)
+        self._refused.intersection_update(outstanding)
+        return [change for change in outstanding if change not in self._refused]
+
+    def forget(self) -> None:
+        """Clear everything: no core runs any more."""
+        self.reasons, self._refused, self._crashes = {}, set(), {}

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twisted.internet.interfaces import IReactorTime
-
+from node.backend.context import Context, Worker
 from node.backend.desired import Accepted
 from node.base.periodic import Periodic
 from node.contract.abilities import Shares
 from node.contract.driver import Generation
-from node.contract.generations import Generations
 
 # Seconds that probation lasts at least, between two health checks, and that an answer may take: long enough that a busy
 # core on a busy machine is not mistaken for a hung one. Probation lasts until the last health check is answered.
@@ -29,18 +27,15 @@ class Takeover:
     accepted: Accepted
 
 
-class Probation:
+class Probation(Worker):
     """Health checks of the newest run, while there is a way back. `hung` is called for a run that does not answer."""
 
-    def __init__(
-        self, reactor: IReactorTime, generations: Generations, hung: Callable[[Generation, str], None]
-    ) -> None:
-        self._reactor = reactor
-        self._generations = generations
+    def __init__(self, context: Context, hung: Callable[[Generation, str], None]) -> None:
+        super().__init__(context)
         self._hung = hung
         self._takeover: Takeover | None = None
         self._until = 0.0
-        self._asking = Periodic("the health check of a new core", self._ask, ASK, reactor)
+        self._asking = Periodic("the health check of a new core", self._ask, ASK, self._reactor)
 
     @property
     def under_way(self) -> bool:

@@ -8,7 +8,6 @@ another run of the core: changes that this run cannot take are left, and the nex
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
@@ -17,34 +16,55 @@ from node.contract.accounts import Change, Refusal, key_of
 from node.contract.driver import Applied
 
 Pairs = set[tuple[str, str]]
+# A caller who waits for pairs.
+Waiting = tuple[Pairs, Deferred[Applied]]
 
 
-class Core(Protocol):
-    """The run that a reconciler applies changes to; it computes the differences for each batch."""
+class Batches:
+    """Pairs that wait or are being applied, and the callers that wait for them."""
 
-    def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
-        """The changes that these (tag, key) pairs need now."""
-
-    async def apply(self, changes: list[Change]) -> Applied:
-        """Apply these changes to the running core."""
-
-
-class Reconciler:
-    """Batches and applies changes; nothing else changes the users of its run."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self) -> None:
         self._dirty: Pairs = set()
         # Pairs of changes that the core has not confirmed yet: they may be in force or not.
         self._asked: Pairs = set()
-        self._waiting: list[tuple[Pairs, Deferred[Applied]]] = []
+        self._waiting: list[Waiting] = []
         self._turn = DeferredLock()
 
-    def settle(self, touched: Pairs) -> Deferred[Applied]:
-        """Apply what these (tag, key) pairs need. Fires with the refused users and the changes left for another run."""
+    def _add(self, touched: Pairs) -> Deferred[Applied]:
+        """Have a batch apply these. Fires with the refused users and the changes left for another run."""
         done: Deferred[Applied] = Deferred()
         self._dirty |= touched
         self._waiting.append((touched, done))
+        return done
+
+    def busy(self, touched: Pairs) -> bool:
+        """Whether some of these pairs wait or are being applied."""
+        return not all(map(touched.isdisjoint, (self._dirty, self._asked)))
+
+    async def idle(self) -> None:
+        """Wait until the batch under way, and those that wait for their turn, are done."""
+        await self._turn.run(lambda: None)
+
+    @property
+    def under_way(self) -> Pairs:
+        """The pairs that wait or are being applied."""
+        return self._dirty | self._asked
+
+
+class Reconciler(Batches):
+    """Batches and applies the changes of one run; nothing else changes its users."""
+
+    def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
+        """The changes that these (tag, key) pairs need now."""
+        raise NotImplementedError
+
+    async def apply(self, changes: list[Change]) -> Applied:
+        """Apply these changes to the running core."""
+        raise NotImplementedError
+
+    def settle(self, touched: Pairs) -> Deferred[Applied]:
+        """Apply what these pairs need. Fires with the refused users and the changes left for another run."""
+        done = self._add(touched)
         if len(self._waiting) == 1:
             self._turn.run(self._batch)
         return done
@@ -53,43 +73,30 @@ class Reconciler:
         """The pairs of these changes, and those that may differ when the batch under way is done."""
         return self._asked | pairs(differences)
 
-    def busy(self, touched: Pairs) -> bool:
-        """Whether some of these pairs wait or are being applied."""
-        return not all(map(touched.isdisjoint, (self._dirty, self._asked)))
-
-    async def idle(self) -> None:
-        """Wait until the changes so far are applied."""
-        await self._turn.run(lambda: None)
-
-    @property
-    def under_way(self) -> Pairs:
-        """The pairs that wait or are being applied."""
-        return self._dirty | self._asked
-
     async def _batch(self) -> None:
         dirty, self._dirty = self._dirty, set()
         waiting, self._waiting = self._waiting, []
         try:
-            applied = await self._apply(dirty)
+            applied = await self._reconcile(dirty)
         except Exception:  # noqa: BLE001 - every caller that waits gets it
             fault = Failure()
             for _, done in waiting:
                 done.errback(fault)
         else:
-            _answer(waiting, applied)
+            answer(waiting, applied)
 
-    async def _apply(self, touched: Pairs) -> Applied:
-        changes = self._core.changes(touched)
+    async def _reconcile(self, touched: Pairs) -> Applied:
+        changes = self.changes(touched)
         if not changes:
             return Applied([], [])
         self._asked = pairs(changes)
         try:
-            return await self._core.apply(changes)
+            return await self.apply(changes)
         finally:
             self._asked = set()
 
 
-def _answer(waiting: list[tuple[Pairs, Deferred[Applied]]], applied: Applied) -> None:
+def answer(waiting: Iterable[Waiting], applied: Applied) -> None:
     """Give each caller the outcome of its pairs."""
     left, refused = {(change.tag, change.key): change for change in applied.left}, by_user(applied.refused)
     for touched, done in waiting:

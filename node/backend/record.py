@@ -4,37 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 from node.backend.roster import Roster, changed_users
 from node.contract.accounts import key_of
 from node.contract.saved import Changes, Saved
+from node.state.store import Store
 from protos.service_pb2 import User
 
 # From this many users on, they are written ahead while the core starts; fewer take no time.
 STAGED = 1000
-
-
-class Record(Protocol):
-    """The state file: see `node.state.store`."""
-
-    def accept(self, request: bytes, routing: bytes = b"") -> None:
-        """Save the backend that runs, with its routing changes."""
-
-    def routing(self, packed: bytes) -> None:
-        """Save the routing changes of the backend."""
-
-    def forget(self) -> None:
-        """Delete the saved backend and its users."""
-
-    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
-        """Save changed users (None: removed); with `clean` delete all others."""
-
-    def stage(self, users: Mapping[str, bytes]) -> None:
-        """Write ahead users who may soon be all users; with none, drop those written ahead."""
-
-    async def flush(self) -> None:
-        """Wait until all changes are on disk, or the disk has failed."""
 
 
 class Recorder:
@@ -44,7 +22,7 @@ class Recorder:
     stays there until it is forgotten: the end of the node does not change it.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Store) -> None:
         self._record = record
         self._left: tuple[bytes, ...] = ()
         # The same by key, cached at the first use.

@@ -6,16 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from node.backend.context import Context, Worker
+from node.backend.drain import Drain
 from node.backend.faults import as_node_error
 from node.backend.replace import Check, Replacement
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, NodeError, NotStarted
 from node.base.logs import Logger
-from node.contract.abilities import NotShared
+from node.contract.abilities import NotShared, Shares
 from node.contract.accounts import Accounts, Change, apply, diff
 from node.contract.driver import Generation
 
 # Seconds that the new run may take until it can take over.
 SECONDS = 5.0
+# Seconds between a removal and the new run.
+REFRESH = 1.5
+# Seconds until a retry; and how long the new run is put off at most because it would end a draining run, or all UDP
+# sessions.
+RETRY = 30.0
+PATIENCE = 60.0
+SESSIONS = 600.0
 
 
 @dataclass(frozen=True)
@@ -109,3 +118,59 @@ class Renewal(Worker):
         accounts = apply([each for each in left if target.get(each.tag, {}).get(each.key) == each.packed], run.accounts)
         others = [each for each in diff(accounts, target) if each.key in accounts[each.tag]]
         return apply([each._replace(packed=None) for each in others], accounts) if others else accounts
+
+
+class Refresh(Worker):
+    """Schedules a new run in place of one that still knows credentials of removed users, though it keeps them out.
+
+    Calls `begin` when it is due.
+    """
+
+    def __init__(self, context: Context, drain: Drain, begin: Callable[[], None]) -> None:
+        super().__init__(context)
+        self._drain = drain
+        self._begin = begin
+        self._alarm = Alarm(self._reactor, self._due)
+        # Since when the new run is put off.
+        self._patient_since: float | None = None
+        # Whether a new run is due.
+        self.due = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the current run knows credentials of removed users."""
+        run = self._running
+        return run is not None and run.lingering
+
+    def soon(self, seconds: float = REFRESH) -> None:
+        """Schedule a new run, if wanted, after these seconds: more users may be removed meanwhile."""
+        if not self.wanted:
+            self._patient_since = None
+        elif not self._alarm.pending:
+            self._alarm.set(seconds)
+
+    def cancel(self) -> None:
+        """Cancel the scheduled run."""
+        self._alarm.cancel()
+        self._patient_since, self.due = None, False
+
+    def _due(self) -> None:
+        if self.wanted and self._is_patient():
+            self.soon()
+        else:
+            self._patient_since, self.due = None, True
+            self._begin()
+
+    def _is_patient(self) -> bool:
+        """Whether to put the new run off further because it would end connections."""
+        now = self._reactor.seconds()
+        self._patient_since = now if self._patient_since is None else self._patient_since
+        return now - self._patient_since < self._patience
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which the new run may be put off, by what it costs."""
+        run = self._running
+        if isinstance(run, Shares) and run.ends_sessions:
+            return SESSIONS
+        return PATIENCE if self._drain.full else 0.0

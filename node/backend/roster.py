@@ -6,7 +6,7 @@ Users are kept as serialised messages: 100,000 message objects would cost hundre
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
 from itertools import count
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from node.backend.supplied import Supplied, Tags, check, normal, one_spelling, packed_limits
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
+from node.contract.driver import Plan
 from protos.service_pb2 import User
 
 K = TypeVar("K")
@@ -287,6 +288,59 @@ class Roster:
             elif key not in self.target[tag]:
                 refused = self._refusals(key, user, (tag,))
                 yield refused[0].reason if refused else f"{tag}: the user has no credential for it"
+
+
+class Ahead:
+    """The roster of a saved backend, built before it is certain that it is resumed: only changes are left for then.
+
+    `roster` has the users of the last `catch_up`: `users`, as they were saved. `refused` are the refusals.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.roster = Roster(plan.tags, plan.account)
+        self.users: Sequence[bytes] = ()
+        self.refused: list[Refusal] = []
+        self._doubtful: set[bytes] = set()
+
+    def catch_up(self, users: Sequence[bytes]) -> None:
+        """Make it the roster of these users; only those who are new or changed are built.
+
+        One message at a time: all of them would take much memory beside another node.
+        """
+        if [*self.roster.users.values()] == [*users]:
+            self.users = users
+            return
+        known = {packed: key for key, packed in self.roster.users.items()}
+        kept = {known[packed] for packed in users if packed in known}
+        for key in known.values():
+            if key not in kept:
+                self.roster.remove(key)
+        looked_at = [packed for packed in users if packed not in known or packed in self._doubtful]
+        self._doubtful = {packed for packed in looked_at if self.roster.put(User.FromString(packed))[1]}
+        self.users, self.refused = users, []
+        # Refusals are decided when all users are in, as some may have left.
+        for packed in looked_at:
+            if packed in self._doubtful:
+                self.refused += self.roster.put(User.FromString(packed))[1]
+
+
+class Limiter:
+    """Decides which users are off by their limits: see `node.limits`. This one turns off no user."""
+
+    def learn(self, limits: Collection[bytes]) -> None:
+        """Parse these packed limits, which are about to be installed. Called in a pool thread for large sets."""
+
+    def install(self, limits: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
+        """Take over all users and the packed limits of those who have some. Returns the users who are off.
+
+        Both arguments are live: they change as the users do.
+        """
+        return frozenset()
+
+    def follow(self, key: str) -> bool:
+        """Look again at a user who was added, changed or removed. Returns whether they are off."""
+        return False
 
 
 def _alike(users: Mapping[str, bytes], others: Mapping[str, bytes]) -> bool:

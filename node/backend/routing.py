@@ -72,7 +72,7 @@ class Router(Worker):
             await self._perform(change)
 
         await self._control.run(work, core=True)
-        await self._desired.recorded()
+        await self._desired.recorder.kept()
 
     async def _perform(self, change: Callable[[Accepted], Routing]) -> None:
         before, _ = self._require()

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
-from node.backend.control import Settled
+from node.backend.control import Settled, Work
 from node.backend.desired import Accepted, Desired
-from node.backend.faults import as_node_error, in_background
+from node.backend.faults import answered, as_node_error, in_background
+from node.backend.health import lives
 from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.options import BackendOptions
-from node.backend.patience import answered
-from node.backend.preparing import fingerprint_of, prepare, prepare_again
 from node.backend.routing import Router
-from node.backend.starts import Starts
+from node.backend.starts import Starts, fingerprint_of, prepare
 from node.backend.state import State
-from node.backend.stops import Stops
 from node.backend.supervisor import Supervisor
 from node.backend.wind_down import WindDown
-from node.base.errors import CoreFailed, InvalidConfig, NotStarted, ShuttingDown
+from node.base.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.base.logs import Logger, LogRing
 from node.base.reactor import PooledReactor
 from node.contract.driver import Driver, Generation
@@ -32,6 +29,8 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from protos.service_pb2 import Backend
 
+T = TypeVar("T")
+Ask = Callable[[Generation], Awaitable[T]]
 UNCHANGED = Routing()
 
 
@@ -66,8 +65,7 @@ class Runner(Worker):
         self.listing = Listing(context, self._settling)
         self.router = Router(context, self._settling)
         self._resuming = Backoff(reactor)
-        self._stops = Stops(context, self.supervisor)
-        self._starts = Starts(context, self.supervisor, self._stops, self._resuming)
+        self._starts = Starts(context, self.supervisor, self._resuming)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -84,7 +82,7 @@ class Runner(Worker):
         except InvalidConfig as error:
             self.journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
             raise
-        await self.desired.recorded()
+        await self.desired.recorder.kept()
 
     async def prepare(
         self, driver: Driver, request: Backend, users: Sequence[bytes], routing: Routing = UNCHANGED
@@ -107,7 +105,23 @@ class Runner(Worker):
         `users`: its saved users; `routing`: its routing changes. `resumed` is called when it runs, now or later; not if
         a controller was faster.
         """
-        await self._control.run(lambda _: self._resume(driver, request, users, resumed, routing), core=True)
+
+        async def work(_: Settled) -> None:
+            # Changes of users wait for the outcome: applied before, one would be lost with a failed try, and the next
+            # try would bring back removed users.
+            if self.desired.accepted is not None or self._closed:
+                return  # a controller was faster, or the node ends
+            self.status.enter(State.STARTING, "resuming what ran when the node ended")
+            try:
+                await self._starts.start(driver, request, _never_settled, routing, users)
+            except Exception as error:
+                if self.status.stopped:
+                    raise  # a Stop aborted it
+                self._not_resumed(as_node_error(error), work)
+            else:
+                resumed()
+
+        await self._control.run(work, core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend and abort all operations. Its core ends after `grace` seconds, unless a Start wants it.
@@ -127,10 +141,10 @@ class Runner(Worker):
         if not self.status.stopped:
             self.status.enter(State.STOPPED, reason)
         if not self._closed:
-            self.desired.forget()
+            self.desired.recorder.forget()
         self._control.abort()
-        await self._control.run(lambda settled: self._stops.stop(grace, settled), core=True, final=True)
-        await self.desired.recorded()
+        await self._control.run(lambda settled: self._starts.stop(grace, settled), core=True, final=True)
+        await self.desired.recorder.kept()
 
     async def exchange(
         self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
@@ -154,16 +168,22 @@ class Runner(Worker):
                 raise
 
         await self._control.run(work, core=True)
-        await self.desired.recorded()
+        await self.desired.recorder.kept()
         return took[0]
 
     async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
         """Prepare the backend of a handed-over run again; without a `request` it is the one accepted now.
 
-        Raises as `node.backend.preparing.prepare`.
+        Raises as `node.backend.starts.prepare`.
         """
-        assert self.desired.accepted is not None
-        return await prepare_again(self._reactor, self.desired.accepted, request, routing)
+        accepted = self.desired.accepted
+        assert accepted is not None
+        if request:
+            asked = Backend.FromString(request)
+            fingerprint = await fingerprint_of(self._reactor, accepted.driver, asked)
+            if fingerprint != accepted.fingerprint:
+                return await prepare(accepted.driver, asked, fingerprint, routing)
+        return accepted if accepted.routing == routing else await accepted.with_routing(routing)
 
     def unsteady(self) -> str:
         """Why the runs cannot be handed over to the next node process now; empty if they can."""
@@ -213,6 +233,36 @@ class Runner(Worker):
             raise NotStarted("the core is being restarted to apply users")
         return run
 
+    async def ask(self, ask: Ask[T]) -> T:
+        """Ask the current run; if it ends meanwhile, the next one. Raises as `current`, and what `ask` raises."""
+        while True:
+            run = self.current()
+            for answer in (await self._asked(run, ask, lambda: [self._generations.current])).values():
+                return answer
+
+    async def ask_all(self, ask: Ask[T]) -> list[T]:
+        """Ask every run that may have users' connections. Raises as `ask`."""
+        answers: dict[Generation, T] = {}
+        while self.current() not in answers:
+            for run in self._generations.serving:
+                if run not in answers:
+                    answers.update(await self._asked(run, ask, lambda: self._generations.serving))
+        return list(answers.values())
+
+    async def _asked(
+        self, run: Generation, ask: Ask[T], asked: Callable[[], Collection[Generation | None]]
+    ) -> Mapping[Generation, T]:
+        """The run's answer; empty if it failed and is not among the runs in `asked` any more."""
+        try:
+            return {run: await ask(run)}
+        except CoreFailed:
+            if run in asked():
+                # A core that was killed may not be known to be gone yet.
+                await lives(run, self._reactor)
+            if run in asked():
+                raise
+            return {}
+
     @property
     def accepted(self) -> Accepted | None:
         """The backend accepted last; None if it was stopped."""
@@ -225,36 +275,14 @@ class Runner(Worker):
         run = self.generations.current.warnings if self.accepted and self.generations.current else ()
         return [*plan, *self.supervisor.warnings, *run]
 
-    # Resuming
-
-    async def _resume(
-        self,
-        driver: Driver,
-        request: Backend,
-        users: Sequence[bytes],
-        resumed: Callable[[], None],
-        routing: Routing,
-    ) -> None:
-        """Start the saved backend; changes of users wait for the outcome, so `settled` is not called before the end.
-
-        Applied earlier, a change would be lost with a failed try, and the next try would bring back removed users.
-        """
-        if self.desired.accepted is not None or self._closed:
-            return  # a controller was faster, or the node ends
-        self.status.enter(State.STARTING, "resuming what ran when the node ended")
-        try:
-            await self._starts.start(driver, request, _never_settled, routing, users)
-        except Exception as error:
-            if self.status.stopped:
-                raise  # a Stop aborted it
-            reason = as_node_error(error)
-            again = not isinstance(reason, InvalidConfig)
-            self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; the node tries again" if again else ""))
-            if again:
-                later = partial(self.resume, driver, request, users, resumed, routing)
-                self._resuming.later(lambda: in_background(later(), "the backend could not be resumed"))
-        else:
-            resumed()
+    def _not_resumed(self, reason: NodeError, again: Work) -> None:
+        """Note why the resume failed, and try again, with backoff, unless the configuration is invalid."""
+        if isinstance(reason, InvalidConfig):
+            self.status.enter(State.FAILED, f"not resumed: {reason.text}")
+            return
+        self.status.enter(State.FAILED, f"not resumed: {reason.text}; the node tries again")
+        text = "the backend could not be resumed"
+        self._resuming.later(lambda: in_background(self._control.run(again, core=True), text))
 
 
 def _never_settled() -> None:

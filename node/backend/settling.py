@@ -15,8 +15,7 @@ from twisted.python.failure import Failure
 
 from node.backend.context import Context, Worker
 from node.backend.faults import in_background
-from node.backend.keeper import Keeper
-from node.backend.keepers import Keepers
+from node.backend.keeper import Keeper, Keepers
 from node.backend.pending import Pending
 from node.backend.reconcile import Pairs, pairs
 from node.backend.state import State
@@ -124,13 +123,13 @@ class Settling(Worker, Follower):
         for keeper in self._keepers:
             touched = keeper.touched((key,))
             leaving.update(change.tag for change in keeper.kept(keeper.changes(touched)))
-            busy = busy or keeper.reconciler.busy(touched) or self._pending.busy(touched)
+            busy = busy or keeper.busy(touched) or self._pending.busy(touched)
         reasons = self._pending.left_out.reasons.get(key, ())
         return Unsettled(sorted(leaving), busy, list(dict.fromkeys(reasons)))
 
     def unsettled_keys(self) -> set[str]:
         """The keys of users whose changes are under way or were refused."""
-        under_way = self._pending.under_way.union(*(keeper.reconciler.under_way for keeper in self._keepers))
+        under_way = self._pending.under_way.union(*(keeper.under_way for keeper in self._keepers))
         return {key for _, key in under_way} | self._pending.left_out.reasons.keys()
 
     async def repair(self, run: Generation) -> None:
@@ -152,7 +151,7 @@ class Settling(Worker, Follower):
     async def idle(self) -> None:
         """Wait until the changes so far are applied and no new run is starting."""
         for keeper in self._keepers:
-            await keeper.reconciler.idle()
+            await keeper.idle()
         await self._pending.idle()
 
     def forget(self) -> None:
@@ -166,7 +165,7 @@ class Settling(Worker, Follower):
     async def _settle(self, differences: _Differences, wait: bool = True) -> list[Refusal]:
         def touched(keeper: Keeper) -> Pairs:
             known = differences.get(keeper)
-            return keeper.reconciler.unsettled(keeper.differences() if known is None else known)
+            return keeper.unsettled(keeper.differences() if known is None else known)
 
         return await self._everywhere(touched, Pairs(), wait)
 
@@ -184,7 +183,7 @@ class Settling(Worker, Follower):
             if asked:
                 these = [touched(keeper) for keeper in asked]
                 found.touched.update(*these)
-                work = [keeper.reconciler.settle(some) for keeper, some in zip(asked, these, strict=True)]
+                work = [keeper.settle(some) for keeper, some in zip(asked, these, strict=True)]
                 settled = await outcomes(work)
                 for keeper, pairs_of, outcome in zip(asked, these, settled, strict=True):
                     if isinstance(outcome, Failure):
@@ -224,7 +223,7 @@ class Settling(Worker, Follower):
         left, found.left, found.brought = Pairs().union(*found.left), [], True
         bringing = self._pending.bring(left)
         if wait or found.removes:
-            found.refused += await bringing
+            found.refused += (await bringing).refused
         else:
             in_background(bringing, "changes of users could not be applied to the core; the next audit retries")
 

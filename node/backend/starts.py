@@ -1,4 +1,4 @@
-"""Performs Starts: prepares a backend, and runs it in place of the one that runs, or goes on with an equal one."""
+"""Performs Starts and Stops: a Start replaces what runs, or goes on with an equal backend that a Stop may have left."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from node.backend.ahead import Ahead
 from node.backend.backoff import Backoff
 from node.backend.context import Context, Worker
 from node.backend.control import Settled
-from node.backend.desired import Accepted, Fingerprint
-from node.backend.faults import as_node_error, leave_out
-from node.backend.preparing import fingerprint_of, prepare
-from node.backend.roster import Roster
+from node.backend.desired import Accepted, Fingerprint, without_users
+from node.backend.faults import as_node_error, in_background, leave_out
+from node.backend.roster import Ahead, Roster
 from node.backend.state import State
-from node.backend.stops import Stops
 from node.backend.supervisor import START_TIMEOUT, Supervisor
 from node.backend.supplied import Supplied
+from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
+from node.base.pool import in_pool
+from node.base.reactor import PooledReactor
 from node.base.waiting import both
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
@@ -30,6 +30,9 @@ from protos.service_pb2 import Backend
 
 T = TypeVar("T")
 
+# Bytes that a configuration may have, and characters above which it is parsed in the reactor's thread pool.
+MAX_CONFIG = 8 * 1024**2
+READ_INLINE = 64 * 1024
 # Seconds that the core of a Start has at least if a later Start was tried first and failed.
 REST_OF_START = 3.0
 # Seconds that the previous backend has to come back after a failed Start, while its caller waits.
@@ -37,14 +40,16 @@ BACK_TIMEOUT = 1.0
 
 
 class Starts(Worker):
-    """Performs Starts, one at a time. `resuming`: the retries of a resume, which a Start makes needless."""
+    """Performs Starts and Stops, one at a time. `resuming`: the retries of a resume, which a Start makes needless."""
 
-    def __init__(self, context: Context, supervisor: Supervisor, stops: Stops, resuming: Backoff) -> None:
+    def __init__(self, context: Context, supervisor: Supervisor, resuming: Backoff) -> None:
         super().__init__(context)
         self._supervisor = supervisor
         self._settling = supervisor.settling
-        self._stops = stops
         self._resuming = resuming
+        # The run that the last Stop left for the Start that follows it, for STOP_GRACE.
+        self._waiting: Generation | None = None
+        self._grace = Alarm(self._reactor, self._grace_over)
 
     async def start(
         self,
@@ -97,7 +102,7 @@ class Starts(Worker):
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run of an equal backend: the current one, or one that waits for a Start after a Stop; else None."""
-        run = self._stops.waiting if self._status.stopped else self._generations.current
+        run = self._waiting if self._status.stopped else self._generations.current
         if run is None or not run.alive or (self._options.upgrade and run.outdated):
             return None
         return run if self._means(fingerprint) else None
@@ -109,8 +114,8 @@ class Starts(Worker):
         self, run: Generation, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled
     ) -> None:
         """Go on with a run of the requested backend: only apply the users."""
-        self._stops.grace.cancel()
-        self._stops.waiting = None
+        self._grace.cancel()
+        self._waiting = None
         self._supervisor.returned = ""
         if not self._status.running:
             self._generations.adopt(run)
@@ -137,7 +142,7 @@ class Starts(Worker):
         """Replace the running backend by this one; if it does not start, go back."""
         state, why = self._status.state, self._status.reason
         self._supervisor.forgive()
-        self._stops.grace.cancel()
+        self._grace.cancel()
         # Before the roster changes: the new users are not for the ending core.
         self._status.enter(State.STARTING)
         # A stopped backend does not come back.
@@ -158,7 +163,7 @@ class Starts(Worker):
             await self._supervisor.end_all()
             self._status.enter(*self._after_failure(reason, state, why))
             raise
-        self._stops.waiting = None
+        self._waiting = None
         self._resuming.cancel()
         self._desired.keep()
         self._report(await self._settling.settle_start() + refused, wanted.plan.warnings)
@@ -186,6 +191,55 @@ class Starts(Worker):
             self._ring.event(warning)
         self._desired.refusals += len(refused)
         leave_out(self._ring, self._events, refused)
+
+    # Stops
+
+    async def stop(self, grace: float, settled: Settled) -> None:
+        """Let the core wait for a Start for `grace` seconds, or end it."""
+        self._grace.cancel()
+        self._waiting = self._generations.current or self._waiting
+        if grace and self._waiting in self._generations.serving and self._desired.accepted is not None:
+            self._generations.retire()
+            self._grace.set(grace)
+            # Removals that were left undone because a Start or a new run was to end this one.
+            in_background(self._settling.settle_all(), "users could not be removed from the core")
+        else:
+            await self._end(settled)
+
+    def _grace_over(self) -> None:
+        """End the core after STOP_GRACE, unless a Start that is under way still takes it back."""
+
+        async def work(settled: Settled) -> None:
+            if self._status.stopped and not self._grace.pending:
+                await self._end(settled)
+
+        in_background(self._control.run(work, core=True, final=True), "the core could not be stopped after STOP_GRACE")
+
+    async def _end(self, settled: Settled) -> None:
+        self._waiting = None
+        self._desired.clear()
+        settled()
+        await self._supervisor.end_all()
+
+
+async def fingerprint_of(reactor: PooledReactor, driver: Driver, request: Backend) -> Fingerprint:
+    """What identifies the meaning of a backend. Raises `InvalidConfig` for a configuration that is too long."""
+    config = request.config
+    if len(config) <= READ_INLINE:
+        meaning = driver.fingerprint(config)
+    elif len(config.encode()) > MAX_CONFIG:
+        raise InvalidConfig(f"the configuration is longer than {MAX_CONFIG // 1024**2} MiB")
+    else:
+        meaning = await in_pool(reactor, driver.fingerprint, config)
+    return driver.name, meaning, frozenset(request.exclude_inbounds)
+
+
+async def prepare(driver: Driver, request: Backend, fingerprint: Fingerprint, routing: Routing) -> Accepted:
+    """Have the core parse a backend's configuration. Raises as `Driver.prepare` and `Accepted.with_routing`."""
+    version = await driver.version()
+    plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
+    accepted = Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
+    return await accepted.with_routing(routing)
 
 
 async def _in_time(reactor: IReactorTime, work: Coroutine[Any, Any, T], deadline: float) -> T:

@@ -13,13 +13,12 @@ from node.backend.desired import Accepted
 from node.backend.drain import Drain
 from node.backend.faults import as_node_error, in_background, leave_out, pid_of
 from node.backend.health import Watch
-from node.backend.keepers import Keepers
+from node.backend.keeper import Keepers
 from node.backend.pending import Pending
 from node.backend.probation import Probation, Takeover
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
-from node.backend.snapshot import DrainingRun, Snapshot
 from node.backend.state import State
 from node.backend.wind_down import WindDown
 from node.base.errors import CoreFailed, InvalidConfig, NodeError
@@ -36,6 +35,32 @@ HUNG, NOT_STARTED = "hung", "not_started"
 REASONS = ("exit", "signal", HUNG, NOT_STARTED)
 # Exits that do not count against the core's users: it was killed, mostly for lack of memory, or asked to end.
 KILLED = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class DrainingRun:
+    """A draining run, the backend accepted for it, and when it began to drain.
+
+    `since` is None if it drains from now on. `way_back`: seconds for which the node may still go back from the current
+    run to it; None: it may not.
+    """
+
+    run: Generation
+    accepted: Accepted
+    since: float | None
+    way_back: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The runs to hand over: the current one, None if it has ended, and the draining ones, oldest first.
+
+    Those that take over are last. `accepted`: the backend of the current run, or the wanted one.
+    """
+
+    current: Generation | None
+    accepted: Accepted
+    draining: Sequence[DrainingRun]
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,7 @@ class Supervisor(Worker, Follower):
         self.replacement = Replacement(context, wind_down, self._drain)
         self._backoff = Backoff(self._reactor)
         self._watch = Watch(self._reactor, self._hung, self._repair)
-        self._probation = Probation(self._reactor, self._generations, self._hung)
+        self._probation = Probation(context, self._hung)
         self._keepers = Keepers(context, self._watch)
         renewal = Renewal(context, self.replacement, self._retry_later)
         self._pending = Pending(context, renewal, self._drain, self._keepers, self._adopt)

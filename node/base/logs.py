@@ -59,26 +59,17 @@ _UNSEEN = re.compile(
 class LogOptions(Options):
     """The size of the ring in lines, and how the node writes its own log."""
 
-    buffer: int = setting(
-        "LOG_BUFFER_SIZE",
+    buffer: int = setting("LOG_BUFFER_SIZE", "10000", number(1, 1_000_000)).help(
         "log lines kept in memory for controllers, 1 to 1000000; at most 16 Mi characters",
-        "10000",
-        read=number(1, 1_000_000),
-        details="Raise it if readers of the core's log lose lines (`lines were dropped`), or reconnect too late.",
+        "Raise it if readers of the core's log lose lines (`lines were dropped`), or reconnect too late.",
     )
-    json: bool = setting(
-        "LOG_FORMAT",
+    json: bool = setting("LOG_FORMAT", "text", chosen("json", "text")).help(
         "format of the node's own log: text, or json (one JSON object a line)",
-        "text",
-        read=chosen("json", "text"),
-        details="Set `json` where a program collects the log. See [The node's own log](#the-nodes-own-log).",
+        "Set `json` where a program collects the log. See [The node's own log](#the-nodes-own-log).",
     )
-    users: bool = setting(
-        "LOG_USERS",
+    users: bool = setting("LOG_USERS", "off", chosen("on", "off")).help(
         "on or off: name users in the node's own log",
-        "off",
-        read=chosen("on", "off"),
-        details="Off, `(LOG_USERS is off)` stands in place of each name. Turn it on to follow up one user's trouble.",
+        "Off, `(LOG_USERS is off)` stands in place of each name. Turn it on to follow up one user's trouble.",
     )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 YES = ("1", "true", "yes", "on", "t", "y")
 NO = ("0", "false", "no", "off", "f", "n")
@@ -40,18 +40,20 @@ class Setting:
         return self.name.lower().replace("_", "-")
 
 
-def setting(
-    name: str,
-    text: str,
-    default: str = "",
-    *,
-    read: Callable[[str], Any] = str,
-    secret: bool = False,
-    details: str = "",
-) -> Any:
-    """Declare a field of `Options`: its value is what `read` makes of the text that the operator has set."""
-    declared = Setting(name, text, default, secret, details=details, read=read)
-    return field(default_factory=lambda: read(default), metadata={"setting": declared}, repr=not secret)
+class setting(NamedTuple):  # noqa: N801 - used as a function
+    """Declares a field of `Options`: its value is what `read` makes of the text that the operator has set."""
+
+    name: str
+    default: str = ""
+    read: Callable[[str], Any] = str
+    secret: bool = False
+
+    def help(self, text: str, details: str = "") -> Any:
+        """Return the field, with the texts of `Setting`."""
+        declared = Setting(self.name, text, self.default, self.secret, details=details, read=self.read)
+        return field(
+            default_factory=lambda: self.read(self.default), metadata={"setting": declared}, repr=not self.secret
+        )
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,9 @@ LOOK, REMEMBERED = 5.0, 3600.0
 class ClockOptions(Options):
     """How far the time of day may jump, in seconds; 0: anywhere."""
 
-    jump: int = setting(
-        "CLOCK_JUMP",
+    jump: int = setting("CLOCK_JUMP", "60", number(0, 86_400)).help(
         "seconds that the time of day may jump before the node reports it, 0 to 86400; 0: never",
-        "60",
-        read=number(0, 86_400),
-        details="Quotas, expiry dates and certificates depend on the clock. Raise it on a machine whose clock is often "
+        "Quotas, expiry dates and certificates depend on the clock. Raise it on a machine whose clock is often "
         "corrected.",
     )
 

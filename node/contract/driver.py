@@ -18,7 +18,6 @@ from twisted.internet.defer import Deferred
 from node.base.logs import Log
 from node.base.reactor import Reactor
 from node.contract.accounts import Account, Accounts, Change, Refusal
-from node.contract.choices import Choices
 from node.contract.counters import Reading, Scope, Seen
 from node.contract.keeper import Keeper
 from node.contract.routing import Routing
@@ -30,6 +29,17 @@ from protos.service_pb2 import (
 
 # Prefixes of the lines in which cores report why they end. Other lines may contain data of users.
 _FATAL = ("panic:", "fatal error:", "Failed to start:", "FATAL")
+
+
+@dataclass
+class Choices:
+    """Files that updates have installed in place of the default ones: executables by core name, and the geo lists.
+
+    A change applies to plans made from then on.
+    """
+
+    executables: dict[str, Path] = field(default_factory=dict)
+    lists: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from node.contract.driver import Generation
 
@@ -18,6 +18,9 @@ class Follower:
 
     def left(self, run: Generation) -> None:
         """The run has no users' connections any more: it ends, or has ended."""
+
+    def moved(self) -> None:
+        """Some run has entered another stage; called after all followers know who joined, drains or left."""
 
 
 class Generations:
@@ -37,7 +40,6 @@ class Generations:
         # The serving and the draining runs, as the followers know them.
         self._known: tuple[Sequence[Generation], Sequence[Generation]] = (), ()
         self._followers: list[Follower] = []
-        self._watchers: list[Callable[[], None]] = []
 
     @property
     def current(self) -> Generation | None:
@@ -70,12 +72,8 @@ class Generations:
         """Every run whose counters are read: from before its first connection until its last reading."""
         return (*self.serving, *self._coming, *self._ending)
 
-    def watch(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever a run enters another stage."""
-        self._watchers.append(changed)
-
     def follow(self, follower: Follower) -> None:
-        """Tell this one what becomes of each run, after those who follow already and before all who `watch`."""
+        """Tell this one what becomes of each run, after those who follow already."""
         self._followers.append(follower)
 
     def come(self, generation: Generation) -> None:
@@ -150,5 +148,5 @@ class Generations:
                 follower.drains(run)
             for run in left:
                 follower.left(run)
-        for changed in self._watchers:
-            changed()
+        for follower in self._followers:
+            follower.moved()

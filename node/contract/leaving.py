@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
-from node.contract.driver import Driver, Generation
+from node.contract.driver import Driver, Generation, Plan
 
 
 class NotNow(Exception):
@@ -28,40 +28,13 @@ class Leaves(Generation, Protocol):
         """Whether the node adds up its counters: what it has added since `packed` ends with a node that is killed."""
 
     def packed(self, exact: bool) -> bytes:
-        """Pack the run for the next node, for `Recovers.recover`. Raises `errors.CoreFailed`.
+        """Pack the run for the next node, for `LeavesAll.recover`. Raises `errors.CoreFailed`.
 
         `exact`: after `leave`, all of it. Otherwise what the next node can find out, if slowly, is left out.
         """
 
     def stay(self) -> None:
         """Read its output again: the hand-over did not happen, or is complete."""
-
-
-@runtime_checkable
-class Recovers(Protocol):
-    """A plan of a core whose runs can be handed over: see `Leaves`."""
-
-    async def recover(self, left: bytes, exact: bool) -> Leaves:
-        """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
-
-        `exact`: as in `Leaves.packed`. Its output is not read until `stay` is called.
-        """
-
-
-class Heirs(Protocol):
-    """Called with the outcome of recovering the cores that the previous version handed over."""
-
-    async def end_others(self) -> None:
-        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
-
-    def taken(self, pids: Collection[int]) -> None:
-        """This node has taken over these cores."""
-
-    def go_back(self, reason: str) -> None:
-        """A core cannot be taken over: go back to the previous version. Returns if no version waits."""
-
-    def failed(self, reason: str) -> None:
-        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
 
 
 @runtime_checkable
@@ -76,6 +49,12 @@ class LeavesAll(Driver, Protocol):
 
     def go_on(self, packed: bytes) -> None:
         """Take over what `leave` returned, if anything; before a run is recovered. Raises `errors.CoreFailed`."""
+
+    async def recover(self, plan: Plan, left: bytes, exact: bool) -> Leaves:
+        """Take over a handed-over run of this very configuration. Raises `Gone` and `errors.CoreFailed`.
+
+        `exact`: as in `Leaves.packed`. Its output is not read until `stay` is called.
+        """
 
     async def remain(self, pids: Collection[int], lead: int | None) -> None:
         """Note which runs are recovered and live; the others have ended. Raises `errors.CoreFailed`.

@@ -1,4 +1,4 @@
-"""The types for the state file: the state that an earlier node saved, and changes to it."""
+"""What the node keeps on disk: what an earlier node saved, changes to it, and the parts that have it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from node.base.part import Part
 from node.contract.counters import Row, Scope
 
 
@@ -75,3 +76,22 @@ class Saved:
     totals: tuple[Row, ...] = ()
     limits: tuple[tuple[str, bytes], ...] = ()
     booked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class Lasting(Part):
+    """A part whose state outlives the node. It overrides those of these methods that concern it."""
+
+    def restore(self, saved: Saved) -> None:
+        """Take over what an earlier node saved: before the start, or later if the disk could not be read then."""
+
+    def save(self, changes: Changes) -> None:
+        """Add everything that this part keeps on disk, for an empty state file."""
+
+    def stored(self, changes: Changes) -> None:
+        """Note that these changes are on disk."""
+
+    def disk(self, fault: str) -> None:
+        """Note that the disk fails or, with an empty text, that it works again."""
+
+    def damaged(self, text: str) -> None:
+        """Note that the state file was damaged and moved aside."""

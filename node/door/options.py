@@ -13,80 +13,55 @@ from node.base.settings import Options, Reading, chosen, is_file, names, path, p
 class DoorOptions(Options):
     """Where controllers reach the node, and what TLS asks of them. A port of None is not opened."""
 
-    host: str = setting(
-        "NODE_HOST",
+    host: str = setting("NODE_HOST").help(
         "IP address to listen on (default: all addresses, IPv4 and IPv6)",
-        details="Set it if controllers should reach the node by one address only, such as that of a VPN. The inbounds "
+        "Set it if controllers should reach the node by one address only, such as that of a VPN. The inbounds "
         "of the core listen where the configuration says.",
     )
-    rest_port: int | None = setting(
-        "REST_PORT",
+    rest_port: int | None = setting("REST_PORT", "62051", port).help(
         "TCP port of the REST interface, 1 to 65535",
-        "62051",
-        read=port,
-        details="Change it if another program has the port, or if the panel expects another one. See [Ports](#ports).",
+        "Change it if another program has the port, or if the panel expects another one. See [Ports](#ports).",
     )
-    grpc_port: int | None = setting(
-        "GRPC_PORT",
+    grpc_port: int | None = setting("GRPC_PORT", "62050", port).help(
         "TCP port of the gRPC interface, 1 to 65535",
-        "62050",
-        read=port,
-        details="Change it for the same reasons as REST_PORT.",
+        "Change it for the same reasons as REST_PORT.",
     )
-    protocol: str = setting(
-        "SERVICE_PROTOCOL",
+    protocol: str = setting("SERVICE_PROTOCOL", read=word("", "rest", "grpc")).help(
         "serve this protocol, rest or grpc, on SERVICE_PORT, and the other one only if its own port is set",
-        read=word("", "rest", "grpc"),
-        details="For settings that come from another node; new installs need only REST_PORT and GRPC_PORT. See "
+        "For settings that come from another node; new installs need only REST_PORT and GRPC_PORT. See "
         "[Ports](#ports).",
     )
-    service_port: int | None = setting(
-        "SERVICE_PORT",
+    service_port: int | None = setting("SERVICE_PORT", read=port).help(
         "TCP port of SERVICE_PROTOCOL, or of gRPC if that is not set, 1 to 65535",
-        read=port,
-        details="For settings that come from another node.",
+        "For settings that come from another node.",
     )
-    cert_file: Path = setting(
-        "SSL_CERT_FILE",
+    cert_file: Path = setting("SSL_CERT_FILE", read=path).help(
         "PEM file with the node's certificate chain, the node's own certificate first (default: certificate.pem in "
         "STATE_DIR)",
-        read=path,
-        details="Reloaded when it changes. Set it to serve a certificate that another program renews. OpenSSL reads a "
+        "Reloaded when it changes. Set it to serve a certificate that another program renews. OpenSSL reads a "
         "variable of this name, too: see [The certificate](#the-certificate).",
     )
-    key_file: Path = setting(
-        "SSL_KEY_FILE",
+    key_file: Path = setting("SSL_KEY_FILE", read=path).help(
         "PEM file with the private key of SSL_CERT_FILE, without a passphrase (default: key.pem in STATE_DIR)",
-        read=path,
-        details="Reloaded when it changes. Set it together with SSL_CERT_FILE.",
+        "Reloaded when it changes. Set it together with SSL_CERT_FILE.",
     )
-    sans: tuple[str, ...] = setting(
-        "SSL_SANS",
+    sans: tuple[str, ...] = setting("SSL_SANS", read=names).help(
         "further names and addresses, comma-separated, for the certificate that `nodectl certificate make` makes",
-        read=names,
-        details="Set it where controllers use a name or an address that the machine does not have itself, as behind "
+        "Set it where controllers use a name or an address that the machine does not have itself, as behind "
         "NAT. A certificate that exists stays as it is.",
     )
-    client_ca: Path | None = setting(
-        "CLIENT_CA",
+    client_ca: Path | None = setting("CLIENT_CA", read=path).help(
         "PEM file of certificate authorities; clients must then present a certificate issued by one of them",
-        read=path,
-        details="Reloaded when it changes. Set it to turn strangers away during the TLS handshake, before any request. "
+        "Reloaded when it changes. Set it to turn strangers away during the TLS handshake, before any request. "
         "See [Certificates of controllers](#certificates-of-controllers).",
     )
-    newest_tls: bool = setting(
-        "TLS_MIN",
+    newest_tls: bool = setting("TLS_MIN", "1.2", chosen("1.3", "1.2")).help(
         "oldest TLS version that the node accepts: 1.2 or 1.3",
-        "1.2",
-        read=chosen("1.3", "1.2"),
-        details="Set 1.3 when all your controllers speak it.",
+        "Set 1.3 when all your controllers speak it.",
     )
-    debug: bool = setting(
-        "DEBUG",
+    debug: bool = setting("DEBUG", "0", switch).help(
         "1 or 0: also log every REST request, with method, path, status, time and address",
-        "0",
-        read=switch,
-        details="Turn it on to see what a controller asks. Bodies and headers are never logged.",
+        "Turn it on to see what a controller asks. Bodies and headers are never logged.",
     )
 
     def complete(self, reading: Reading) -> Self:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from node.backend.desired import Desired
-from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.base.errors import UnknownName, Unsupported, shown
 from node.base.logs import LogRing
@@ -15,8 +14,7 @@ from node.contract.accounts import key_of
 from node.contract.counters import Scope
 from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes
+from node.contract.saved import Changes, Lasting
 from node.engine.keep_alive import KeepAlive
 from node.engine.leaving import Leaving
 from node.engine.options import EngineOptions
@@ -59,7 +57,6 @@ class Engine(Lasting):
         )
         self.leaving = Leaving(self.runner, drivers, self.traffic)
         self.resume = Resume(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume)
-        self.questions = Questions(reactor, self.runner.current, runs)
         # The last one ends first: the cores, then the counters, whose last bytes the limits count.
         self.parts = self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume
 
@@ -72,7 +69,7 @@ class Engine(Lasting):
         return self.runner.unsteady()
 
     def save(self, changes: Changes) -> None:
-        self.runner.desired.save(changes)
+        self.runner.desired.recorder.save(changes)
 
     def leave(self) -> None:
         self.runner.report_users()
@@ -96,7 +93,7 @@ class Engine(Lasting):
         if not self.runner.desired.is_user(name):
             raise UnknownName(f"there is no user {shown(name)}")
         addresses: dict[str, int] = {}
-        for found in await self.questions.all(lambda run: run.online(key_of(name))):
+        for found in await self.runner.ask_all(lambda run: run.online(key_of(name))):
             for address, seen in found.items():
                 addresses[address] = max(seen, addresses.get(address, 0))
         return addresses
@@ -114,4 +111,4 @@ class Engine(Lasting):
             async def count(run: Generation) -> int:
                 return await run.online_count(key) if isinstance(run, CountsOnline) else 0
 
-            return sum(await self.questions.all(count))
+            return sum(await self.runner.ask_all(count))

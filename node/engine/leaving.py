@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
-from node.backend.snapshot import DrainingRun, Snapshot
+from node.backend.supervisor import DrainingRun, Snapshot
 from node.base import proc
 from node.base.errors import CoreFailed, NodeError
 from node.base.logs import Logger
 from node.contract.abilities import Closes
 from node.contract.driver import Driver, Generation, Plan
-from node.contract.generations import Generations
-from node.contract.leaving import Gone, Heirs, Leaves, LeavesAll, NotNow, Recovers
+from node.contract.leaving import Gone, Leaves, LeavesAll, NotNow
 from node.contract.routing import Routing
 from node.contract.saved import Saved
 from node.traffic.polling import Traffic
@@ -31,6 +30,22 @@ class Recovered(NamedTuple):
     accepted: Accepted | None
 
 
+class Heirs(Protocol):
+    """Called with the outcome of recovering the cores that the previous version handed over."""
+
+    async def end_others(self) -> None:
+        """No other core can be taken over: those that were not have ended when this returns. Only after a kill."""
+
+    def taken(self, pids: Collection[int]) -> None:
+        """This node has taken over these cores."""
+
+    def go_back(self, reason: str) -> None:
+        """A core cannot be taken over: go back to the previous version. Returns if there is none."""
+
+    def failed(self, reason: str) -> None:
+        """No core can be taken over: go back to the previous version, else all have ended when this returns."""
+
+
 class Leaving:
     """Leaves runs to the next node process, and adopts those of the last one."""
 
@@ -39,7 +54,8 @@ class Leaving:
     def __init__(self, runner: Runner, drivers: Mapping[int, Driver], traffic: Traffic) -> None:
         self._runner = runner
         self._drivers = drivers
-        self._traffic = traffic
+        self.traffic = traffic
+        self.generations = runner.generations
         # Set if the last node process has left something.
         self._heirs: Heirs | None = None
         # Counters by the mark of a run, for the runs of a node that was killed.
@@ -47,14 +63,6 @@ class Leaving:
         self._together: LeavesAll | None = None
         # The driver that keeps the answers of a rehearsal for the next node process.
         self._rehearsed: LeavesAll | None = None
-
-    @property
-    def generations(self) -> Generations:
-        return self._runner.generations
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._traffic
 
     async def prepare(self, saved: Saved) -> None:
         """Prepare the resume of this state, which may change until then. Raises as `Driver.prepare`."""
@@ -133,7 +141,7 @@ class Leaving:
             type=Backend.FromString(accepted.request).type,
             pid=run.pid or 0,
             core=core,
-            counters=self._traffic.known(run) if exact else {},
+            counters=self.traffic.known(run) if exact else {},
             mark=mark_of(run),
             config=config_of(accepted),
             saved=run in saved,
@@ -152,7 +160,7 @@ class Leaving:
             snapshot = self._runner.supervisor.snapshot
             if snapshot is not None and isinstance(snapshot.current, Leaves):
                 # Traffic from here on is counted by the next node process.
-                await self._traffic.read()
+                await self.traffic.read()
                 await self._leave(snapshot, go)
 
         try:
@@ -177,7 +185,7 @@ class Leaving:
                 raise NotNow(error.text) from error
             self._require_steady()
             for run, left in zip(there, (handover.run, *handover.draining), strict=True):
-                if self._traffic.known(run) != left.counters:
+                if self.traffic.known(run) != left.counters:
                     # A slow reading has just been booked; the next node process would book it again.
                     raise NotNow("the counters of a core are being read")
             await go(handover)
@@ -222,7 +230,7 @@ class Leaving:
                 return None
             heirs.taken(pids)
             for each in there:
-                self._traffic.go_on(each.run, each.left.counters)
+                self.traffic.go_on(each.run, each.left.counters)
             self._runner.supervisor.inherit([_draining_run(each, current is not None) for each in draining])
             for each in there:
                 each.run.stay()
@@ -287,9 +295,9 @@ class Leaving:
         self, left: Run, plan: Plan, accepted: Accepted | None, heirs: Heirs, exact: bool
     ) -> Recovered | None:
         try:
-            if not isinstance(plan, Recovers):
+            if self._together is None:
                 raise CoreFailed("its driver cannot adopt cores")
-            return Recovered(await plan.recover(left.core, exact), left, accepted)
+            return Recovered(await self._together.recover(plan, left.core, exact), left, accepted)
         except Gone as gone:
             self.log.warn("a core left by the last node process is not adopted: {reason}", reason=str(gone))
         except Exception as error:  # noqa: BLE001 - reported, as above

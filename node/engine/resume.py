@@ -12,9 +12,8 @@ from node.backend.runner import Runner
 from node.base.errors import Aborted
 from node.base.logs import Logger
 from node.contract.driver import Driver, type_name
-from node.contract.lasting import Lasting
 from node.contract.routing import Routing
-from node.contract.saved import Saved
+from node.contract.saved import Lasting, Saved
 from node.engine.keep_alive import KeepAlive
 from node.engine.leaving import Leaving
 from protos.service_pb2 import Backend

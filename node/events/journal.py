@@ -20,8 +20,7 @@ from node import __version__
 from node.base.alarm import Alarm
 from node.base.logs import printable
 from node.base.waiting import Waiters
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Margins, Packed, Saved
+from node.contract.saved import Changes, Lasting, Margins, Packed, Saved
 from node.events.kinds import ONE_READER, Kind
 from protos.service_pb2 import Event
 

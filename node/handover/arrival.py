@@ -27,7 +27,7 @@ AHEAD = 10.0
 
 
 class Arrival(Part):
-    """Satisfies `node.contract.leaving.Heirs`.
+    """Satisfies `node.engine.leaving.Heirs`.
 
     Without `ties` there is no keeper, and nothing is taken over. `seconds`: for how long cores go on without any node.
     """

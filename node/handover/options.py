@@ -14,17 +14,11 @@ class HandoverOptions(Options):
     `node.handover.launch` reads KEEPER before all others.
     """
 
-    adopt_seconds: float = setting(
-        "ADOPT_SECONDS",
+    adopt_seconds: float = setting("ADOPT_SECONDS", "300", seconds(1, 86_400)).help(
         "seconds that cores run on without a node before they are ended, 1 to 86400; not counted while a node starts",
-        "300",
-        read=seconds(1, 86_400),
-        details="Raise it if it can take longer until a node starts again. Nothing enforces limits in that time.",
+        "Raise it if it can take longer until a node starts again. Nothing enforces limits in that time.",
     )
-    keeper: bool = setting(
-        "KEEPER",
+    keeper: bool = setting("KEEPER", "on", chosen("on", "off")).help(
         "on or off: a keeper starts the node again when it dies, and holds the cores meanwhile; see docs/upgrades.md",
-        "on",
-        read=chosen("on", "off"),
-        details="Turn it off only for development: then a debugger reaches the node itself, and cores end with it.",
+        "Turn it off only for development: then a debugger reaches the node itself, and cores end with it.",
     )

@@ -15,6 +15,7 @@ from node import __version__
 from node.base.alarm import Alarm
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
+from node.contract.generations import Follower
 from node.contract.keeper import Keeper
 from node.engine.leaving import Leaving
 from protos.handover_pb2 import Handover
@@ -25,7 +26,7 @@ FORMAT = 3
 PAUSE, SHARE = 1.0, 0.01
 
 
-class Snapshots:
+class Snapshots(Follower):
     """Writes them from `start` on."""
 
     log = Logger()
@@ -55,15 +56,15 @@ class Snapshots:
 
     def start(self) -> None:
         self._on = True
-        self._leaving.generations.watch(self._changed)
-        self._changed()
+        self._leaving.generations.follow(self)
+        self.moved()
         self._next.set(PAUSE)
 
     def stop(self) -> None:
         self._on = False
         self._next.cancel()
 
-    def _changed(self) -> None:
+    def moved(self) -> None:
         """Write at once: the kernel is about to give a run that takes over its first connection."""
         marks = self._leaving.marks()
         if self._on and (seen := tuple(marks)) != self._seen:

@@ -45,8 +45,7 @@ class Ties(Keeper):
         self._waiting: dict[int, Callable[[int], None]] = {}
         self._reactor: Any = None
         self._alive: Periodic | None = None
-        # Called with why the next version failed, empty if it waits for the end of this one.
-        # The one who started the next version.
+        # The caller of `start_next`: see there.
         self._said: list[Callable[[str], None]] = []
 
     @classmethod

@@ -20,33 +20,24 @@ KEYS = "api_keys"
 class KeyOptions(Options):
     """The keys of callers. `required`: the operator has set API_KEYS_FILE, so the file must exist."""
 
-    key: str = setting(
-        "API_KEY",
+    key: str = setting("API_KEY", secret=True).help(
         "key that controllers must present: a UUID, or at least 16 characters",
-        secret=True,
-        details="Takes effect at the next start; keys of API_KEYS_FILE change without one. See [Keys](#keys).",
+        "Takes effect at the next start; keys of API_KEYS_FILE change without one. See [Keys](#keys).",
     )
-    key_file: Path | None = setting(
-        "API_KEY_FILE",
+    key_file: Path | None = setting("API_KEY_FILE", read=path).help(
         "file that holds the key, used if API_KEY is not set (default: api_key in STATE_DIR, if that file exists)",
-        read=path,
-        details="Set it to keep the key out of the environment. Read at the start only.",
+        "Set it to keep the key out of the environment. Read at the start only.",
     )
-    file: Path = setting(
-        "API_KEYS_FILE",
+    file: Path = setting("API_KEYS_FILE", read=path).help(
         "file of further keys, each with a name and a scope; reloaded when it changes (default: api_keys in STATE_DIR, "
         "if that file exists)",
-        read=path,
-        details="Use it for several controllers, for keys that may only read, and to change a key without a restart. "
+        "Use it for several controllers, for keys that may only read, and to change a key without a restart. "
         "See [More keys](#more-keys).",
     )
-    certified: bool = setting(
-        "CLIENT_CERTIFICATE",
+    certified: bool = setting("CLIENT_CERTIFICATE", "beside", chosen("instead", "beside")).help(
         "with CLIENT_CA: beside (a client needs a certificate and a key), or instead (a certificate is enough, and has "
         "scope all)",
-        "beside",
-        read=chosen("instead", "beside"),
-        details="Set `instead` for controllers that have a certificate and no key.",
+        "Set `instead` for controllers that have a certificate and no key.",
     )
     required: bool = False
 

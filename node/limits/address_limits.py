@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,10 @@ from twisted.python.failure import Failure
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed
 from node.base.logs import Logger
-from node.base.periodic import Periodic
 from node.contract.connections import Address, Live, SeesConnections
-from node.limits.addresses import Grouping, giving_way, silences
-from node.limits.connections import Connections, Watcher, look
+from node.limits.connections import Connections, Enforcer, look
 from node.limits.events import LimitEvents
-from node.limits.in_force import InForce
+from node.limits.options import Grouping
 
 # Seconds for which users are collected for a check; the second for those who may wait. Users in one check.
 SOON, LATER = 0.1, 1.0
@@ -47,7 +45,7 @@ class _Addresses:
     cut: float = -math.inf
 
 
-class AddressLimits(Watcher):
+class AddressLimits(Enforcer):
     """Checks users when they connect from a new address, and closes the connections of excess addresses.
 
     A user's addresses count over all cores together. No address is banned: one that was cut may come again at any time,
@@ -57,39 +55,30 @@ class AddressLimits(Watcher):
     def __init__(
         self,
         reactor: IReactorTime,
-        in_force: InForce,
         connections: Connections,
         events: LimitEvents,
         grouping: Grouping,
         grace: float,
     ) -> None:
-        self._reactor = reactor
-        self._in_force = in_force
-        self._connections = connections
+        super().__init__(reactor, connections, "forgetting addresses of disconnected users", TIDY)
         self._events = events
         self._grouping = grouping
         self._grace = grace
         self._known: dict[str, _Addresses] = {}
         self._numbers = itertools.count()
         self._checks = Checks(reactor, self._hold)
-        self._tidy = Periodic("forgetting addresses of disconnected users", self._forget_gone, TIDY, reactor)
         self._to_tidy: list[str] = []
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
-        connections.watch(self)
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings for `info`."""
-        return [f"address limits cannot be enforced: {self._fault}"] if self._fault else self._tidy.warnings
-
-    def start(self) -> None:
-        self._tidy.start()
+    def warnings(self) -> Sequence[str]:
+        return [f"address limits cannot be enforced: {self._fault}"] if self._fault else super().warnings
 
     def stop(self) -> None:
         """Stop all checks."""
-        self._tidy.stop()
+        super().stop()
         self._checks.stop()
 
     def arrived(self, key: str, address: Address) -> None:
@@ -195,7 +184,7 @@ class AddressLimits(Watcher):
             # The others may have closed already; the next check finds out.
             self._checks.ask({live.key for live in connections}, later=True)
 
-    def _forget_gone(self) -> None:
+    def _tick(self) -> None:
         """Forget users without a connection or an address limit, some at a time."""
         self._to_tidy = self._to_tidy or [*self._known]
         some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]
@@ -249,3 +238,32 @@ class Checks:
     def _over(self, _: object) -> None:
         self._going, self.under_way = None, frozenset()
         self._arm()
+
+
+def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, float]:
+    """Seconds without traffic by group: a group is as silent as its least silent connection."""
+    silent: dict[Address, float] = {}
+    for live in connections:
+        group = grouping.of(live.address)
+        silent[group] = min(live.silent, silent.get(group, math.inf))
+    return silent
+
+
+def giving_way(limit: int, grace: float, silent: Mapping[Address, float], order: Mapping[Address, int]) -> set[Address]:
+    """Return the groups to disconnect, so that at most `limit` stay; 0 is no limit.
+
+    Groups that were silent for longer than the grace go first, the most silent one before the others; then newcomers,
+    the newest first. By age alone, four devices of a user with a limit of three would disconnect each other for ever.
+    `order` numbers groups by arrival; a group that is not in it has just arrived.
+    """
+    excess = len(silent) - limit if limit else 0
+    if excess <= 0:
+        return set()
+
+    def came(group: Address) -> tuple[float, float, Address]:
+        return order.get(group, math.inf), silent[group], group
+
+    dead = [group for group, seconds in silent.items() if seconds > grace]
+    leaving = sorted(dead, key=lambda group: (silent[group], came(group)), reverse=True)[:excess]
+    newest = sorted(silent.keys() - set(leaving), key=came, reverse=True)
+    return {*leaving, *newest[: excess - len(leaving)]}

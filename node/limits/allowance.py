@@ -35,39 +35,26 @@ class Allowance(Options):
     With `closes` the node takes no new connections when the quota is used up; otherwise it only warns.
     """
 
-    bytes: int = setting(
-        "NODE_QUOTA",
+    bytes: int = setting("NODE_QUOTA", read=lambda text: size(text or "0")).help(
         "bytes that the machine may carry in a month, such as 2TB or 500GiB (default: no limit)",
-        read=lambda text: size(text or "0"),
-        details="Set it where your hoster bills traffic. See [limits.md](limits.md#the-nodes-own-quota).",
+        "Set it where your hoster bills traffic. See [limits.md](limits.md#the-nodes-own-quota).",
     )
-    reset_day: int = setting(
-        "NODE_QUOTA_RESET_DAY",
+    reset_day: int = setting("NODE_QUOTA_RESET_DAY", "1", number(1, 31)).help(
         "day of the month, 1 to 31, on which NODE_QUOTA starts again at midnight UTC; the last day of a shorter month",
-        "1",
-        read=number(1, 31),
-        details="Set the day on which your hoster's billing period begins.",
+        "Set the day on which your hoster's billing period begins.",
     )
-    flow: Flow = setting(
-        "NODE_QUOTA_WAY",
+    flow: Flow = setting("NODE_QUOTA_WAY", "both", lambda text: Flow(word(*Flow)(text))).help(
         "bytes that count towards NODE_QUOTA: both, out or in",
-        "both",
-        read=lambda text: Flow(word(*Flow)(text)),
-        details="Set the direction that your hoster bills.",
+        "Set the direction that your hoster bills.",
     )
-    interfaces: tuple[str, ...] = setting(
-        "NODE_QUOTA_INTERFACE",
+    interfaces: tuple[str, ...] = setting("NODE_QUOTA_INTERFACE", read=names).help(
         "network interfaces that count towards NODE_QUOTA, comma-separated (default: those that are hardware; if there "
         "are none, all but lo)",
-        read=names,
-        details="Set it if some interface is not billed, such as one of a private network.",
+        "Set it if some interface is not billed, such as one of a private network.",
     )
-    closes: bool = setting(
-        "NODE_QUOTA_ACTION",
+    closes: bool = setting("NODE_QUOTA_ACTION", "warn", chosen("close", "warn")).help(
         "what the node does when NODE_QUOTA is used up: warn, or close (take no new connections of users)",
-        "warn",
-        read=chosen("close", "warn"),
-        details="Set `close` where traffic beyond the quota costs too much.",
+        "Set `close` where traffic beyond the quota costs too much.",
     )
 
 

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice
 from typing import NamedTuple
 
+from node.backend.roster import Limiter
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.count import (
@@ -30,7 +31,6 @@ from node.limits.count import (
     restart_if_due,
     unpack,
 )
-from node.limits.in_force import InForce
 from node.limits.limits import Limit
 from node.traffic.sums import Sums
 from protos.service_pb2 import LimitsSummary
@@ -56,15 +56,15 @@ class Report(NamedTuple):
     reason: str
 
 
-class Book:
-    """Usage by user. Satisfies `node.backend.limiter.Limiter`; `Enforcement` takes what `news` and others collect.
+class Book(Limiter):
+    """Usage by user; `Enforcement` takes what `news` and others collect.
 
     Tells the connections of users who came or went, or whose limits may have changed.
     """
 
-    def __init__(self, in_force: InForce, connections: Connections, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, connections: Connections, now: Callable[[], float] = time.time) -> None:
         self.now = now
-        self.in_force = in_force
+        self.in_force = connections.in_force
         self._connections = connections
         # The changes of users, in order.
         self.news: list[Report] = []

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 from twisted.internet.defer import TimeoutError, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
 
 from node.backend.members import Members
 from node.base.alarm import Alarm
 from node.base.logs import Logger
-from node.base.periodic import Periodic
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn, slices
 from node.contract.accounts import Refusal
@@ -22,11 +23,10 @@ from node.contract.connections import Address
 from node.contract.counters import Scope
 from node.events.kinds import Kind
 from node.limits.book import Book, Report
-from node.limits.connections import Connections, Watcher
+from node.limits.connections import Connections, Enforcer
 from node.limits.events import LimitEvents
-from node.limits.quota_readings import QuotaReadings
 from node.state.store import Store
-from node.traffic.polling import Traffic
+from node.traffic.polling import Limits, Traffic
 from node.traffic.readings import FEW
 from node.traffic.sums import Sums
 
@@ -41,10 +41,16 @@ AGAIN = 5.0
 TURN = 100
 # Seconds between two looks for users who were removed.
 TIDY = 3600.0
+# Bytes by which users may exceed their quota: this part of it, or this number, whichever is greater.
+PART, BYTES = 0.01, 16 * 1024**2
+# Bytes a second that an idle user may start to carry at any moment, and the factor by which an active one may speed up.
+BURST, GROWTH = 62.5e6, 2.0
+# Shortest time between two readings of one user, in seconds; largest part of the time that all readings may take.
+SHORTEST, SHARE = 0.05, 0.03
 
 
-class Enforcement(Watcher):
-    """Bars users by their limits. Satisfies `node.traffic.polling.Limits`."""
+class Enforcement(Enforcer, Limits):
+    """Bars users by their limits."""
 
     log = Logger()
 
@@ -58,14 +64,13 @@ class Enforcement(Watcher):
         store: Store,
         events: LimitEvents,
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, connections, "checking users' quotas and expiry dates", TICK)
         self._book = book
         self._members = members
         self._traffic = traffic
         self._store = store
         self._events = events
         self._readings = QuotaReadings(reactor, book, connections, traffic)
-        self._clock = Periodic("checking users' quotas and expiry dates", self._tick, TICK, reactor)
         self._soon = Alarm(reactor, self._begin)
         self._tidied = self._now = -math.inf
         # Users whom a SetLimits call is changing, and the latest such call.
@@ -74,19 +79,10 @@ class Enforcement(Watcher):
         self._unreported: list[Report] = []
         # When a change of barred users is retried, unless it succeeds before; infinite if none is pending.
         self._again_at = math.inf
-        connections.watch(self)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings for `info`."""
-        return self._clock.warnings
-
-    def start(self) -> None:
-        self._clock.start()
 
     def stop(self) -> None:
         """The node ends: save the records; users stay as they are."""
-        self._clock.stop()
+        super().stop()
         self._readings.stop()
         self._keep(self._book.dirty)
 
@@ -219,3 +215,113 @@ class Enforcement(Watcher):
         if keys:
             self._store.limits(self._book.records(keys))
             self._book.dirty -= keys
+
+
+@dataclass(slots=True)
+class _Sight:
+    """The last reading of a user: when, bytes a second, and when to read again."""
+
+    seen: float
+    speed: float
+    due: float
+
+
+class QuotaReadings:
+    """Reads users close to their quota ahead of the regular readings, so that they do not exceed it by much.
+
+    A user who could reach their quota before the next regular reading is read when they could be halfway into the bytes
+    by which they may exceed it.
+    """
+
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime, book: Book, connections: Connections, traffic: Traffic) -> None:
+        self._reactor = reactor
+        self._book = book
+        self._connections = connections
+        self._traffic = traffic
+        self._sights: dict[str, _Sight] = {}
+        self._alarm = Alarm(reactor, self._wake)
+        self._busy = False
+        # No reading before this time.
+        self._rest_until = -math.inf
+
+    def moved(self, key: str, added: int) -> None:
+        """The user has carried so many bytes since their last reading."""
+        now = self._reactor.seconds()
+        sight = self._sights.get(key)
+        since = sight.seen if sight else now - self._traffic.interval
+        self._see(key, added / max(now - since, SHORTEST), now)
+
+    def look_at(self, key: str) -> None:
+        """The user connected, or their limit changed: their speed is not known."""
+        sight = self._sights.get(key) or _Sight(self._reactor.seconds(), 0.0, math.inf)
+        # A user who reconnects all the time does not delay their reading.
+        self._see(key, sight.speed, sight.seen, sight.due)
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._sights.clear()
+        self._arm()
+
+    def _see(self, key: str, speed: float, seen: float, latest: float = math.inf) -> None:
+        """Look at the user again when that is due, or at `latest` if that is sooner."""
+        wait, interval = self._patience(key, speed), self._traffic.interval
+        if wait >= interval:
+            self._sights.pop(key, None)
+            return
+        due = min(self._reactor.seconds() + wait, latest)
+        self._sights[key] = _Sight(seen, speed, due)
+        if not self._busy:
+            self._alarm.within(max(0.0, max(due, self._rest_until) - self._reactor.seconds()))
+
+    def _patience(self, key: str, speed: float) -> float:
+        """Seconds until the user has to be read again, at this speed; infinite if no quota can bar them."""
+        left = self._book.left(key)
+        if left is None or left <= 0 or key in self._book.off:
+            return math.inf
+        over = max(PART * self._book.in_force.of(key).quota, BYTES)
+        return max(SHORTEST, (left + over / 2) / max(GROWTH * speed, BURST))
+
+    def _arm(self) -> None:
+        """Set the alarm for the user who is due first."""
+        if self._sights:
+            due = max(min(sight.due for sight in self._sights.values()), self._rest_until)
+            self._alarm.set(max(0.0, due - self._reactor.seconds()))
+        else:
+            self._alarm.cancel()
+
+    def _wake(self) -> None:
+        self._busy = True
+        ensureDeferred(self._look()).addErrback(
+            lambda failure: self.log.failure(
+                "the counters of users near their quota could not be read; the node tries again", failure
+            )
+        ).addBoth(self._over)
+
+    def _over(self, _: object) -> None:
+        self._busy = False
+        self._arm()
+
+    async def _look(self) -> None:
+        began = self._reactor.seconds()
+        due = sorted((sight.due, key) for key, sight in self._sights.items() if sight.due <= began)
+        names = [key for _, key in due if self._may_carry(key, began)][:FEW]
+        if not names:
+            return
+        try:
+            await self._traffic.read(wanted=frozenset((Scope.USER, key) for key in names))
+        finally:
+            now = self._reactor.seconds()
+            self._rest_until = now + max(SHORTEST, (now - began) * (1 / SHARE - 1))
+        for key in names:
+            sight = self._sights.get(key)
+            if sight is not None and sight.seen < began:
+                self._see(key, 0.0, now)
+
+    def _may_carry(self, key: str, now: float) -> bool:
+        """Whether the user may have a connection; if not, they are read when they connect, or after the interval."""
+        may_carry = self._connections.blind or self._connections.may_carry(key)
+        if not may_carry:
+            self._sights[key].due = now + self._traffic.interval
+        return may_carry

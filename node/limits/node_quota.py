@@ -14,9 +14,8 @@ from node.base.logs import Logger
 from node.base.periodic import Periodic
 from node.contract.abilities import Closes
 from node.contract.driver import Generation
-from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.generations import Follower, Generations
+from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, Spent, pack, unpack
@@ -159,7 +158,7 @@ class NodeQuotaLimit(Lasting):
         self._store.limits(self._record())
 
 
-class InboundGate:
+class InboundGate(Follower):
     """NODE_QUOTA_ACTION=close: closes the inbounds of all cores to new connections; open connections go on.
 
     New cores are included: call `keep` periodically.
@@ -174,7 +173,7 @@ class InboundGate:
         self._shut: dict[Generation, int] = {}
         self._faults: dict[Generation, str] = {}
         self._lock = DeferredLock()
-        generations.watch(self._hurry)
+        generations.follow(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -192,7 +191,7 @@ class InboundGate:
         if closed != self.closed:
             self.closed = closed
             self._shut |= dict.fromkeys(self._generations.serving, 0) if closed else {}
-            self._hurry()
+            self.moved()
 
     async def keep(self) -> None:
         """Close or open the inbounds of each core that is not in the wanted state yet."""
@@ -226,7 +225,7 @@ class InboundGate:
         await run.close_door(empty=times > 0)
         self._shut[run] = max(0, times - 1)
 
-    def _hurry(self) -> None:
+    def moved(self) -> None:
         if self.closed or self._shut:
             ensureDeferred(self.keep()).addErrback(
                 lambda failure: self.log.failure("NODE_QUOTA: closing or opening inbounds failed; retrying", failure)

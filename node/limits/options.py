@@ -2,54 +2,69 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.base.settings import Options, number, seconds, setting
+from node.contract.connections import Address
 from node.limits import parsing
-from node.limits.addresses import Grouping
 from node.limits.limits import Defaults
 from protos.service_pb2 import Limits
+
+_BITS = {4: 32, 16: 128}
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Counts addresses with the same prefix as one: an IPv6 household, or an IPv4 carrier's NAT pool."""
+
+    ipv4: int = 32
+    ipv6: int = 64
+
+    def of(self, address: Address) -> Address:
+        """The address of the group: the prefix, then zeros."""
+        bits, kept = self._bits(address)
+        if kept == bits:
+            return address
+        number = int.from_bytes(address) >> (bits - kept) << (bits - kept)
+        return number.to_bytes(len(address))
+
+    def shown(self, group: Address) -> str:
+        """Format a group as an address, or as a network if it has more than one address."""
+        bits, kept = self._bits(group)
+        text = str(ipaddress.ip_address(group))
+        return text if kept == bits else f"{text}/{kept}"
+
+    def _bits(self, address: Address) -> tuple[int, int]:
+        return _BITS[len(address)], self.ipv4 if len(address) == 4 else self.ipv6
 
 
 @dataclass(frozen=True)
 class LimitOptions(Options):
     """Limits of users without their own, and how addresses are counted. `grace` is in seconds."""
 
-    all_users: Limits = setting(
-        "LIMITS",
+    all_users: Limits = setting("LIMITS", read=parsing.limits).help(
         "default limits of users without their own, such as addresses=3 down=100M bytes=500GB/month; see "
         "docs/limits.md",
-        read=parsing.limits,
-        details="Set it to limit users whose panel does not send limits.",
+        "Set it to limit users whose panel does not send limits.",
     )
-    inbounds: Mapping[str, Limits] = setting(
-        "LIMITS_INBOUNDS",
+    inbounds: Mapping[str, Limits] = setting("LIMITS_INBOUNDS", read=parsing.by_inbound).help(
         "default limits by inbound, which take precedence over LIMITS, such as free: down=2M; trial: addresses=1",
-        read=parsing.by_inbound,
-        details="Set it if users of some inbounds have other limits than the rest.",
+        "Set it if users of some inbounds have other limits than the rest.",
     )
-    grace: float = setting(
-        "LIMIT_GRACE",
+    grace: float = setting("LIMIT_GRACE", "30", seconds(1, 600)).help(
         "seconds without traffic after which an address gives way to a new address of the same user, 1 to 600",
-        "30",
-        read=seconds(1, 600),
-        details="Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
+        "Lower it if users with an address limit wait too long when they change networks; raise it if quiet "
         "connections end too early.",
     )
-    ipv4_prefix: int = setting(
-        "LIMIT_IPV4_PREFIX",
+    ipv4_prefix: int = setting("LIMIT_IPV4_PREFIX", "32", number(8, 32)).help(
         "length of a prefix: IPv4 addresses with this many leading bits in common count as one address, 8 to 32",
-        "32",
-        read=number(8, 32),
-        details="Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
+        "Set 24 where the NAT of a mobile carrier gives one phone a new address for each connection.",
     )
-    ipv6_prefix: int = setting(
-        "LIMIT_IPV6_PREFIX",
+    ipv6_prefix: int = setting("LIMIT_IPV6_PREFIX", "64", number(32, 128)).help(
         "length of a prefix: IPv6 addresses with this many leading bits in common count as one address, 32 to 128",
-        "64",
-        read=number(32, 128),
-        details="64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
+        "64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
     )
 
     @property

@@ -11,12 +11,9 @@ from twisted.internet.interfaces import IReactorTime
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, shown
 from node.base.logs import Logger
-from node.base.periodic import Periodic
 from node.base.slices import slices
 from node.contract.connections import Address, Handle, Live, Paces
-from node.limits.connections import Connections, PacedRun, Watcher, look
-from node.limits.in_force import InForce
-from node.limits.new_connections import NewConnections
+from node.limits.connections import Connections, Enforcer, NewConnections, PacedRun, look
 from node.limits.speed import Down, Up
 
 # Seconds between two rounds for users with an upload limit, and between two rounds for all users; the latter grow up to
@@ -36,38 +33,29 @@ Flows = Mapping[Flow, Live]
 Setting = Callable[[Mapping[Handle, int | None]], Awaitable[set[Handle]]]
 
 
-class Pacer(Watcher):
+class Pacer(Enforcer):
     """Enforces speed limits."""
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, in_force: InForce, connections: Connections) -> None:
-        self._reactor = reactor
-        self._in_force = in_force
-        self._connections = connections
+    def __init__(self, reactor: IReactorTime, connections: Connections) -> None:
+        super().__init__(reactor, connections, "enforcing speed limits", TICK)
         # Users who may be connected and have a speed limit, or had one; and those of them to handle in the next round.
         self._users: set[str] = set()
         self._soon: set[str] = set()
         self._down, self._up = Down[Flow](), Up[Flow]()
-        self._new_connections = NewConnections(reactor, in_force, connections)
+        self._new_connections = NewConnections(reactor, connections)
         self._lock = DeferredLock()
         self._alarm = Alarm(reactor, self._wake)
         self._rest_until = self._looked = self._due = float("-inf")
-        self._periodic = Periodic("enforcing speed limits", self._tick, TICK, reactor)
-        connections.watch(self)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Warnings for `info`."""
-        return self._periodic.warnings
 
     def start(self) -> None:
-        self._periodic.start()
+        super().start()
         self.cores_changed()
 
     def stop(self) -> None:
         """The node ends: connections keep their pace."""
-        self._periodic.stop()
+        super().stop()
         self._alarm.cancel()
 
     def notes(self, key: str) -> list[str]:

@@ -15,8 +15,7 @@ from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.limits.address_limits import AddressLimits
 from node.limits.book import Book
@@ -62,11 +61,11 @@ class UserLimits(Lasting):
     ) -> None:
         in_force = InForce(runner.desired, options.defaults)
         connections = Connections(runner.generations, in_force)
-        self._book = book = Book(in_force, connections)
+        self._book = book = Book(connections)
         self._events = events = LimitEvents(journal, reactor, in_force)
         self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
-        self._addresses = AddressLimits(reactor, in_force, connections, events, options.grouping, options.grace)
-        pacer = Pacer(reactor, in_force, connections)
+        self._addresses = AddressLimits(reactor, connections, events, options.grouping, options.grace)
+        pacer = Pacer(reactor, connections)
         self._parts = self._enforcement, self._addresses, pacer
         self._listing = Listing(reactor, book, self._addresses, pacer)
         self.page = self._listing.page

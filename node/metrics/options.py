@@ -19,24 +19,17 @@ def _prefix(text: str) -> str:
 class MetricsOptions(Options):
     """The metrics port, if it is opened; whether bytes are reported by user; the prefix of other exporters' names."""
 
-    port: int | None = setting(
-        "METRICS_PORT",
+    port: int | None = setting("METRICS_PORT", read=port).help(
         "port of 127.0.0.1, 1 to 65535, that serves /metrics without TLS; programs that run "
         "as another user than the node need no key there (default: none)",
-        read=port,
-        details="Set it for an agent on the same machine. See [metrics.md](metrics.md#scraping).",
+        "Set it for an agent on the same machine. See [metrics.md](metrics.md#scraping).",
     )
-    users: bool = setting(
-        "METRICS_USERS",
+    users: bool = setting("METRICS_USERS", "off", chosen("on", "off")).help(
         "on or off: also report the bytes of each user as metrics, two series a user",
-        "off",
-        read=chosen("on", "off"),
-        details="Turn it on for graphs by user. With many users each scrape takes processor time of the node: see "
+        "Turn it on for graphs by user. With many users each scrape takes processor time of the node: see "
         "[metrics.md](metrics.md#costs).",
     )
-    prefix: str = setting(
-        "METRICS_NAMES",
+    prefix: str = setting("METRICS_NAMES", read=_prefix).help(
         "prefix such as v2ray: also report figures under the names that exporters of cores use; see docs/metrics.md",
-        read=_prefix,
-        details="Set it to keep a dashboard that was made for such an exporter.",
+        "Set it to keep a dashboard that was made for such an exporter.",
     )

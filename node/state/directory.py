@@ -27,12 +27,9 @@ _OTHERS = {"run": "", "door": "-door"}
 class StateOptions(Options):
     """Where the node keeps its state."""
 
-    dir: Path = setting(
-        "STATE_DIR",
+    dir: Path = setting("STATE_DIR", "var", Path).help(
         "directory of the state file, certificate and keys; only one node may use it, and it gets mode 0700",
-        "var",
-        read=Path,
-        details="A relative path starts at the working directory. A service should have an absolute path, on a disk "
+        "A relative path starts at the working directory. A service should have an absolute path, on a disk "
         "that keeps its files when the node is reinstalled.",
     )
 

@@ -21,8 +21,7 @@ from node.base.part import Part
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
 from node.contract.counters import Row
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Margins, Packed, Saved
+from node.contract.saved import Changes, Lasting, Margins, Packed, Saved
 from node.state.database import Damaged, Database, Unwritable
 
 T = TypeVar("T")

@@ -11,11 +11,8 @@ from node.base.settings import Options, seconds, setting
 class TrafficOptions(Options):
     """Seconds between two readings of the counters."""
 
-    interval: float = setting(
-        "TRAFFIC_INTERVAL",
+    interval: float = setting("TRAFFIC_INTERVAL", "10", seconds(0.1, 3600)).help(
         "seconds between the node's own readings of the core's traffic counters, 0.1 to 3600",
-        "10",
-        read=seconds(0.1, 3600),
-        details="A core that crashes loses at most the bytes that it counted in this time. Lower it to lose fewer, "
+        "A core that crashes loses at most the bytes that it counted in this time. Lower it to lose fewer, "
         "raise it to save processor time with very many users. Requests for statistics read the counters anyway.",
     )

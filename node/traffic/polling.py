@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
@@ -18,8 +17,7 @@ from node.contract.abilities import CountsSome
 from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.state.store import Store
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
@@ -48,8 +46,8 @@ _ASKED = {
 }
 
 
-class Limits(Protocol):
-    """The enforcement of users' limits: see `node.limits`."""
+class Limits:
+    """The enforcement of users' limits: see `node.limits`. This one enforces none."""
 
     def booked(self, moved: Sums) -> None:
         """Called with the bytes of users, by key, as they are booked."""
@@ -79,7 +77,7 @@ class Traffic(Lasting):
         self._store = store
         self.interval = interval
         self._ledger = Ledger(totals)
-        self._limits: Limits | None = None
+        self._limits = Limits()
         self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and saving the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a run failed.
@@ -237,8 +235,7 @@ class Traffic(Lasting):
         if rows:
             for run, mark in self._adoptable.items():
                 self._store.booked(mark, self._ledger.counters(run, rows))
-        if self._limits is not None:
-            self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
+        self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 
     def _settle(self, taken: SetAside, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)
@@ -296,7 +293,7 @@ class Traffic(Lasting):
         async for part in slices(self._reactor, reading.items(), SLICE):
             booked = self._ledger.book(generation, dict(part))
             moved |= any(sums.moved for sums in booked.values())
-            if self._limits is not None and Scope.USER in booked:
+            if Scope.USER in booked:
                 self._limits.booked(booked[Scope.USER])
         return moved
 

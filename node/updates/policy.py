@@ -23,48 +23,30 @@ def _proxy(text: str) -> str:
 class Policy(Options):
     """`programs`: whether keys of scope all may replace cores and the node; `lists`: geo files. URLs as configured."""
 
-    programs: bool = setting(
-        "UPDATES",
+    programs: bool = setting("UPDATES", "off", chosen("on", "off")).help(
         "on or off: keys of scope all may install other releases of the cores and of the node; see docs/updates.md",
-        "off",
-        read=chosen("on", "off"),
-        details="Off, such a key cannot change programs on the machine. Turn it on to update a fleet over the "
-        "interface.",
+        "Off, such a key cannot change programs on the machine. Turn it on to update a fleet over the interface.",
     )
-    program_url: str = setting(
-        "UPDATE_URL",
+    program_url: str = setting("UPDATE_URL", read=address).help(
         "base URL of the node's wheels; the node appends /txnode-VERSION-py3-none-any.whl",
-        read=address,
-        details="Set it, with UPDATES=on, to let the node fetch other versions of itself.",
+        "Set it, with UPDATES=on, to let the node fetch other versions of itself.",
     )
-    proxy: str = setting(
-        "UPDATE_PROXY",
+    proxy: str = setting("UPDATE_PROXY", read=_proxy, secret=True).help(
         "proxy for the downloads of updates, as http://HOST:PORT (default: that of the environment)",
-        read=_proxy,
-        secret=True,
-        details="Set it where the download servers are not reachable directly. It may hold a password, so it cannot be "
+        "Set it where the download servers are not reachable directly. It may hold a password, so it cannot be "
         "an option.",
     )
-    lists: bool = setting(
-        "GEO_UPDATES",
+    lists: bool = setting("GEO_UPDATES", "on", chosen("on", "off")).help(
         "on or off: keys of scope all may replace geo files over the interface",
-        "on",
-        read=chosen("on", "off"),
-        details="Turn it off if you keep these files yourself. Off also turns off GEO_UPDATE.",
+        "Turn it off if you keep these files yourself. Off also turns off GEO_UPDATE.",
     )
-    lists_every: float = setting(
-        "GEO_UPDATE",
+    lists_every: float = setting("GEO_UPDATE", "never", lambda text: EVERY[word(*EVERY)(text)]).help(
         "how often the node looks for newer geo files and installs them: never, daily, weekly or monthly",
-        "never",
-        read=lambda text: EVERY[word(*EVERY)(text)],
-        details="Set it if neither your panel nor a timer updates them.",
+        "Set it if neither your panel nor a timer updates them.",
     )
-    lists_url: str = setting(
-        "GEO_URL",
+    lists_url: str = setting("GEO_URL", LISTS_URL, address).help(
         "base URL of the geo files; NAME.sha256sum beside each holds its digest",
-        LISTS_URL,
-        read=address,
-        details="Set it to use other lists, or a mirror.",
+        "Set it to use other lists, or a mirror.",
     )
 
 

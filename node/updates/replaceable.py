@@ -23,8 +23,7 @@ from node.base.logs import Logger
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.secret_file import write_secret
-from node.contract.choices import Choices
-from node.contract.driver import Driver, Generation
+from node.contract.driver import Choices, Driver, Generation
 from node.updates.jobs import Refused, Step
 from node.updates.tool import Tool
 

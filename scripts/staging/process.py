@@ -7,11 +7,21 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Any, Protocol, Self
 
 from scripts.staging.wait import until
+
+# The kernel sends the parent-death signal (prctl(2)) when the thread that forked has ended: this one stays.
+_forking = ThreadPoolExecutor(1, "forking")
+_TIED = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
+
+
+def tied(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start a process like `subprocess.Popen`; the kernel kills it when this process ends, also by a kill."""
+    return _forking.submit(lambda: subprocess.Popen([*_TIED, *argv], **options)).result()
 
 
 def freeze(pid: int) -> None:
@@ -46,7 +56,7 @@ class Running(Protocol):
 
 
 class Child:
-    """Runs `argv` in its own session with exactly this environment. `lines` are its stdout and stderr.
+    """Runs `argv` in its own session with exactly this environment, `tied`. `lines` are its stdout and stderr.
 
     `stop` sends TERM, then KILL after a timeout; leaving the `with` block stops it.
     """
@@ -110,7 +120,7 @@ class Child:
         self.stop()
 
     def _run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Running:
-        return subprocess.Popen(
+        return tied(
             argv,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,11 @@ class Version:
 
     def name(self, version: str) -> None:
         """Set the version that the modules report."""
-        (self.root / "node" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        module = self.root / "node" / "__init__.py"
+        later = module.stat().st_mtime + 1
+        module.write_text(f'__version__ = "{version}"\n')
+        # Python takes a module for the one that it has compiled if size and second of the last change are the same.
+        os.utime(module, (later, max(later, module.stat().st_mtime)))
 
     def add(self, module: str, code: str) -> None:
         """Append code to a module."""

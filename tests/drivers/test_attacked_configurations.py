@@ -53,7 +53,7 @@ def test_both_ends_are_met() -> None:
 
 
 @pytest.mark.core
-def test_what_breaks_is_told_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_reported_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that it can be had again."""
 
     def broken(random: Random) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import psutil
 
 from node.base.errors import NodeError
 from scripts.staging.controller import Controller, ControllerError, RpcController
+from scripts.staging.wait import until
 from tests.everything.agreement import differences
 from tests.everything.options import Options
 from tests.everything.work import at_work
@@ -20,8 +21,8 @@ from tests.everything.world import World
 
 # Further seconds in which a difference counts as late, not as a fault: the node audits everything once a minute.
 LATE = 100.0
-# Seconds until the last bytes are billed, until the node has freed its resources, and between two checks.
-BYTES, REST, LOOK = 15.0, 15.0, 1.0
+# Seconds until the last bytes are billed, and until the node has freed its resources.
+BYTES, REST = 15.0, 15.0
 # Characters of a reason to search for in the errors of controllers, which are truncated.
 PREFIX = 60
 # Allowed growth since the first round: descriptors, threads, MiB.
@@ -103,26 +104,34 @@ def agree(world: World, controller: Controller) -> None:
 
 def _differ(world: World, controller: Controller, seconds: float) -> list[str]:
     """Wait until nothing differs. Returns the remaining differences after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
+    wrong: list[str] = []
+
+    def agrees() -> bool:
         try:
-            wrong = differences(world, controller)
+            wrong[:] = differences(world, controller)
         except (ControllerError, NodeError, AssertionError, OSError) as error:
-            wrong = [f"{type(error).__name__}: {error}"]
-        if not wrong or time.monotonic() > deadline:
-            return wrong
-        time.sleep(LOOK)
+            wrong[:] = [f"{type(error).__name__}: {error}"]
+        return not wrong
+
+    with suppress(AssertionError):
+        until(agrees, seconds)
+    return wrong
 
 
 def balance(world: World, controller: Controller) -> None:
     """Bill all users until the bills match the bytes moved."""
-    deadline = time.monotonic() + BYTES
-    while True:
+    wrong: list[str] = []
+
+    def billed() -> bool:
         world.bills.take(controller)
-        wrong = list(world.bills.faults())
-        if not wrong or time.monotonic() > deadline:
-            break
-        time.sleep(LOOK)
+        wrong[:] = world.bills.faults()
+        return not wrong
+
+    try:
+        until(billed, BYTES)
+    except AssertionError as error:
+        if error.__cause__:  # of a call
+            raise
     for text in wrong:
         world.fault(f"FAULT: {text}")
     world.bills.forgive(foreseen=not wrong)
@@ -151,12 +160,11 @@ def size(world: World) -> Size:
 
 def grown(world: World, seed: int, first: Size) -> None:
     """Report if the node takes much more than after the first round, for longer than `REST`."""
-    deadline = time.monotonic() + REST
-    while more := _more(first, now := size(world)):
-        if time.monotonic() > deadline:
+    try:
+        until(lambda: not _more(first, size(world)), REST)
+    except AssertionError:
+        if more := _more(first, now := size(world)):
             world.fault(f"FAULT: after the round with seed {seed} the node has {more} more: {now}, and had {first}")
-            return
-        time.sleep(LOOK)
 
 
 def _more(first: Size, now: Size) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 # The numbers of users or bytes up to which the node does work at once, and the sizes of its slices.
 BOUNDS: Mapping[str, int] = {
     "node.backend.desired.BUILD_INLINE": 0,
-    "node.backend.preparing.READ_INLINE": 0,
+    "node.backend.starts.READ_INLINE": 0,
     "node.backend.listing.TURN": 1,
     "node.backend.record.STAGED": 1,
     "node.limits.book.MANY": 0,

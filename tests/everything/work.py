@@ -8,12 +8,14 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Protocol
 
 from scripts.staging.controller import Controller
+from scripts.staging.wait import until
 from tests.everything.calls import Calls
 from tests.everything.far_end import Flow, Roads
-from tests.everything.world import World
+from tests.everything.world import STOP_GRACE, World
 
 # The longest that a call may take, in seconds, whatever happens to cores.
 HANG = 25.0
@@ -187,8 +189,19 @@ def _stall(world: World, pid: int, seconds: float) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)
+        ends = _has_term(pid)
         os.kill(pid, signal.SIGCONT)
-    # A core that got TERM while it was suspended ends now.
-    time.sleep(0.3)
+        if ends:
+            with suppress(AssertionError):
+                until(lambda: pid not in world.node.core_pids(), STOP_GRACE)
     if pid not in world.node.core_pids():
         world.bills.kills.append(began)
+
+
+def _has_term(pid: int) -> bool:
+    """Whether TERM is pending for a suspended process. Raises `ProcessLookupError` if it has ended."""
+    try:
+        rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    return bool(int(rows["ShdPnd"], 16) >> (signal.SIGTERM - 1) & 1)

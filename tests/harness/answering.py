@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Datagrams
 from scripts.staging.ports import free_port
+from scripts.staging.process import tied
 
 PROGRAM = """
 import socket, sys
@@ -43,7 +44,7 @@ class Port:
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-S", "-c", PROGRAM, name, self.host, str(self.number), self.interface]
-        one = self.stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+        one = self.stack.enter_context(tied(command, stdout=subprocess.PIPE))
         self.stack.callback(one.kill)
         assert one.stdout is not None and one.stdout.readline() == b"bound\n"
         return one

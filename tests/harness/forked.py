@@ -1,11 +1,13 @@
 """Start nodes and nodectl as forks of one interpreter that has already imported most modules, to save time.
 
-A test sees no difference: a separate process in its own session, with the given environment, directory and output.
+A test sees no difference: a separate process in its own session, with the given environment, directory and output. It
+ends with the interpreter, which ends when the tests' process has ended, also by a kill.
 Tests of a node's start from scratch do not use this.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import multiprocessing
 import os
@@ -16,12 +18,13 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
-from node.handover.keeper import Keeper
+from node.handover.keeper import PR_SET_PDEATHSIG, Keeper
 from scripts.staging.process import Child, Running
 
 # What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
@@ -118,7 +121,7 @@ class _Copy:
 def _become(argv: list[str], environment: dict[str, str], directory: Path, output: Connection) -> None:
     """Run as a freshly executed `twistd`."""
     assert "twisted.internet.reactor" not in sys.modules
-    os.setsid()
+    _tie()
     _have_only(os.open(os.devnull, os.O_RDONLY), output.fileno(), output.fileno())
     _settle(environment, directory)
     sys.argv = argv
@@ -176,7 +179,7 @@ def nodectl(arguments: Sequence[str], environment: Mapping[str, str], directory:
 
 
 def _become_nodectl(arguments: list[str], environment: dict[str, str], directory: Path, paths: list[Path]) -> None:
-    os.setsid()
+    _tie()
     _have_only(*(os.open(path, os.O_RDWR) for path in paths))
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
     _settle(environment, directory)
@@ -184,6 +187,16 @@ def _become_nodectl(arguments: list[str], environment: dict[str, str], directory
     from node.nodectl.app import main
 
     main()
+
+
+def _tie() -> None:
+    """Begin a session, and end with the interpreter that forked this process."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    tests = parent_process()
+    # The interpreter may have ended before the call, but never before the tests.
+    if tests is None or not tests.is_alive():
+        os._exit(1)
 
 
 def _settle(environment: Mapping[str, str], directory: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Self
 
 import psutil
 
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 
 _NAMESPACES = ("pid", "mount", "uts", "ipc", "net", "cgroup")
@@ -114,7 +115,7 @@ class Guest:
 
     def _boot(self) -> None:
         command = ["sh", "-c", _BOOT, "sh", str(self.root), str(self._group)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._process = tied(command, stdin=subprocess.DEVNULL)
         until(lambda: self._up, 60, "the guest's systemd is up")
         self.network("ip", "link", "set", "lo", "up")
 

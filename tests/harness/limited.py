@@ -53,4 +53,4 @@ def new_book(
     connections = Connections(Generations(), in_force)
     if watcher is not None:
         connections.watch(watcher)
-    return Book(in_force, connections, now)
+    return Book(connections, now)

@@ -231,7 +231,7 @@ class SharedGeneration(MemoryGeneration):
 
 
 class MemoryRecord:
-    """What would be on disk; satisfies `node.backend.record.Record`. `flush` waits at `gate`."""
+    """What would be on disk; stands in for `node.state.store.Store`. `flush` waits at `gate`."""
 
     def __init__(self) -> None:
         self.request = self.changes = b""

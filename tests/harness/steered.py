@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from scripts.staging.process import tied
+
 # Listens on the given addresses, reports that, greets each connection with its name, and echoes. Replies to "came?"
 # with the number of connections.
 PROGRAM = """
@@ -76,7 +78,7 @@ class Greeter:
     ) -> None:
         self.name = name
         where = [f"{host}|{port}" for host, port in addresses]
-        self._process = subprocess.Popen(
+        self._process = tied(
             [*through, sys.executable, "-I", "-S", "-c", PROGRAM, name, str(int(reuse)), *where], stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None

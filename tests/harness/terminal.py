@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
 import termios
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 import pyte
 
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 
 
@@ -37,7 +37,7 @@ class Terminal:
         columns, rows = self._size
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._theirs = theirs
-        self._process = subprocess.Popen(
+        self._process = tied(
             self._argv,
             stdin=theirs,
             stdout=theirs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 from scripts.staging.node import NodeProcess
 from scripts.staging.process import Child
@@ -29,10 +30,11 @@ def said(node: NodeProcess, words: str) -> int:
     return sum(words in line for line in node.lines)
 
 
-def upgrade(node: NodeProcess, words: str = READY) -> None:
-    """Send the upgrade signal, and wait for another line with these words."""
+def upgrade(node: NodeProcess, words: str = READY, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Send the upgrade signal, and wait for another line with these words; do something during that."""
     pid, before = node.pid, said(node, words)
     os.kill(pid, signal.SIGUSR2)
+    meanwhile()
     until(lambda: said(node, words) > before, 40, f"the node logs {words!r} again")
     assert node.pid == pid
 

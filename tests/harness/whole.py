@@ -8,14 +8,12 @@ from typing import Any
 from node.api.operations import Operations
 from node.backend.desired import Desired
 from node.backend.options import BackendOptions
-from node.backend.record import Record
 from node.backend.runner import Runner
 from node.base.logs import LogRing
 from node.base.part import Parts
 from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
@@ -28,7 +26,7 @@ ENGINE = EngineOptions()
 def make_runner(
     clock: Any,
     ring: LogRing,
-    record: Record,
+    record: Any,
     generations: Generations,
     read: Callable[[Generation], Coroutine[Any, Any, bool]],
     options: BackendOptions = OPTIONS,

@@ -7,22 +7,24 @@ import os
 import random
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from node.api.framing import delimited as cut
 from protos import service_pb2
-from scripts.staging import certs, socks, transfer
+from scripts.staging import socks, transfer
 from scripts.staging.acceptor import Acceptor
 from scripts.staging.backend import chunks, user
 from scripts.staging.core import Xray, XrayClient, server_config
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
+from scripts.staging.inbounds import NAMES, Kind, with_users
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
@@ -33,25 +35,9 @@ from tests.harness.rest import delimited
 
 USER = TestUser.new("42")
 STRANGER = TestUser.new("43")
+_ROOT = Path(__file__).parents[2]
 MEGABYTE = 1024 * 1024
 PAYLOAD = random.Random(1).randbytes(MEGABYTE)
-
-
-@pytest.fixture(scope="module")
-def cover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoverServer]:
-    with CoverServer(tmp_path_factory.mktemp("cover")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> Mapping[str, Kind]:
-    return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), cover.port)
-
-
-@pytest.fixture(scope="module")
-def echo() -> Iterator[EchoServer]:
-    with EchoServer() as server:
-        yield server
 
 
 @contextmanager
@@ -179,6 +165,49 @@ def test_child_that_ignores_term() -> None:
     with pytest.raises(AssertionError, match="does not end within"):
         child.stop(timeout=0.2)
     assert not child.running
+
+
+# A test with a node, a core, a client's core and a program on a terminal; it writes its PID to a file and waits.
+_CUT = """
+import os, signal
+import pytest
+from pathlib import Path
+from scripts.staging.users import TestUser
+from tests.conftest import Place, control, member, run, way
+from tests.harness.terminal import Terminal
+
+@pytest.mark.core
+def test_waits(own_node, all_kinds, tmp_path):
+    place, person = Place(all_kinds["vless-raw"], "in"), TestUser.new("anna@test")
+    with control(own_node, "rest") as controller, Terminal(["/bin/sleep", "60"], {}, tmp_path):
+        run(controller, [place], [member(person, place)])
+        with way(place, person):
+            Path(__file__).with_name("pids").write_text(f"{os.getpid()} {own_node.pid} {own_node.newest_core()}")
+            signal.pause()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.core
+@pytest.mark.turns("workers")
+@pytest.mark.parametrize("workers", [0, 1], ids=["", "a worker"])
+def test_killed_tests_leave_no_process(workers: int, tmp_path: Path) -> None:
+    """After kill -9 of pytest, or of its worker, everything ends that it has started: the keeper, the node, cores."""
+    (tmp_path / "test_cut.py").write_text(_CUT)
+    pids = tmp_path / "pids"
+    options = ["-p", "tests.conftest", "-n", str(workers), "--basetemp", str(tmp_path / "temporary")]
+    argv = [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_cut.py")]
+    with Child(argv, {**os.environ, "PYTHONPATH": str(_ROOT)}, directory=_ROOT) as tests:
+        tests.ready(lambda: pids.exists() and pids.read_text(), 60, "the test waits")
+        tested, *named = map(int, pids.read_text().split())
+        family = psutil.Process(tested).children(recursive=True)
+        assert {*named} < {process.pid for process in family}
+        os.kill(tested, signal.SIGKILL)
+        _, left = psutil.wait_procs(family, 20)
+        for process in left:
+            process.kill()
+        assert not left, f"{left}; the output of pytest:\n{tests.output}"
+        tests.wait(20)
 
 
 def test_shadowsocks_2022_key() -> None:

@@ -224,7 +224,7 @@ def test_a_limit_that_is_lowered(
                 assert stays(office)
 
 
-def test_who_is_only_told_of_stays(node: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer) -> None:
+def test_a_user_who_is_reported_stays(node: NodeProcess, place: Place, cover: CoverServer, echo: EchoServer) -> None:
     anna = somebody()
     told = Limits(addresses=1, addresses_action=TELL)
     with backend(node, place, cover, told, anna) as controller, linked(place, anna, HOME, echo) as home:

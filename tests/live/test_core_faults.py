@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from drivers.process.orphans import MARK, mark
-from node.backend.preparing import MAX_CONFIG
+from node.backend.starts import MAX_CONFIG
 from node.backend.supervisor import START_TIMEOUT
 from node.state.directory import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -20,18 +19,19 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, member, run, settled
 from tests.harness.grounds import Ground
-from tests.live.test_killed_node import Below, RealNode
+from tests.harness.upgraded import RealNode
+from tests.live import test_next_node
 from tests.live.test_limits_any_order import PEOPLE, Chaos, agree
 
-# The share of kills that end the keeper, too, and the longest time between two, in seconds.
-ALL, PAUSE = 0.2, 1.0
+# The share of kills that end the keeper, too; the most lines of the node between two, and seconds.
+ALL, LINES, PAUSE = 0.2, 30, 1.0
 
 
 class Killed(Chaos):
     """All random operations, and kills of the node, of which a few end everything."""
 
     def kill_node(self) -> None:
-        time.sleep(self._chance.random() * PAUSE)
+        self.let_it_work(LINES, PAUSE)
         if self._chance.random() < ALL:
             self._node.kill()
             self._node.start()
@@ -93,16 +93,16 @@ def counted(node: NodeProcess, controller: RpcController, place: Place, echo: Ec
     until(lambda: reaches(place, person, echo, size), 20, "the user gets in")
     begun = traffic(controller.stats(UsersStat))[person.email]["downlink"]
     assert begun - before >= size
-    below = Below(node, controller)
+    killed = test_next_node.Killed(node, controller)
     with connection(place, person, echo) as link:
         for _ in range(2):
             transfer.download(link, size)
-            below.killed(lambda: transfer.download(link, size))
-    until(lambda: told(controller, person.email) - begun >= 4 * size, 10, "all is told")
-    assert told(controller, person.email) - begun < 4 * size + 5000
+            killed.happens(lambda: transfer.download(link, size))
+    until(lambda: bytes_of(controller, person.email) - begun >= 4 * size, 10, "all bytes are counted")
+    assert bytes_of(controller, person.email) - begun < 4 * size + 5000
 
 
-def told(controller: RpcController, email: str) -> int:
+def bytes_of(controller: RpcController, email: str) -> int:
     return traffic(controller.stats(UsersStat)).get(email, {}).get("downlink", 0)
 
 

@@ -91,6 +91,12 @@ class Chaos:
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()
 
+    def let_it_work(self, lines: int, seconds: float) -> None:
+        """Wait until the node has logged a random number of lines, for up to so many seconds."""
+        goal = len(self._node.lines) + self._chance.randrange(lines)
+        with suppress(AssertionError):
+            until(lambda: len(self._node.lines) >= goal, seconds)
+
     def is_over(self, seconds: float) -> bool:
         """Whether these many seconds of random calls are enough."""
         return seconds > SECONDS

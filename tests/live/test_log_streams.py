@@ -174,7 +174,7 @@ for number in range({LINES}):
 
 
 @each_way
-def test_slow_reader_is_told(tmp_path: Path, aim: Make) -> None:
+def test_slow_reader_gets_a_notice(tmp_path: Path, aim: Make) -> None:
     """A reader that reads nothing loses its oldest lines, gets a line with the exact number, and delays no other."""
     with node_with(tmp_path, LONG_FLOOD) as node, ExitStack() as stack:
         stream = stack.enter_context(unread(aim, node))

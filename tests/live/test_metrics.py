@@ -173,7 +173,7 @@ def test_counters_never_go_back(keyed: NodeProcess, home: Place, echo: EchoServe
     assert value(figures(keyed), "txnode_user_bytes_total", user="ann@test", direction="downlink") >= 150_000
 
 
-def test_what_is_told_of_a_core(keyed: NodeProcess, home: Place, echo: EchoServer) -> None:
+def test_metrics_of_a_core(keyed: NodeProcess, home: Place, echo: EchoServer) -> None:
     """Its version, users, bytes and memory, and the metric names of exporters for it."""
     ann = TestUser.new("ann@test")
     controller = RestController(keyed)

@@ -18,7 +18,7 @@ from scripts.staging.backend import backend_config
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
-from scripts.staging.process import Child
+from scripts.staging.process import Child, tied
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
@@ -230,7 +230,7 @@ def test_watching_in_a_pipe(nodectl: Nodectl, traffic: None) -> None:
         assert any(line.split()[:2] == ["node", "name"] for line in watching.lines)
         watching.ready(lambda: any(line.startswith("dead: no answer") for line in watching.lines), 20, "an error")
     argv = [sys.executable, "-m", "node.nodectl", "stats", "--watch", "60", "--json", "--node", "rest"]
-    with subprocess.Popen(
+    with tied(
         argv, env=nodectl.environment, cwd=nodectl.directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None

@@ -66,7 +66,7 @@ class SpeedTests(SingBoxRun):
         # The inbound of the core's clients.
         self.door: Door | None = None
         self.generations = Generations()
-        self.pacer = Pacer(reactor, given, Connections(self.generations, given))
+        self.pacer = Pacer(reactor, Connections(self.generations, given))
         self.port = free_port()
         await self.started(self.port)
         self.pacer.start()

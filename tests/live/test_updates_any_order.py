@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -54,7 +53,7 @@ class Updated(Chaos):
         self._controller.call("UpdateGeoFiles", pb.Job, pb.UpdateGeoFilesRequest(back=self._chance.random() < 0.3))
 
     def kill_node(self) -> None:
-        time.sleep(self._chance.random() * 4)
+        self.let_it_work(100, 4)
         self._node.kill()
         self._node.start()
 

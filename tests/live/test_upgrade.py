@@ -6,43 +6,42 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from http.client import HTTPException
-from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import pytest
 
 from node.base.errors import NodeError
-from protos.service_pb2 import Inbounds, Limits, Quota, User, UsersStat
+from protos.service_pb2 import Limits, Quota, User
 from scripts.staging import transfer
-from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController, traffic
+from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController
+from scripts.staging.core import XrayClient
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
 from scripts.staging.rpc import Rpc
 from scripts.staging.users import TestUser
 from scripts.staging.version import Version
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, daily, gets_in, member, run, stays_out, talking
+from tests.conftest import Place, connection, gets_in, member, run, stays_out, talking
 from tests.harness.grounds import Ground
 from tests.harness.pool import Pool
-from tests.harness.upgraded import FAILED, RealNode, die_in_between, kept, said, upgrade
+from tests.harness.upgraded import READY, RealNode, kept, said, upgrade
+from tests.live.test_next_node import House, running
+from tests.live.test_overlap import core, listens, only, runs
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-def version(tmp_path: Path, request: pytest.FixtureRequest) -> Version:
-    version = Version(tmp_path)
-    if "hangs" in request.node.name:
-        version.add("node/handover/program.py", "PATIENCE = 8.0")
-    return version
+def version(tmp_path: Path) -> Version:
+    return Version(tmp_path)
 
 
 @pytest.fixture
@@ -58,33 +57,14 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 
 
 @pytest.fixture
+def house(real: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kind], ground: Ground) -> House:
+    return House(real, controller, all_kinds, ground)
+
+
+@pytest.fixture
 def controller(real: NodeProcess) -> Iterator[Controller]:
     with closing(RestController(real)) as controller:
         yield controller
-
-
-@pytest.mark.slow
-@pytest.mark.both
-def test_nobody_is_dropped(
-    real: NodeProcess, version: Version, ground: Ground, home: Place, controller: Controller, echo: EchoServer
-) -> None:
-    """Connections carry bytes throughout, the core is the same process, with the same users."""
-    run(controller, [home], [member(ANNA, home), member(BERT, home)])
-    core = real.newest_core()
-    with connection(home, ANNA, echo) as link, talking(link):
-        for number in range(3):
-            version.name(f"9.0.{number}")
-            upgrade(real, f"txnode 9.0.{number} is ready")
-            until(lambda: controller.info().state == "running", 10, "the backend runs")
-        assert real.core_pids() == [core]
-        assert controller.info().version == "9.0.2"
-        assert gets_in(home, BERT, echo) and stays_out(home, CARL, echo)
-        controller.sync_user(member(BERT))
-        assert stays_out(home, BERT, echo)
-        # After the removal another sing-box may run beside it.
-        assert core in real.core_pids()
-        controller.sync_user(member(CARL, home))
-        assert gets_in(home, CARL, echo)
 
 
 @pytest.mark.slow
@@ -116,38 +96,15 @@ Arrival.prepare = _wait
         assert gets_in(home, CARL, echo)
         changed.touch()
         until(lambda: said(real, "txnode 9.0.0 is ready") > 0, 20, "the next version is ready")
-        until(lambda: controller.info().state == "running", 10, "the backend runs")
+        running(controller)
         assert all(gets_in(home, one, echo) for one in (ANNA, bert, CARL)) and stays_out(home, BERT, echo)
     controller.sync_user(member(CARL))
     assert stays_out(home, CARL, echo)
 
 
 @pytest.mark.slow
-def test_no_byte_is_lost_or_counted_twice(
-    real: NodeProcess, home: Place, controller: Controller, echo: EchoServer
-) -> None:
-    """Bytes before, during and after are counted once, of surviving connections and of ended ones."""
-    run(controller, [home], [member(ANNA, home), member(BERT, home)])
-    with connection(home, ANNA, echo) as link:
-        for _ in range(3):
-            transfer.download(link, MIB)
-            with connection(home, BERT, echo) as other:
-                transfer.download(other, MIB)
-            upgrade(real)
-        transfer.download(link, MIB)
-    want = {ANNA.email: 4 * MIB, BERT.email: 3 * MIB}
-
-    def told() -> bool:
-        rows = traffic(controller.stats(UsersStat))
-        return all(0 <= rows[email]["downlink"] - bytes < 10_000 for email, bytes in want.items())
-
-    until(told, 10, "all bytes are told once")
-    assert 0 <= traffic(controller.stats(Inbounds))["home"]["downlink"] - 7 * MIB < 100_000
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("transport", [RestController, RpcController])
-def test_no_line_is_lost_or_told_twice(
+def test_no_line_is_lost_or_repeated(
     transport: type[RestController] | type[RpcController],
     real: NodeProcess,
     ground: Ground,
@@ -171,7 +128,7 @@ def test_no_line_is_lost_or_told_twice(
             done.set()
             visitor.join()
         assert made and all(made)
-        until(lambda: len(lines_with(reader, words)) >= len(made), 10, "all connections are told of")
+        until(lambda: len(lines_with(reader, words)) >= len(made), 10, "each connection has its line")
     assert len(lines_with(reader, words)) == len(made) == len(set(lines_with(reader, words)))
 
 
@@ -182,100 +139,6 @@ def visit(come: Callable[[], None], done: threading.Event) -> None:
 
 def lines_with(reader: LogReader, words: str) -> list[str]:
     return [line for line in reader.lines if words in line]
-
-
-# Faults of a version, by where they show, and the operator's message.
-BROKEN: Mapping[str, tuple[str, str, str]] = {
-    "at import": ("node/settings.py", "raise RuntimeError('no import')", "no import"),
-    "at start": (
-        "node/tap.py",
-        "def _broken(self):\n    raise RuntimeError('no start')\nNodeService.startService = _broken",
-        "no start",
-    ),
-    "ends": (
-        "node/tap.py",
-        "def _broken(self):\n    raise SystemExit('no more')\nNodeService.startService = _broken",
-        "no more",
-    ),
-    "hangs": (
-        "node/tap.py",
-        "import time\ndef _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
-        "did not come up",
-    ),
-    "with everything opened": (
-        "node/door/ports.py",
-        "def _broken(self, _):\n    raise RuntimeError('no ports')\nPorts._metrics_site = _broken",
-        "no ports",
-    ),
-    "hangs with everything opened": (
-        "node/door/ports.py",
-        "import time\ndef _broken(self, _):\n    while True: time.sleep(0.1)\nPorts._metrics_site = _broken",
-        "did not come up",
-    ),
-    "when all is there": (
-        "node/tap.py",
-        "def _broken(self):\n    raise RuntimeError('not ready')\nNodeService._ready = _broken",
-        "RuntimeError: not ready",
-    ),
-    "at the hand-over": (
-        "node/engine/leaving.py",
-        "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
-        "    self._heirs = heirs\n    self._runner.supervisor.replacement.recover = no\nLeaving.inherit = _broken",
-        "no hand-over",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", daily(["at start", "hangs", "at the hand-over", "with everything opened"], BROKEN))
-def test_a_wrong_version(
-    fault: str, real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
-) -> None:
-    """Users are not affected by a version that fails to start: the old one runs on, and logs the reason."""
-    run(controller, [home], [member(ANNA, home)])
-    core, (module, code, words) = real.newest_core(), BROKEN[fault]
-    with connection(home, ANNA, echo) as link, talking(link):
-        version.name("9.9.9")
-        version.add(module, code)
-        upgrade(real, FAILED)
-        until(lambda: controller.info().state == "running", 10, "the backend runs")
-        assert words in next(line for line in real.lines if FAILED in line)
-        assert controller.info().version != "9.9.9"
-        assert real.core_pids() == [core]
-    assert gets_in(home, ANNA, echo) and stays_out(home, BERT, echo)
-
-
-@pytest.mark.nightly
-def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """It is notified often enough, also if a version hangs: else it would end the node and the core."""
-    version, silence, heard = Version(tmp_path), 15, [time.monotonic()]
-    version.add("node/handover/program.py", "PATIENCE = 8.0")
-    module, code, _ = BROKEN["hangs with everything opened"]
-    whole = (version.root / module).read_text()
-    version.add(module, code)
-    hangs = (version.root / module).read_text()
-    (version.root / module).write_text(whole)
-    there = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-
-    def listen() -> None:
-        with suppress(OSError):
-            while message := there.recv(1000):
-                heard.extend([time.monotonic()] * (b"WATCHDOG=1" in message))
-
-    with there:
-        there.bind(str(tmp_path / "notify"))
-        threading.Thread(target=listen, daemon=True).start()
-        settings = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": str(silence * 10**6)}
-        with RealNode(tmp_path, PYTHONPATH=str(version.root), **settings) as node:
-            kept(node)
-            with closing(RestController(node)) as controller:
-                run(controller, [home], [member(ANNA, home)])
-            with connection(home, ANNA, echo) as link, talking(link):
-                (version.root / module).write_text(hangs)
-                upgrade(node, FAILED)
-            until(lambda: time.monotonic() - heard[-1] < 1, silence, "the version before is heard of")
-        there.shutdown(socket.SHUT_RDWR)
-    assert max(later - earlier for earlier, later in pairwise(heard)) < silence
 
 
 @pytest.mark.slow
@@ -342,22 +205,6 @@ def test_connections_that_are_kept(real: NodeProcess, home: Place, controller: C
 
 
 @pytest.mark.slow
-def test_a_core_that_dies_in_between(
-    real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
-) -> None:
-    """The new version starts another core at once."""
-    run(controller, [home], [member(ANNA, home)])
-    core = real.newest_core()
-    die_in_between(version, core)
-    version.name("9.0.0")
-    upgrade(real, "txnode 9.0.0 is ready")
-    until(lambda: gets_in(home, ANNA, echo), 20, "Anna gets in")
-    # The core may accept her before the node's state is running.
-    until(lambda: controller.info().state == "running", 10, "the backend runs")
-    assert real.newest_core() != core and said(real, FAILED) == 0
-
-
-@pytest.mark.slow
 def test_a_reload_in_between(
     real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
 ) -> None:
@@ -371,7 +218,7 @@ def test_a_reload_in_between(
         until(lambda: said(real, "starting up") > 1, 20, "the next version begins")
         os.kill(pid, signal.SIGHUP)
         until(lambda: said(real, "is ready") > before, 20, "the next version is ready")
-        until(lambda: controller.info().state == "running", 10, "the backend runs")
+        running(controller)
     assert real.core_pids() == [core]
 
 
@@ -455,7 +302,7 @@ def test_streams_that_never_end(real: NodeProcess, home: Place) -> None:
             upgrade(real)
         finally:
             over.set()
-        until(lambda: all(reader.ended for reader in readers), 10, "readers are told")
+        until(lambda: all(reader.ended for reader in readers), 10, "the streams of all readers end")
         with pytest.raises(grpc.RpcError):
             feed.result(10)
         assert rest.info().state == rpc.info().state == "running"
@@ -465,3 +312,80 @@ def feeding(over: threading.Event) -> Iterator[User]:
     """An open request stream that sends nothing until its end."""
     over.wait(60)
     yield from ()
+
+
+@pytest.mark.slow
+def test_clients_over_udp(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
+    """Clients with a session keep it, others reach the serving core, and the next core takes over from it."""
+    house.start(ANNA, BERT, CARL, udp=True)
+    with connection(house.home, ANNA, echo) as link, talking(link):
+        house.start(ANNA, BERT, CARL, udp=True)
+        for _ in range(2):
+            with connection(house.quic, ANNA, echo) as session, talking(session):
+                upgrade(real)
+                running(controller)
+                assert gets_in(house.quic, BERT, echo) and gets_in(house.loose, BERT, echo)
+        new = house.start(ANNA, BERT, udp=True)
+        for place in (house.quic, house.loose):
+            assert gets_in(place, BERT, echo) and stays_out(place, CARL, echo)
+        upgrade(real)
+        running(controller)
+        assert gets_in(house.quic, BERT, echo)
+    only(real, new)
+    assert gets_in(house.quic, BERT, echo)
+
+
+@pytest.mark.slow
+def test_lines_of_one_that_drains(
+    real: NodeProcess, house: House, ground: Ground, controller: Controller, echo: EchoServer
+) -> None:
+    """None is lost or repeated, of requests on a connection that carries many."""
+    level = {} if ground.name == "xray" else {"log": {"level": "info"}}
+    words = "accepted" if ground.name == "xray" else "inbound connection to"
+    with closing(RestController(real)) as reading, reading.logs(patience=40) as reader:
+        home = Place(house.home.kind, "home", ground=ground)
+        run(controller, [home], [member(ANNA, home)], **level)
+        old, port = core(real), free_port()
+        mux = {"mux": {"enabled": True, "concurrency": 128}}
+        with XrayClient({port: {**home.outbound(ANNA), **mux}}), transfer.connect(port, echo) as link:
+            made = 1
+            other = Place(house.home.kind, "other", ground=ground)
+            run(controller, [home, other], [member(ANNA, home)], **level)
+            for _ in range(3):
+                before = said(real, READY)
+                os.kill(real.pid, signal.SIGUSR2)
+                while said(real, READY) == before:
+                    transfer.connect(port, echo).close()
+                    made += 1
+            transfer.echo(link, b"still there")
+            assert old in runs(real)
+
+        def found() -> list[str]:
+            return [line for line in reader.lines if words in line and str(echo.port) in line]
+
+        until(lambda: len(found()) >= made, 10, "each connection has its line")
+        assert len(found()) == made
+
+
+@pytest.mark.slow
+def test_one_on_probation(
+    real: NodeProcess, version: Version, house: House, controller: Controller, echo: EchoServer
+) -> None:
+    """A new core that took over just before the upgrade and fails just after it gives way to the old one."""
+    version.add("node/backend/probation.py", "SECONDS = 60.0")
+    upgrade(real)
+    old = house.start(ANNA)
+    with connection(house.home, ANNA, echo) as link:
+        new = house.start(ANNA, BERT)
+        with talking(link):
+            upgrade(real)
+            running(controller)
+            assert runs(real) == {old, new}
+            os.kill(new, signal.SIGKILL)
+            until(
+                lambda: any("failed soon after taking over" in warning for warning in controller.info().warnings),
+                10,
+                "it goes back",
+            )
+            until(lambda: gets_in(house.home, ANNA, echo), 10, "Anna gets in")
+        assert runs(real) == {old} and listens(old, house.home.port)

@@ -21,10 +21,9 @@ from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.options import KeyOptions, key_fault
-from node.limits.addresses import Grouping
 from node.limits.allowance import Allowance, Flow
 from node.limits.limits import Defaults
-from node.limits.options import LimitOptions
+from node.limits.options import Grouping, LimitOptions
 from node.metrics.options import MetricsOptions
 from node.settings import BadSettings, Settings, load
 from node.state.directory import StateOptions

@@ -1,4 +1,4 @@
-"""A core as a child process: its lines, its end, the leash, and the sweep of orphans."""
+"""A core as a child process: its lines, and its end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import fcntl
 import os
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from drivers.install.leash import leashed
 from drivers.process import child as process
 from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
-from drivers.process.orphans import MARK, mark, sweep
+from drivers.process.orphans import MARK, mark
 from drivers.process.spawn import Spawner, in_memory
 from node.base.errors import CoreFailed
 from node.contract.driver import Done, Exit
@@ -38,8 +36,7 @@ from scripts.staging.wait import until
 
 reactor: Any = installed
 
-ROOT = Path(__file__).parents[3]
-OWNER = ROOT
+OWNER = Path(__file__).parents[3]
 fcntl_of_the_kernel = fcntl.fcntl
 
 
@@ -102,9 +99,6 @@ def test_a_core_says_why_it_ends(line: str) -> None:
         assert Exit(2, lines).reason == f"the core ended unexpectedly (exit code 2): {line}"
     # A signal came from outside: an earlier line is not the reason.
     assert Exit(-9, (line,)).reason == "the core ended unexpectedly (signal 9)"
-
-
-# Processes
 
 
 class Spawning(TestCase):
@@ -403,150 +397,3 @@ class GoneTests(SynchronousTestCase):
     def test_a_signal_before_the_start(self) -> None:
         """It is ignored: the process does not run yet."""
         CoreProcess(Clock(), lambda _: None).signal(signal.SIGTERM)
-
-
-# The leash
-
-
-def ends(pid: int) -> None:
-    """Wait until the process has ended, if only as a zombie that its new parent has not reaped."""
-
-    def gone() -> bool:
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-
-    until(gone, 5, f"process {pid} ends")
-
-
-PARENT = """
-import os, sys, time
-from drivers.install.leash import leashed
-command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
-command = leashed(command)
-print(os.posix_spawn(command[0], command, {}), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_killed_node_ends_its_core() -> None:
-    """After kill -9 of the parent the leashed child ends, too."""
-    argv = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout
-        said = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
-        assert said[1] == "running"
-        parent.kill()
-        parent.wait()
-        ends(int(said[0]))
-
-
-def test_a_leashed_core_is_the_command_itself() -> None:
-    """It has the command's arguments, the PID of the spawned process, and its own exit code."""
-    code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
-    child = subprocess.Popen(leashed([*python(code), "a b", "--c"]), stdout=subprocess.PIPE, text=True)
-    said, _ = child.communicate()
-    assert said == f"{child.pid} ['a b', '--c']\n"
-    assert child.returncode == 7
-
-
-def test_a_leash_without_a_node() -> None:
-    """A core whose node has ended before its start does not start."""
-    command = leashed(python("print('began')"))
-    command[command.index(str(os.getpid()))] = "1"
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("", 1)
-    assert "gone" in done.stderr
-
-
-@pytest.mark.parametrize("path", ["/nowhere/core", os.devnull])
-def test_a_core_that_cannot_be_run(path: str) -> None:
-    """One line names an executable that is missing or not executable, with the reason."""
-    done = subprocess.run(leashed([path]), capture_output=True, text=True, check=False)
-    assert done.returncode in (126, 127)
-    assert done.stderr.startswith(f"cannot run {path}: ")
-    assert done.stderr.count("\n") == 1
-
-
-# The sweep
-
-
-@pytest.fixture
-def idle() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes of the test, all ended at its end."""
-    running: list[subprocess.Popen[bytes]] = []
-    yield running
-    for child in running:
-        child.kill()
-        child.wait()
-
-
-def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subprocess.Popen[bytes]:
-    """Start a process that sleeps, with the mark of an owner."""
-    environment = {} if owner is None else {MARK: owner}
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], env=environment)
-    running.append(child)
-    until(lambda: psutil.Process(child.pid).environ() == environment or None, 5, "it was executed")
-    return child
-
-
-def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """Processes with the owner's mark have ended on return; others run on. The sockets are removed."""
-    (tmp_path / "x").mkdir()
-    ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
-    others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
-    (tmp_path / "left.sock").touch()
-    assert sorted(sweep(tmp_path)) == sorted(child.pid for child in ours)
-    assert [child.wait(5) for child in ours] == [-signal.SIGKILL] * 2
-    assert [child.poll() for child in others] == [None] * 5
-    assert sweep(tmp_path) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-def test_the_sweep_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets that cannot be removed keep no node from starting."""
-    (tmp_path / "left.sock").touch()
-
-    def read_only(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(Path, "unlink", read_only)
-    assert sweep(tmp_path) == []
-
-
-def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """A core belongs to a directory, not to its path: another node may have another directory at the same path."""
-    here, moved = tmp_path / "run", tmp_path / "moved"
-    here.mkdir()
-    core = marked(idle, mark(here))
-    here.rename(moved)
-    here.mkdir()
-    assert sweep(here) == []
-    assert core.poll() is None
-    assert sweep(moved) == [core.pid]
-
-
-def test_the_sweep_spares_itself(tmp_path: Path) -> None:
-    """A node that was started in the environment of a core does not kill itself."""
-    code = "import os, pathlib, sys; from drivers.process.orphans import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
-    argv = [sys.executable, "-c", code, str(tmp_path)]
-    environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
-    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_an_orphan_that_ends_meanwhile(
-    idle: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A core that exits between the search and the kill is no error."""
-    found = [psutil.Process(marked(idle, mark(tmp_path)).pid) for _ in range(2)]
-
-    def listing() -> Iterator[psutil.Process]:
-        yield from found
-        idle[0].kill()
-        idle[0].wait()
-
-    monkeypatch.setattr(psutil, "process_iter", listing)
-    assert idle[1].pid in sweep(tmp_path)
-    assert idle[1].wait(5) == -signal.SIGKILL

@@ -22,6 +22,7 @@ from node.base.errors import CoreFailed
 from node.base.logs import LogRing
 from node.contract.driver import Done, Host
 from protos.handover_pb2 import Common
+from scripts.staging.process import tied
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until
 
@@ -160,7 +161,7 @@ def test_no_command_outlives_a_killed_node(tmp_path: Path) -> None:
         ("SING_BOX", stand_in(tmp_path / "sing-box", "echo sing-box version 1.14.1"), ""),
         ("SING_BOX", real, endless()),
     ]
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE) as parent:
+    with tied([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE) as parent:
         assert parent.stdin
         parent.stdin.write(json.dumps(looks).encode())
         parent.stdin.close()

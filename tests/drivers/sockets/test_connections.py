@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from drivers.sockets.connections import cut, deafen, peers
 from drivers.sockets.sock_diag import endpoint
+from scripts.staging.process import tied
 
 # Accepts on the listening socket at descriptor 0, and echoes each byte on all connections.
 CHILD = """
@@ -91,7 +92,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         socket.create_server(
             (host, 0), family=family, backlog=512, dualstack_ipv6=family is socket.AF_INET6
         ) as listener,
-        subprocess.Popen([sys.executable, "-c", CHILD], stdin=listener.fileno()) as child,
+        tied([sys.executable, "-c", CHILD], stdin=listener.fileno()) as child,
     ):
         yield Server(child.pid, family, listener.getsockname()[1])
         child.kill()

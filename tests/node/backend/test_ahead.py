@@ -8,8 +8,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.backend.ahead import Ahead
-from node.backend.roster import Roster
+from node.backend.roster import Ahead, Roster
 from node.contract.accounts import Account
 from protos.service_pb2 import User
 from tests.node.backend.test_roster import TAGS, account_of, person, roster_of, users

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend.control import Settled
 from node.backend.faults import in_background
 from node.backend.options import BackendOptions
+from node.backend.roster import Limiter
 from node.backend.runner import Runner
 from node.backend.state import State as Status
 from node.base.errors import (
@@ -164,15 +165,12 @@ def make_slow(clock: Clock, gate: Gate, times: Iterator[float]) -> None:
     gate.passed = passed  # type: ignore[method-assign]
 
 
-class Off:
-    """Satisfies `node.backend.limiter.Limiter`: the test decides who is off."""
+class Off(Limiter):
+    """The test decides who is off."""
 
     def __init__(self) -> None:
         self.off = frozenset[str]()
         self.ever = frozenset[str]()
-
-    def learn(self, said: Collection[bytes]) -> None:
-        pass
 
     def install(self, said: Mapping[str, bytes], users: Collection[str]) -> frozenset[str]:
         return self.off
@@ -453,7 +451,7 @@ class Truth(SynchronousTestCase):
         """A call that succeeded is in force at once, unless another call came meanwhile."""
         word, later = said[place], said[place + 1 :]
         runs, status = life.runner.generations, life.runner.status
-        ends = status.state is Status.STARTING or (status.stopped and not life.runner._stops.grace.pending)
+        ends = status.state is Status.STARTING or (status.stopped and not life.runner._starts._grace.pending)
         for name in () if ends or word[0].kind == "stop" else ("ann", "bob", "cy"):
             if name in life.limiter.ever or any(concerns(name, step) for step, _ in later):
                 continue
@@ -474,7 +472,7 @@ class Truth(SynchronousTestCase):
 
         A run that waits for a Start is not ended for a removal that it cannot take.
         """
-        for run in () if life.runner._stops.grace.pending else life.runner.generations.serving:
+        for run in () if life.runner._starts._grace.pending else life.runner.generations.serving:
             self.assertLessEqual(run.accounts["a"].items(), life.runner.desired.target["a"].items())
 
     def say_again(self, life: Life, refusing: bool) -> None:

@@ -16,7 +16,7 @@ from node.backend.wind_down import CALLER, WindDown
 from node.base.errors import UsersRefused
 from node.base.logs import LogRing
 from node.contract.driver import Generation
-from node.contract.generations import Generations
+from node.contract.generations import Follower, Generations
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
 from tests.harness.whole import make_runner
@@ -24,6 +24,13 @@ from tests.harness.whole import make_runner
 
 def core(clock: Clock | None = None, stopping: Gate | None = None) -> MemoryGeneration:
     return MemoryGeneration(clock or Clock(), MemoryPlan("a", ("a",)), {"a": {}}, stopping or Gate())
+
+
+class Moved(Follower):
+    """Calls `told` whenever a run is in another stage."""
+
+    def __init__(self, told: Callable[[], object]) -> None:
+        self.moved = told  # type: ignore[assignment,method-assign]
 
 
 class GenerationsTests(SynchronousTestCase):
@@ -62,14 +69,14 @@ class GenerationsTests(SynchronousTestCase):
         """A takeover is one change: watchers never see a moment without a current run."""
         generations, one, other, told = Generations(), core(), core(), list[Generation | None]()
         generations.adopt(one)
-        generations.watch(lambda: told.append(generations.current))
+        generations.follow(Moved(lambda: told.append(generations.current)))
         generations.adopt(other)
         self.assertEqual(told, [other])
 
     def test_watchers(self) -> None:
         """Watchers are called after each change of a run's stage."""
         generations, one, told = Generations(), core(), list[int]()
-        generations.watch(lambda: told.append(len(generations.counting)))
+        generations.follow(Moved(lambda: told.append(len(generations.counting))))
         generations.adopt(one)
         generations.end(one)
         generations.end(one)

@@ -7,10 +7,11 @@ from collections.abc import Set
 from twisted.internet.defer import ensureDeferred
 
 from node.backend import drain
+from node.backend.faults import PATIENCE
 from node.backend.options import BackendOptions
-from node.backend.patience import PATIENCE
 from node.backend.pending import WINDOW
 from node.backend.replace import UNWANTED
+from node.backend.roster import Limiter
 from node.backend.wind_down import CALLER
 from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.contract.driver import Generation
@@ -594,14 +595,11 @@ class Broken(OverlapTests):
         self.assertEqual(self.current.accounts, {"b": {"ann": b"one", "bob": b"two"}})
 
 
-class Off:
-    """Satisfies `node.backend.limiter.Limiter`: the test decides who is off."""
+class Off(Limiter):
+    """The test decides who is off."""
 
     def __init__(self) -> None:
         self.off: Set[str] = frozenset()
-
-    def learn(self, said: object) -> None:
-        pass
 
     def install(self, said: object, users: object) -> Set[str]:
         return self.off

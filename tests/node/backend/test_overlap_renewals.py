@@ -11,7 +11,7 @@ from node.backend.backoff import STEADY
 from node.backend.options import BackendOptions
 from node.backend.pending import CROWDED_WINDOW, WINDOW
 from node.backend.probation import SECONDS as PROBATION
-from node.backend.refresh import PATIENCE, REFRESH, RETRY, SESSIONS
+from node.backend.renewal import PATIENCE, REFRESH, RETRY, SESSIONS
 from node.base.errors import Aborted, CoreFailed, UsersRefused
 from protos.service_pb2 import User
 from tests.harness.memory import SharedGeneration, person

@@ -18,19 +18,20 @@ TAGS = ("a", "b")
 NOTHING = Applied([], [])
 
 
-class Core:
+class Core(Reconciler):
     """A running core in small: a batch is in force when the test lets it. `refuse`: keys that it does not take."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.target: dict[str, Accounts] = {tag: {} for tag in TAGS}
         self.accounts: dict[str, Accounts] = {tag: {} for tag in TAGS}
         self.refuse: set[str] = set()
         self.batches: list[list[Change]] = []
-        self._under_way: Deferred[None] | None = None
+        self._going: Deferred[None] | None = None
 
     @property
-    def busy(self) -> bool:
-        return self._under_way is not None
+    def is_busy(self) -> bool:
+        return self._going is not None
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         here = [Change(tag, key, self.target[tag].get(key)) for tag, key in touched if tag in self.target]
@@ -43,24 +44,24 @@ class Core:
         return Applied(await self._work(done) if done else [], left)
 
     async def _work(self, changes: list[Change]) -> list[Refusal]:
-        assert not self.busy, "two batches at once"
+        assert not self.is_busy, "two batches at once"
         self.batches.append(changes)
-        self._under_way = Deferred()
+        self._going = Deferred()
         try:
-            await self._under_way
+            await self._going
         finally:
-            self._under_way = None
+            self._going = None
         self.accounts = apply([change for change in changes if change.key not in self.refuse], self.accounts)
         refused = sorted({change.key for change in changes} & self.refuse)
         return [Refusal(key.upper(), "not him") for key in refused]
 
     def finish(self, fault: Exception | None = None) -> None:
         """Finish the batch under way, or let it fail."""
-        assert self._under_way is not None
+        assert self._going is not None
         if fault:
-            self._under_way.errback(fault)
+            self._going.errback(fault)
         else:
-            self._under_way.callback(None)
+            self._going.callback(None)
 
     def wish(self, tag: str, key: str, packed: bytes | None) -> Pairs:
         self.target = apply([Change(tag, key, packed)], self.target)
@@ -70,7 +71,7 @@ class Core:
 class ReconcilerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.core = Core()
-        self.reconciler = Reconciler(self.core)
+        self.reconciler: Reconciler = self.core
 
     def wish(self, tag: str, key: str, packed: bytes | None) -> Deferred[Applied]:
         return self.reconciler.settle(self.core.wish(tag, key, packed))
@@ -171,14 +172,14 @@ wishes = st.tuples(st.sampled_from(TAGS), st.sampled_from("xyz"), st.none() | st
 def test_in_the_end_the_target_is_in_force(steps: Sequence[tuple[str, str, bytes | None] | None]) -> None:
     """However changes and confirmations interleave, all callers are answered and the core has the target."""
     core = Core()
-    reconciler = Reconciler(core)
+    reconciler: Reconciler = core
     told: list[Applied] = []
     for step in steps:
         if step is not None:
             reconciler.settle(core.wish(*step)).addCallback(told.append)
-        elif core.busy:
+        elif core.is_busy:
             core.finish()
-    while core.busy:
+    while core.is_busy:
         core.finish()
     assert diff(core.accounts, core.target) == []
     assert told == [NOTHING] * sum(step is not None for step in steps)

@@ -113,12 +113,12 @@ class Records(RunnerTests):
     def test_everything(self) -> None:
         """A disk that lost changes gets everything: the same as by changes."""
         nothing = Changes()
-        self.runner.desired.save(nothing)
+        self.runner.desired.recorder.save(nothing)
         self.assertEqual((nothing.request, nothing.users), (b"", {}))
         self.started("a", ANN)
         self.successResultOf(self.sync_user(BOB))
         everything = Changes()
-        self.runner.desired.save(everything)
+        self.runner.desired.recorder.save(everything)
         self.assertEqual((everything.request, everything.users), (self.record.request, self.record.kept))
 
 

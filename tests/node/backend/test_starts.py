@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, ensureDeferred
 
-from node.backend.preparing import MAX_CONFIG
 from node.backend.replace import LAST_TRY, PORT_RETRY, UNWANTED
-from node.backend.starts import BACK_TIMEOUT
+from node.backend.starts import BACK_TIMEOUT, MAX_CONFIG
 from node.backend.supervisor import START_TIMEOUT
 from node.base.errors import (
     Aborted,

@@ -364,6 +364,6 @@ class Grace(RunnerTests):
             self.assertEqual((self.driver.running, self.runner.status.state), ([], state))
             self.assertEqual((self.record.request, self.record.kept, self.runner.accepted), (b"", {}, None))
             kept = Changes()
-            self.runner.desired.save(kept)
+            self.runner.desired.recorder.save(kept)
             self.assertEqual((kept.request, kept.users), (b"", {}))
             self.failureResultOf(self.sync_user(BOB), NodeError)

@@ -36,7 +36,7 @@ class Machine:
         return [event.fields["seconds"] for event in events if event.kind == "clock.jumped"]
 
 
-def test_a_jump_is_told_once() -> None:
+def test_a_jump_is_reported_once() -> None:
     """Ahead or back; `info` warns for an hour, with what to do."""
     machine = Machine()
     machine.jump(3600)

@@ -15,7 +15,7 @@ from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
-from node.contract.driver import Generation
+from node.contract.driver import Generation, Plan
 from node.contract.generations import Generations
 from node.contract.leaving import Gone, Leaves, NotNow
 from node.engine import leaving
@@ -110,6 +110,9 @@ class LeavingDriver(SharingDriver):
 
     def go_on(self, packed: bytes) -> None:
         assert packed == (b"together" if self.exact else b"")
+
+    async def recover(self, plan: Plan, left: bytes, exact: bool) -> Leaves:
+        return await cast(LeavingPlan, plan).recover(left, exact)
 
     async def remain(self, pids: Collection[int], lead: int | None) -> None:
         self.steps.append("remain")

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from node.handover import keeper
 from node.handover.keeper import FAILED, FEW, FORWARDED, STATE, VARIABLE, VERSION, WAITING
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 
 # A node: it sends its sockets to the test and what it knows, then the signals that it gets, and ends as it is asked to,
@@ -226,7 +227,7 @@ class Kept:
         self.command = [*PYTHON, str(node), name, str(self.path)]
         with self._lines.open("wb") as lines:
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("TXNODE", "NOTIFY"))}
-            self.process = subprocess.Popen(
+            self.process = tied(
                 [*PYTHON, *script, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
             )
         stack.callback(self._end)
@@ -246,6 +247,17 @@ class Kept:
         node.request(
             "next", command=command, plain=command, back=({"BACK": "yes"}, [*self.command, "back"]), patience=patience
         )
+
+    def two(self, waits: bool = False) -> tuple[Node, Node]:
+        """A node that serves, and its next version, which may wait for its end."""
+        old = self.node()
+        old.up()
+        self.next(old)
+        new = self.node()
+        if waits:
+            new.send("hello")
+            assert old.event() == {"next": ""}
+        return old, new
 
     def spawn(self, node: Node, *argv: str, targets: Mapping[int, int] | None = None, **environment: str) -> Core:
         """Have a core started that must have ended when the test has."""
@@ -667,13 +679,7 @@ def test_it_takes_too_long(kept: Kept) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
     """The version that runs has changed its mind; without another version that changes nothing."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    if waits:
-        new.send("hello")
-        assert old.event() == {"next": ""}
+    old, new = kept.two(waits)
     old.request("cancel", reason="a Start came")
     new.gone()
     assert old.event() == {"next": "a Start came"}
@@ -685,13 +691,7 @@ def test_it_is_cancelled(waits: bool, kept: Kept) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_both_versions_are_killed(waits: bool, kept: Kept) -> None:
     """The next one never goes on, whichever is reaped first: the version that ran is started again, as ever."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    if waits:
-        new.send("hello")
-        assert old.event() == {"next": ""}
+    old, new = kept.two(waits)
     with kept.stopped():
         old.die()
         new.die()
@@ -766,12 +766,7 @@ def test_it_fails_after(fate: Callable[[Node], str], kept: Kept) -> None:
 
 def test_the_way_back_dies(kept: Kept) -> None:
     """It is started again, still with the reason."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    new.send("hello")
-    assert old.event() == {"next": ""}
+    old, new = kept.two(waits=True)
     old.end(0)
     new.greeted()
     new.end(6)
@@ -802,12 +797,7 @@ def test_a_version_that_is_killed_beside_the_next(waits: bool, kept: Kept) -> No
 
 def test_the_end_beside_the_next(kept: Kept) -> None:
     """The version that runs ends in order: so does the next one."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
-    new.send("hello")
-    assert old.event() == {"next": ""}
+    old, new = kept.two(waits=True)
     old.request("bye")
     old.end(0)
     assert kept.wait() == 0
@@ -816,10 +806,7 @@ def test_the_end_beside_the_next(kept: Kept) -> None:
 
 def test_signals_beside_the_next(kept: Kept) -> None:
     """Only the end is for both."""
-    old = kept.node()
-    old.up()
-    kept.next(old)
-    new = kept.node()
+    old, new = kept.two()
     kept.process.send_signal(signal.SIGHUP)
     assert old.signal() == signal.SIGHUP and not new.has_signal()
     kept.process.send_signal(signal.SIGTERM)

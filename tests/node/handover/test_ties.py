@@ -24,6 +24,7 @@ from node.handover import keeper, ties
 from node.handover.keeper import FEW, VARIABLE, VERSION, Keeper, Node
 from node.handover.launch import words_of
 from node.handover.ties import ALIVE, ENDED, LOOK, Ties
+from scripts.staging.process import tied
 from scripts.staging.wait import until
 from tests.node.handover.test_keeper import Kept
 
@@ -129,7 +130,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def core() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["/bin/sleep", "100"]) as process:
+    with tied(["/bin/sleep", "100"]) as process:
         yield process
         process.kill()
 
@@ -517,7 +518,7 @@ def left(served: Served, *pids: int) -> Ties:
 
 def test_others_end(served: Served, core: subprocess.Popen[bytes]) -> None:
     """Cores that were not taken are killed, and have ended when it returns; the others live."""
-    with subprocess.Popen(["/bin/sleep", "100"]) as other:
+    with tied(["/bin/sleep", "100"]) as other:
         found, reactor = left(served, core.pid, other.pid), Clock()
         taken = found.spawned(core.pid)
         assert taken

@@ -16,10 +16,10 @@ from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.events.users import TOGETHER
 from node.limits.address_limits import JUST_NOW, LATER, ROOM, SOON, TIDY, AddressLimits
-from node.limits.addresses import Grouping
 from node.limits.connections import Connections
 from node.limits.events import AGAIN, LimitEvents
 from node.limits.limits import Limit
+from node.limits.options import Grouping
 from tests.harness.limited import Given
 
 GRACE = 30.0
@@ -95,7 +95,7 @@ class CrowdTests(SynchronousTestCase):
         self.connections.runs = [self.run_, self.draining]
         journal: Any = self
         self.events = LimitEvents(journal, self.clock, self.given)
-        self.enforcer = AddressLimits(self.clock, self.given, self.connections, self.events, Grouping(), GRACE)
+        self.enforcer = AddressLimits(self.clock, self.connections, self.events, Grouping(), GRACE)
         self.run_.arrived = self.draining.arrived = self.enforcer.arrived
         self.enforcer.start()
 

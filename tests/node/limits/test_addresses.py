@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.contract.connections import Address, Live
-from node.limits.addresses import Grouping, giving_way, silences
+from node.limits.address_limits import giving_way, silences
+from node.limits.options import Grouping
 
 GRACE = 30.0
 PLAIN = Grouping()

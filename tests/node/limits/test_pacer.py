@@ -8,9 +8,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.contract.generations import Generations
-from node.limits.connections import Connections
+from node.limits.connections import KNOWN, TURN, Connections
 from node.limits.limits import NONE, Limit
-from node.limits.new_connections import KNOWN, TURN
 from node.limits.pacer import EVERYBODY, GATHER, TICK, Pacer
 from tests.harness.limited import Given
 from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
@@ -26,7 +25,7 @@ class PacerTests(SynchronousTestCase):
         given: Any = Given()
         self.limits: dict[str, Limit] = given.limits
         self.generations = Generations()
-        self.pacer = Pacer(self.clock, given, Connections(self.generations, given))
+        self.pacer = Pacer(self.clock, Connections(self.generations, given))
         self.run_ = self.runs("anna", "bert", "carl")
         self.pacer.start()
         self.clock.advance(0)

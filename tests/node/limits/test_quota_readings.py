@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
+from node.limits.enforcement import QuotaReadings
 from node.limits.limits import Limit
-from node.limits.quota_readings import QuotaReadings
 from node.traffic.readings import Wanted
 
 INTERVAL = 10.0

@@ -80,7 +80,7 @@ class GivingBack(SynchronousTestCase):
     def test_large_sets_alone(self) -> None:
         """A large set of users requests it when it comes and when it goes, a small one does not."""
         self.patch(members, "BUILD_INLINE", 2)
-        everybody = Desired(self.clock, MemoryRecord())
+        everybody = Desired(self.clock, cast(Any, MemoryRecord()))
         self.patch(everybody._memory, "_trim", self.asked.append)
         for size, asked in ((2, 0), (3, 1), (3, 2), (0, 3), (0, 3)):
             everybody._install(roster(size))

@@ -23,8 +23,7 @@ from twisted.trial.unittest import TestCase
 
 from node.backend.roster import changed_users
 from node.contract.counters import Row, Scope
-from node.contract.lasting import Lasting
-from node.contract.saved import Changes, Saved
+from node.contract.saved import Changes, Lasting, Saved
 from node.state import store as store_module
 from node.state.database import Damaged, Database, Unwritable
 from node.state.schema import STEPS, require_known, upgrade
