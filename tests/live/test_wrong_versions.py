@@ -75,12 +75,12 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     ),
     "with everything opened": (
         "node/door/ports.py",
-        "def _broken(self, _):\n    raise RuntimeError('no ports')\nPorts._metrics_site = _broken",
+        "def _broken(self):\n    raise RuntimeError('no ports')\nPorts._metrics_site = _broken",
         "no ports",
     ),
     "hangs with everything opened": (
         "node/door/ports.py",
-        "import time\ndef _broken(self, _):\n    while True: time.sleep(0.1)\nPorts._metrics_site = _broken",
+        "import time\ndef _broken(self):\n    while True: time.sleep(0.1)\nPorts._metrics_site = _broken",
         "did not come up",
     ),
     "when all is there": (
