@@ -250,8 +250,9 @@ def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[st
 
 def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
     rows = list(rows)
-    empty = [(row.scope.value, row.key) for row in rows if not any(row.both)]
-    full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
+    # In the order of the table: random places cost a third more.
+    empty = sorted((row.scope.value, row.key) for row in rows if not any(row.both))
+    full = sorted((row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both))
     connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
 
@@ -259,7 +260,7 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
 def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
     for run, counters in changes.booked.items():
         # The empty counter is always written: it tells a run without counters from an unknown run.
-        rows = ((run, counter, value) for counter, value in {"": 0, **counters}.items())
+        rows = ((run, counter, value) for counter, value in sorted({"": 0, **counters}.items()))
         connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
     if changes.booked_only is not None:
         runs = tuple(changes.booked_only)
