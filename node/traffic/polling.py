@@ -291,7 +291,7 @@ class Traffic(Lasting):
     async def _book(self, generation: Generation, reading: Reading) -> bool:
         moved = False
         async for part in slices(self._reactor, reading.items(), SLICE):
-            booked = self._ledger.book(generation, dict(part))
+            booked = self._ledger.book(generation, reading if len(part) == len(reading) else dict(part))
             moved |= any(sums.moved for sums in booked.values())
             if Scope.USER in booked:
                 self._limits.booked(booked[Scope.USER])

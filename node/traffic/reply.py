@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 
 from node.contract.counters import DIRECTIONS
 from protos.columns_pb2 import Values
@@ -23,8 +23,9 @@ def packed(rows: Sequence[NamedBytes], zeros: bool) -> list[bytes]:
     if not rows:
         return []
     names, ups, downs = zip(*rows, strict=True)
-    columns = zip(map(_name, names), _values(ups), _values(downs), strict=True)
-    stats = [stat for name, up, down in columns for stat in (name + _UP + up, name + _DOWN + down)]
+    heads, stats = [*map(_name, names)], [b""] * (2 * len(rows))
+    stats[::2] = map(b"".join, zip(heads, repeat(_UP), _values(ups), strict=False))
+    stats[1::2] = map(b"".join, zip(heads, repeat(_DOWN), _values(downs), strict=False))
     return stats if zeros else [*compress(stats, chain.from_iterable(zip(ups, downs, strict=True)))]
 
 
