@@ -221,9 +221,13 @@ class StatsApi:
         reply = await self._channel.call(path, request, Stats, BULK_DEADLINE)
         counters, now = dict[str, int](), Seen()
         async for part in slices(self._reactor, reply.stat, SLICE):
-            now.update(map(hash, part))
-            new = [raw for raw in part if hash(raw) not in seen] if seen else part
-            parsed = xray_pb2.QueryStatsResponse.FromString(Stats(stat=new).SerializeToString())
+            by_hash = dict(zip(map(hash, part), part, strict=True))
+            new = by_hash.keys() - (seen or ())
+            now |= by_hash.keys()
+            # To pick rows out costs more than to parse a few too many.
+            changed = part if len(new) > len(part) / 2 else map(by_hash.__getitem__, new)
+            rows = reply if changed is part and len(part) == len(reply.stat) else Stats(stat=changed)
+            parsed = xray_pb2.QueryStatsResponse.FromString(rows.SerializeToString())
             counters |= {stat.name: stat.value for stat in parsed.stat}
         if seen is not None:
             seen.clear()

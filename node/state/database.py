@@ -249,10 +249,10 @@ def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[st
 
 
 def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
-    rows = list(rows)
     # In the order of the table: random places cost a third more.
-    empty = sorted((row.scope.value, row.key) for row in rows if not any(row.both))
-    full = sorted((row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both))
+    placed = sorted((row.scope.value, row.key, *row[1:]) for row in rows)
+    empty = [(scope, key) for scope, key, _, up, down in placed if not (up or down)]
+    full = [row for row in placed if row[3] or row[4]]
     connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
 

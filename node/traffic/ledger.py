@@ -114,7 +114,8 @@ class Ledger:
     def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
         """A run's counters of these rows at its last reading, which the rows include."""
         last = self._last.get(run, {})
-        names = (counter_name(row.scope, row.name, direction) for row in rows for direction in DIRECTIONS)
+        begins = {scope: f"{scope.value}>>>" for scope in Scope}
+        names = (f"{begins[scope]}{name}{_TRAFFIC}{way}" for scope, name, _, _ in rows for way in DIRECTIONS)
         return {name: last[name].value for name in names if name in last}
 
     def known(self, run: object) -> dict[str, int]:

@@ -107,7 +107,8 @@ def test_unchanged_counters_are_skipped(steps: list[dict[str, int]], size: int) 
             while not reading.called:
                 clock.advance(0)
         found = cast(dict[str, int], reading.result)
-        assert found == dict(core.counters.items() - before.items())
+        assert found.items() >= core.counters.items() - before.items()
+        assert not before or step or not found
         changed.book("run", found)
         whole.book("run", core.counters)
         assert all({*pending_rows(whole, scope)} == {*pending_rows(changed, scope)} for scope in Scope)
