@@ -162,7 +162,7 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return ()
-    return tuple(str(name.value) for name in found)
+    return tuple(str(name.value) for name in found if isinstance(name, x509.DNSName | x509.IPAddress))
 
 
 def _builder(public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

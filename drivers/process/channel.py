@@ -227,7 +227,7 @@ class StatsApi:
             # To pick rows out costs more than to parse a few too many.
             changed = part if len(new) > len(part) / 2 else map(by_hash.__getitem__, new)
             rows = reply if changed is part and len(part) == len(reply.stat) else Stats(stat=changed)
-            parsed = xray_pb2.QueryStatsResponse.FromString(rows.SerializeToString())
+            parsed = _read(xray_pb2.QueryStatsResponse, rows.SerializeToString())
             counters |= {stat.name: stat.value for stat in parsed.stat}
         if seen is not None:
             seen.clear()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
-from sys import intern
 
 from node.contract.accounts import key_of
 from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, Seen, _key, counter_name
@@ -37,9 +36,7 @@ class Counter:
 
     def __init__(self, counter: str, value: int = 0) -> None:
         begin, _, direction = counter.rpartition(_TRAFFIC)
-        word, separated, name = begin.partition(">>>")
-        # One string for both directions, and for the rows.
-        self.name = intern(name)
+        word, separated, self.name = begin.partition(">>>")
         column = word, direction
         self.column = _COLUMNS.index(column) if separated and column in _COLUMNS else _NOWHERE
         self.value = value

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
 from drivers.process import channel
 from drivers.xray import api
@@ -112,6 +113,19 @@ def test_unchanged_counters_are_skipped(steps: list[dict[str, int]], size: int) 
         changed.book("run", found)
         whole.book("run", core.counters)
         assert all({*pending_rows(whole, scope)} == {*pending_rows(changed, scope)} for scope in Scope)
+
+
+def test_an_unreadable_row() -> None:
+    """It is an error of the core, as for all its replies."""
+
+    class Broken(Answering):
+        async def call(self, _: str, __: Message, reply: type[Message], ___: float) -> Message:
+            return reply.FromString(Stats(stat=[b"\n\x01\xff\x10\x05"]).SerializeToString())
+
+    clock: Any = Clock()
+    reading = ensureDeferred(channel.StatsApi(clock, cast(Any, Broken()), "").counters())
+    assert isinstance(cast(Failure, reading.result).value, channel.ApiFailed)
+    reading.addErrback(lambda _: None)
 
 
 async def _asked(socket: Path) -> dict[str, int]:
