@@ -26,7 +26,7 @@ R = TypeVar("R")
 _INODE = 8
 # Seconds after the kernel has counted a connection until a look surely finds it: a virtual processor may stand still in
 # between.
-LISTED = 0.1
+LISTED = 0.05
 # Seconds for which a look may stand for later ones: it does not show which connections have ended since.
 STALE = 5.0
 
