@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
+from twisted.internet.interfaces import IReactorTime
+
 from drivers.sockets import sock_diag
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.pidfd import Unreachable
@@ -22,6 +24,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _INODE = 8
+# Seconds after the kernel has counted a connection until a look surely finds it: a virtual processor may stand still in
+# between.
+LISTED = 0.05
+# Seconds for which a look may stand for later ones: it does not show which connections have ended since.
+STALE = 5.0
 
 
 def ignore_arrivals(_: str, __: Address) -> None:
@@ -45,6 +52,27 @@ def inode_of(handle: Handle) -> int:
 
 def rest_of(handle: Handle) -> bytes:
     return handle[_INODE:]
+
+
+class Arrivals:
+    """Tells whether connections may have come since a look at all connections."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self._count = -1
+        # When the count was first seen (seconds).
+        self._since = 0.0
+
+    def may_miss(self, look: float) -> bool:
+        """Whether a look that began then (seconds) may lack a connection that exists now."""
+        try:
+            count = sock_diag.arrivals()
+        except (OSError, ValueError):
+            return True
+        now = self._clock.seconds()
+        if count != self._count:
+            self._count, self._since = count, now
+        return look < max(self._since + LISTED, now - STALE)
 
 
 class CoreConnections:

@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Collection, Container, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 # Address (4 or 16 bytes) and port (2 bytes) in network order; an IPv4-mapped IPv6 address as its IPv4 address.
@@ -62,6 +63,7 @@ _RANGE, _REST = 20, 12
 MOST = 3000
 PICKED = 200
 _ANY = range(1, 65536)
+_COUNTERS = Path("/proc/net/snmp")
 
 
 def endpoint(address: str, port: int) -> Endpoint:
@@ -109,18 +111,25 @@ class Flow(NamedTuple):
     cookie: int = 0
 
 
+def arrivals() -> int:
+    """Count the TCP connections that have come to this network namespace. Raises `OSError`.
+
+    The kernel counts each before it lists it: see tcp_create_openreq_child in net/ipv4/tcp_minisocks.c.
+    """
+    names, counts = [row.split() for row in _COUNTERS.read_bytes().splitlines() if row.startswith(b"Tcp:")]
+    return int(counts[names.index(b"PassiveOpens")])
+
+
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these local ports."""
-    return {connection.peer for connection in connections(ports)}
+    """The peers of all TCP connections to these local ports; for more than `MOST` ranges as `connections`."""
+    return {_peer(data, position) for data, position in _connected(ports)}
 
 
 def connections(ports: Ports) -> list[Connection]:
     """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them."""
-    if len(ports) > MOST:
-        ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
     return [
         Connection(_peer(data, position), _port(data, position), _COOKIE.unpack_from(data, position + 60)[0])
-        for data, position in _messages(_program(ports), _STATES)
+        for data, position in _connected(ports)
     ]
 
 
@@ -175,6 +184,12 @@ def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
         program += _STEP.pack(_GO, 4, left - 16)
         left -= _RANGE
     return program + _STEP.pack(_GO, 4, 8)
+
+
+def _connected(ports: Ports) -> Iterator[tuple[bytes, int]]:
+    if len(ports) > MOST:
+        ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
+    return _messages(_program(ports), _STATES)
 
 
 def _peer(data: bytes, position: int) -> Endpoint:

@@ -116,9 +116,8 @@ class Api(StatsApi):
         await together(work() for _ in range(min(in_flight, len(operations))))
         return results
 
-    async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
-        """Remove an inbound, if it is there, and add it again as given. Raises `ApiFailed`."""
-        await self.remove_inbound(handler.tag)
+    async def add_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
+        """Raises `ApiFailed`."""
         add = xray_pb2.AddInboundRequest(inbound=handler)
         await self._channel.call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
 

@@ -17,7 +17,7 @@ from drivers.process.channel import ApiFailed
 from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Descriptors
-from drivers.sockets.core_connections import CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
+from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
@@ -65,6 +65,7 @@ class Connections(CoreConnections):
         # Removed users, and until when (seconds) they may have connections without an access line.
         self._removed: dict[Pair, float] = {}
         self._old_credentials = OldCredentials()
+        self._arrivals = Arrivals(reactor)
         self._to_cut: dict[Endpoint, Ports] = {}
         self._look_alarm = Alarm(reactor, lambda: self._in_background(self._look_around()))
         self._cut_alarm = Alarm(reactor, lambda: self._in_background(self.flush()))
@@ -161,11 +162,13 @@ class Connections(CoreConnections):
         if not pairs or self._pid is None:
             return
         try:
-            peers = await self._ask(connected)
+            if self._arrivals.may_miss(self._old_credentials.looked):
+                begun = self._reactor.seconds()
+                self._old_credentials.look(await self._ask(connected), begun)
         except OSError as error:
             self._complain("the kernel does not list connections: those of old credentials may stay open: {}", error)
             return
-        self._old_credentials.add(pairs, peers, self._reactor.seconds())
+        self._old_credentials.add(pairs, self._reactor.seconds())
         self._look_within(PRUNE)
 
     def note_removed(self, pairs: Iterable[Pair]) -> None:

@@ -214,6 +214,8 @@ class OldCredentials:
 
     def __init__(self) -> None:
         self._look = 0
+        # When the last look began (seconds).
+        self.looked = float("-inf")
         self._since: dict[Endpoint, int] = {}
         # By user: until when it matters (seconds), and the last look before the change.
         self._pairs: dict[Pair, tuple[float, int]] = {}
@@ -222,12 +224,16 @@ class OldCredentials:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def add(self, pairs: Iterable[Pair], connected: Set[Endpoint], now: float) -> None:
-        """These users get a new credential now; the `connected` endpoints, of all inbounds, are older."""
-        if now > self._pruned + LATE:
-            self.prune(now)
+    def look(self, connected: Set[Endpoint], begun: float) -> None:
+        """A look that began then (seconds) found these endpoints connected, of all inbounds."""
+        if begun > self._pruned + LATE:
+            self.prune(begun)
         self._look += 1
         self._since = {where: self._since.get(where, self._look) for where in connected}
+        self.looked = begun
+
+    def add(self, pairs: Iterable[Pair], now: float) -> None:
+        """These users get a new credential now; the endpoints of the last look are older."""
         self._pairs.update(dict.fromkeys(pairs, (now + LATE, self._look)))
 
     def has(self, pair: Pair, where: Endpoint, now: float) -> bool:
@@ -256,7 +262,7 @@ class OldCredentials:
         self._pruned = now
         self._pairs = {pair: found for pair, found in self._pairs.items() if now < found[0]}
         if not self._pairs:
-            self._since = {}
+            self._since, self.looked = {}, float("-inf")
 
 
 class Unlogged:

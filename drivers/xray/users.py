@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from drivers.process import starting
 from drivers.process.channel import MAX_REQUEST, ApiFailed
 from drivers.process.generation import CoreGeneration
+from drivers.sockets.sock_diag import Endpoint, Ports
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import IN_FLIGHT, Api, Operation
@@ -190,8 +191,7 @@ class Users:
         refused += await self._remove_carefully([change for change in leaving if change.tag in careful])
         # A failed removal leaves the user with the old account.
         gone = [change for change in leaving if not self._has(change)]
-        wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
+        wanted = await self._old_connections(gone)
         adds = [change for change in changes if not self._has(change) or self._is_replaced(change)]
         taken = self._still_held(adds)
         adds = [change for change in adds if change not in taken]
@@ -212,6 +212,12 @@ class Users:
         except Busy as error:
             removals = map(self._removal, changes)
             return [Refusal(removal.email, f"{removal.tag}: not removed: {error}") for removal in removals]
+
+    async def _old_connections(self, gone: Sequence[Change]) -> dict[Endpoint, Ports]:
+        """List the connections of these users, whom the core admits by no credential at the moment."""
+        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
+        # Last: the core may have reported more of them meanwhile.
+        return self._connections.of(map(pair_of, gone))
 
     def _is_removed(self, change: Change) -> bool:
         return self._has(change) and not self._is_replaced(change)
@@ -283,12 +289,9 @@ class Users:
         """Remove the inbound and add it again with the changed users; live connections continue."""
         before = self.accounts[tag]
         gone = [change for change in changes if self._has(change)]
-        # Before the swap: afterwards there could be connections of new credentials among them.
-        wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
         try:
             with self._letting_in(changes):
-                await self._put(tag, apply(changes, {tag: before})[tag])
+                wanted = await self._put(tag, apply(changes, {tag: before})[tag], gone)
         except ApiFailed as error:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
@@ -296,11 +299,17 @@ class Users:
         self._connections.note_removed(pair_of(change) for change in gone if change.packed is None)
         return Applied([], [])
 
-    async def _put(self, tag: str, accounts: Accounts) -> None:
-        """Swap an inbound. Raises `ApiFailed`; then it is unknown whether it exists, and with which users."""
+    async def _put(self, tag: str, accounts: Accounts, gone: Sequence[Change] = ()) -> dict[Endpoint, Ports]:
+        """Swap an inbound. Returns the connections that the users of `gone` had until then.
+
+        Raises `ApiFailed`; then it is unknown whether the inbound exists, and with which users.
+        """
         handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
-        await self._api.replace_inbound(handler)
+        await self._api.remove_inbound(tag)
+        wanted = await self._old_connections(gone)
+        await self._api.add_inbound(handler)
         self.accounts[tag] = accounts
+        return wanted
 
     async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
         """After a failed swap, restore the inbound with the users who stay; if that fails, leave all to a new run."""

@@ -54,7 +54,8 @@ class LargeCallTests(TestCase):
         """All of its users are added unchanged, and the core's list of them is complete."""
         handler = self.core.plan.handler(self.place.tag, self.accounts)
         self.assertTrue(3_000_000 < handler.ByteSize() < MAX_REQUEST)
-        await self.api.replace_inbound(handler)
+        await self.api.remove_inbound(handler.tag)
+        await self.api.add_inbound(handler)
         self.assertEqual({one.email for one in await self.api.list_users(self.place.tag)}, self.accounts.keys())
         self.assertTrue(accepts(self.place.port))
 

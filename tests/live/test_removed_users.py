@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from tests.harness.grounds import Ground
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
 MANY, SOME = 100, 20
+# Xray drops access lines while 16 wait to be written.
+AT_A_TIME = 12
 # Seconds until connections are cut, on a busy machine too; otherwise they would last for minutes.
 AT_ONCE = 3.0
 FORWARDED = "203.0.113.9"
@@ -207,6 +210,59 @@ def test_connections_that_begin_just_then(
                 links[-1].sendall(b"echo 5\nhello")
         assert links
         until(lambda: bert.all_live() and silent(links, bert), 15, "none of Anna's connections answers")
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("times", daily([10], [10, 100]))
+@over("rest")
+@live
+def test_old_connections_that_begin_just_then(
+    times: int, others: bool, home: Place, ground: Ground, echo: EchoServer, controller: Controller
+) -> None:
+    """No connection by an old credential survives, however often it changes under a user who connects all the time.
+
+    Also while other clients connect all the time.
+    """
+    people = [changed(ANNA) for _ in range(times + 1)]
+    ports = [free_port() for _ in range(times)]
+    controller.start(
+        ground.backend([{**home.inbound, **ground.sniffing}], [member(people[0], home), member(BERT, home)])
+    )
+    routes = {port: home.outbound(person) for port, person in zip(ports, people, strict=False)}
+
+    def change(port: int, following: TestUser) -> None:
+        with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+            links = [stack.enter_context(closing(transfer.connect(port, echo)))]
+            going = pool.submit(controller.sync_user, member(following, home))
+            while not going.done() and len(links) < AT_A_TIME:
+                links.append(stack.enter_context(closing(socks.connect(port, echo.host, echo.port))))
+                links[-1].sendall(b"echo 5\nhello")
+            going.result()
+            Crowd(links, ground.late).end("all old connections end", nudging=True)
+            assert bert.all_live()
+
+    with XrayClient(routes), crowd(home, BERT, echo, 10) as bert, arriving(home.port if others else None):
+        for port, following in zip(ports, people[1:], strict=True):
+            change(port, following)
+
+
+@contextmanager
+def arriving(port: int | None) -> Iterator[None]:
+    """Other clients connect to this port all the time."""
+    over = threading.Event()
+
+    def work(port: int) -> None:
+        while not over.wait(0.002):
+            socket.create_connection(("127.0.0.1", port)).close()
+
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work, port) if port else None
+        try:
+            yield
+        finally:
+            over.set()
+    if done:
+        done.result()
 
 
 def silent(links: list[socket.socket], witness: Crowd) -> bool:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
+from drivers.sockets import sock_diag as diag
+from drivers.sockets.core_connections import LISTED, STALE
+from drivers.sockets.sock_diag import Ports
+from drivers.xray import connections as module
+from drivers.xray.connections import Connections
+from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import LATE, OldCredentials, Pair
 
 PAIRS: list[Pair] = [("home", "anna"), ("home", "bert"), ("work", "anna")]
@@ -24,7 +34,8 @@ def test_connections_from_before_a_change(
     changed: dict[Pair, tuple[float, int]] = {}
     for number, (pairs, connected, passed) in enumerate(steps):
         now += passed
-        suspects.add(pairs, connected, now)
+        suspects.look(connected, now)
+        suspects.add(pairs, now)
         if number == handed:
             packed, suspects = suspects.packed(now), OldCredentials()
             suspects.unpack(packed, now)
@@ -40,7 +51,68 @@ def test_nothing_is_kept_for_ever() -> None:
     """Old changes are forgotten at the next one, and all of them by a prune."""
     suspects = OldCredentials()
     for number in range(10):
-        suspects.add([("home", f"{number}")], {b"a"}, now := 100 + number * 2 * LATE)
+        suspects.look({b"a"}, now := 100 + number * 2 * LATE)
+        suspects.add([("home", f"{number}")], now)
         assert len(suspects) == 1
     suspects.prune(now + LATE)
     assert len(suspects) == 0
+
+
+class FakeKernel:
+    """Counts connections when they come, and lists them a moment later."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.count = self.looks = 0
+        # From when on each is listed.
+        self.listed: dict[bytes, float] = {}
+
+    def arrivals(self) -> int:
+        return self.count
+
+    def connected(self, _: Ports) -> set[bytes]:
+        self.looks += 1
+        return {where for where, since in self.listed.items() if since <= self._clock.seconds()}
+
+
+ANNA = ("home", "anna")
+# A new connection that is listed after so many seconds, the end of the oldest one, or a change of credential.
+events = st.sampled_from(["change", "end", 0.0, 0.9 * LISTED])
+
+
+@given(st.lists(st.tuples(events, st.sampled_from([0, LISTED / 2, 2 * LISTED, STALE])), min_size=5))
+def test_no_connection_is_missed(steps: list[tuple[float | str, float]]) -> None:
+    """Whenever connections come and end: at a change of credential, those listed by the kernel are the old ones."""
+    clock = Clock()
+    kernel = FakeKernel(clock)
+    connections = Connections(clock, {"home": Ingress((range(1, 2),))})  # type: ignore[arg-type]
+    connections.begin(1, lambda _: True, mock.Mock())
+
+    def change() -> None:
+        assert Deferred.fromCoroutine(connections.credentials_change([ANNA])).called
+
+    with (
+        mock.patch.object(module, "connected", kernel.connected),
+        mock.patch.multiple(diag, arrivals=kernel.arrivals, connections=lambda _: []),
+    ):
+        for event, passed in steps:
+            if event == "end":
+                kernel.listed.pop(next(iter(kernel.listed), b""), None)
+            elif event == "change":
+                change()
+                old = {where for where, since in kernel.listed.items() if since <= clock.seconds()}
+                has = connections._old_credentials.has
+                assert {where for where in kernel.listed if has(ANNA, where, clock.seconds())} == old
+            else:
+                assert isinstance(event, float)
+                kernel.count += 1
+                kernel.listed[b"%d" % kernel.count] = clock.seconds() + event
+            clock.advance(passed)
+        for _ in range(2):
+            change()
+            clock.advance(2 * LISTED)
+        looks = kernel.looks
+        for _ in range(10):
+            change()
+    assert kernel.looks == looks, "no connection has come since"
+    connections.stop()

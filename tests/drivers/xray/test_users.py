@@ -33,6 +33,8 @@ class FakeCore:
     def __init__(self, *accounts: bytes) -> None:
         self.accounts = list(accounts)
         self.failures = 0
+        # Of users and of inbounds.
+        self.calls: list[str] = []
         # Removed users, and whether handshakes were paused then.
         self.removed: list[tuple[str, str, bool]] = []
         self.paused = set[str]()
@@ -51,10 +53,15 @@ class FakeCore:
 
     async def alter(self, operations: Iterable[Operation], in_flight: int) -> list[None]:
         some = list(operations)
+        self.calls += ["remove" if each.packed is None else "add" for each in some]
         self.removed += [(each.tag, each.email, each.tag in self.paused) for each in some if each.packed is None]
         return [None] * len(some)
 
-    async def replace_inbound(self, accounts: Accounts) -> None:
+    async def remove_inbound(self, tag: str) -> None:
+        self.calls.append("remove")
+
+    async def add_inbound(self, accounts: Accounts) -> None:
+        self.calls.append("add")
         await self._do()
         if self.failures:
             self.failures -= 1
@@ -247,3 +254,21 @@ def test_many_removals(drains: bool) -> None:
     changes = [Change(TAG, key, None) for key in users.accounts[TAG]]
     assert asyncio.run(users.apply(changes)) == ([], [] if drains else changes)
     assert len(core.removed) == (3_000 if drains else 0)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_connection_by_the_old_credential_in_the_last_moment(swapped: bool) -> None:
+    """Old connections are listed between the removal and the addition, and those reported meanwhile are cut, too."""
+    core, changed = FakeCore(ANNA), pack("anna@test", "xray.proxy.vless.Account", b"new")
+    users, connections = made(core, ANNA)
+    found: list[list[str]] = []
+
+    async def credentials_change(changed: Iterable[tuple[str, str]]) -> None:
+        found.append(core.calls.copy())
+        connections.where = {key: b"old" for _, key in changed}
+
+    connections.credentials_change = credentials_change  # type: ignore[method-assign]
+    change = Change(TAG, "anna@test", changed)
+    asyncio.run(users._swap(TAG, [change]) if swapped else users.apply([change]))
+    assert found == [["remove"]] and core.calls == ["remove", "add"]
+    assert connections.ended == {b"old"}
