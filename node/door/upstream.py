@@ -34,8 +34,9 @@ GATHER = 0.005
 class Client:
     """The connection of one client, for the server's side. This one is gone."""
 
-    # Their IP address.
+    # Their IP address, and whether each call that is open now is complete, with an empty message.
     address = ""
+    sends_nothing = False
 
     @property
     def takes_bundles(self) -> bool:
@@ -53,6 +54,9 @@ class Client:
 
     def refused(self) -> None:
         """A request had a wrong key or none."""
+
+    def expect(self, delivered: Deferred[bool]) -> None:
+        """The server is about to write a reply that will be watched, unless `delivered` fires before."""
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire `delivered` when it is known whether it was delivered."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -310,6 +310,21 @@ class RelayTests(DoorCase):
         self.clock.advance(10)
         goodbye = await self.goodbye(client)
         self.assertEqual((goodbye.error_code, goodbye.last_stream_id), (0, 1))
+
+    async def test_a_call_again(self) -> None:
+        """It is answered without the backend; one with a message, or an unfinished one, is not answered so."""
+        client, backend = await self.connect(Http2()), cast("Any", self.calls._backend)
+        for stream in (1, 3):
+            await self.asked(client, stream)
+        self.assertEqual(len(backend.heard), 1)
+        client.events.clear()
+        client.ask(5, message=b"\0\0\0\0\3\xf8\x7f\x01")
+        await until(client.heard(StreamEnded))
+        self.assertEqual(len(backend.heard), 2)
+        client.events.clear()
+        client.ask(7, message=bytes(5), end=False)
+        await until(client.heard(StreamEnded))
+        self.assertEqual(len(backend.heard), 3)
 
     async def test_many_calls_at_once(self) -> None:
         """A controller may begin with more calls than allowed without a key: the door finds the key in the first."""
