@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import signal
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -32,9 +34,10 @@ TERM_SECONDS = 2.0
 # The size of the pipe of each output, if the kernel allows it. Its default holds the lines of 200 connections; when it
 # is full sing-box delays new connections and Xray drops lines.
 PIPE = 1024 * 1024
-# Bytes of one read; after a shorter read, the seconds for which output gathers before the next one.
-READ = 8192
-GATHER = 0.005
+# Bytes of Twisted's read, and of one behind it, so that few pieces wake the readers of the log; after shorter ones, the
+# seconds for which output gathers before the next.
+READ, MORE = 8192, 64 * 1024
+GATHER = 0.008
 _USUAL_PIPE = 64 * 1024
 # The message of Go or Python when the kernel refuses more memory.
 _STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|MemoryError")
@@ -121,11 +124,14 @@ class CoreProcess(ProcessProtocol):
             widen(pipe.fd)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
+        pipe = cast("Any", self.transport).pipes[childFD]
+        with suppress(BlockingIOError):
+            data += os.read(pipe.fileno(), MORE) if len(data) == READ else b""
         self._take(self._splitters[childFD].feed(data))
-        if len(data) < READ and self._gathers:
+        if len(data) < READ + MORE and self._gathers:
             # No more output is ready. A core writes each line separately, and one turn of the reactor per line costs
             # more than processing it.
-            cast("Any", self.transport).pipes[childFD].pauseProducing()
+            pipe.pauseProducing()
             self._gathering[childFD].set(GATHER)
 
     def childConnectionLost(self, childFD: int) -> None:  # noqa: N803

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import twisted.logger
 from twisted.internet.interfaces import IReactorTime
 
+from node.base.alarm import Alarm
 from node.base.settings import Options, chosen, number, setting
 from node.base.waiting import Waiters
 from protos.handover_pb2 import Ring
@@ -24,7 +25,7 @@ from protos.handover_pb2 import Ring
 # A new reader gets this many of the newest lines before the live ones.
 REPLAY = 200
 # Readers are woken at most this often, in seconds: with many readers each wake costs far more than a line.
-COALESCE = 0.015
+COALESCE = 0.008
 # The ring holds at most this many characters, however long its lines are.
 MAX_CHARACTERS = 16 * 1024 * 1024
 # One read returns at most this many lines, and at most this many characters unless the first line alone has more.
@@ -118,7 +119,8 @@ class LogRing:
         self._next = 0
         self._characters = 0
         self._waiters = Waiters()
-        self._wake_due = False
+        self._waking = Alarm(reactor, self._wake)
+        self._woken = -COALESCE
 
     def extend(self, lines: Iterable[str]) -> None:
         """Add lines of a core. One that looks like a line of the node is marked."""
@@ -184,16 +186,15 @@ class LogRing:
         return self.read(cursor)
 
     def _wake(self) -> None:
-        self._wake_due = False
+        self._woken = self._reactor.seconds()
         self._waiters.wake()
 
     def _add(self, lines: list[str]) -> None:
-        """Add these lines. All waiting readers are woken together, after `COALESCE` seconds."""
+        """Add these lines. All waiting readers are woken together, `COALESCE` seconds after the last time."""
         for begin in range(0, len(lines), self._size):
             self._put(lines[begin : begin + self._size])
-        if self._waiters and not self._wake_due:
-            self._wake_due = True
-            self._reactor.callLater(COALESCE, self._wake)
+        if self._waiters and not self._waking.pending:
+            self._waking.set(max(self._woken + COALESCE - self._reactor.seconds(), 0))
 
     def _put(self, lines: list[str]) -> None:
         """Put these lines in the place of the oldest. There may be no more than the ring holds."""

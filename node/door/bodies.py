@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from node.http2.frames import Messages
 
 # Bytes of all bodies together. A body smaller than `SMALL` costs no more than the call itself, and is not counted.
@@ -32,9 +34,10 @@ class Bodies:
 
 
 class _Stream(Messages):
-    """One stream, and the bytes reserved for its current message."""
+    """One stream, the bytes reserved for its current message, and whether that is known to be empty."""
 
     held = 0
+    empty = False
 
 
 class Requests:
@@ -55,7 +58,13 @@ class Requests:
         one = self._streams.setdefault(stream, _Stream())
         for found in one.split(payload):
             if isinstance(found, int):
+                one.empty = not found
                 self._hold(stream, one, found)
+
+    def empty(self, streams: Iterable[int]) -> bool:
+        """Whether the last message of each of these streams is empty."""
+        found = map(self._streams.get, streams)
+        return all(one is not None and one.empty for one in found)
 
     def over(self, stream: int) -> None:
         """The stream is answered, or ended."""

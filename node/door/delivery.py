@@ -64,6 +64,12 @@ def tcp(transport: Any) -> Any:
     return transport
 
 
+def flush(transport: Any) -> None:
+    """Have TLS write now what it buffers for a reactor turn. Twisted has no public API for this."""
+    if isinstance(transport, BufferingTLSTransport):
+        transport._aggregator.flush()
+
+
 def written(transport: Any) -> int:
     """Return the length of the TCP stream with all that was written to `transport` so far, TLS's own bytes included.
 
@@ -71,8 +77,7 @@ def written(transport: Any) -> int:
     take. Bytes that TLS itself holds back or drops, because the connection ends, are not counted.
     """
     below = tcp(transport)
-    if isinstance(transport, BufferingTLSTransport):
-        transport._aggregator.flush()
+    flush(transport)
     return progress(below.getHandle()).given + queued(below)
 
 

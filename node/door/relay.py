@@ -55,8 +55,8 @@ class Relay(Protocol, Client):
         self._held: list[bytes] = []
         # Replies that the server has written and the relay has not: their end in the server's stream, and the waiter.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
-        # The end of the last piece of a reply, in the TCP stream to the client.
-        self._end = 0
+        # The number of replies to be watched, and the end of the last piece of a reply in the TCP stream to the client.
+        self._expected = self._end = 0
         self._asked_at: float | None = None
         # gRPC's server has begun a request with a key.
         self._served = False
@@ -84,6 +84,7 @@ class Relay(Protocol, Client):
             return
         if self._manners.shown:
             self._know()
+        self.sends_nothing = self._manners.empty
         self._look_after()
         self._look_for_room()
         self._for_server += self._bundles.give_back()
@@ -132,7 +133,7 @@ class Relay(Protocol, Client):
         data, replies = self._manners.sent(data)
         self._look_after()
         self._write(data)
-        if replies:
+        if replies and (self._expected or self._marks):
             # Without what follows, such as a PING: a client that has the reply may close before that arrives.
             self._end = written(self.transport)
         self._write_refusals()
@@ -174,6 +175,13 @@ class Relay(Protocol, Client):
         if self._server is not None and not (self._leaving or self.connection.over):
             self._server.resumeProducing()
             self.transport.resumeProducing()
+
+    def expect(self, delivered: Deferred[bool]) -> None:
+        def over(_: object) -> None:
+            self._expected -= 1
+
+        self._expected += 1
+        delivered.addCallback(over)
 
     def watch(self, delivered: Deferred[bool]) -> None:
         if self._server is None:

@@ -22,7 +22,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
 from node.api.auth import Dialect
-from node.api.calls import Calls, Reply, parse
+from node.api.calls import REPEATED, Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Page
 from node.api.readers import PlacedReader
@@ -44,6 +44,13 @@ SSE = "text/event-stream"
 LAST = b"Last-Event-ID"
 MOST_SEQUENCE = 2**64 - 1
 
+_REPEATED = {
+    (verb.encode(), method.path.encode()): method
+    for method in METHODS
+    for verb in method.verbs
+    if method.name in REPEATED
+}
+
 T = TypeVar("T")
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
 
@@ -60,7 +67,7 @@ def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
             route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
             route(_handler(calls, method))
     app.handle_errors(Exception)(_failed)
-    return _Root(app)
+    return _Root(app, calls)
 
 
 def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
@@ -75,7 +82,17 @@ def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
 
 
 class _Root(KleinResource):
+    def __init__(self, app: Klein, calls: Calls | None) -> None:
+        super().__init__(app)
+        self._calls = calls
+
     def render(self, request: Any) -> Any:
+        method, caller = _REPEATED.get((request.method, request.path)), request.caller
+        if self._calls is not None and method is not None and not request.content.getvalue():
+            reply = self._calls.again(method, caller, caller.address)
+            if reply is not None:
+                request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
+                return reply.body
         try:
             b"/".join(request.postpath).decode()
         except UnicodeDecodeError:
@@ -112,8 +129,8 @@ def _header(request: Request, name: str) -> str:
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
-    body = request.content.getvalue()
-    return await _answer(request, await _accepted(calls.unary(method, body, request.caller)))
+    body, caller = request.content.getvalue(), request.caller
+    return await _answer(request, await _accepted(calls.unary(method, body, caller, caller.address)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:

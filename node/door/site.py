@@ -36,7 +36,7 @@ from node.base.errors import (
 from node.base.logs import Logger
 from node.door.bodies import AGAIN, SMALL
 from node.door.connections import LAST, Connection, Connections
-from node.door.delivery import queued, tcp
+from node.door.delivery import flush, queued, tcp
 
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
@@ -116,6 +116,8 @@ class Channel(http.HTTPChannel):
         super().connectionMade()
         self.connection = self.site.connections.enter(self.transport)
         self.connection.session = self
+        # TLS writes once a turn, or at the end of a reply.
+        tcp(self.transport).at_once = self.isSecure()
         self.connection.arm_instead(self._late)
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
@@ -173,6 +175,7 @@ class Channel(http.HTTPChannel):
             super().allContentReceived()
 
     def requestDone(self, request: http.Request) -> None:
+        flush(self.transport)
         self._answering = False
         self.persistent = self.persistent and not self._last
         self.connection.rest(self.site.limits.idle, self._rested)

@@ -25,7 +25,8 @@ from node.base.waiting import fire
 
 # Prefix of the server's socket files. Each has a new name: gRPC removes the file of a closed socket some time later.
 _NAME = "grpc."
-# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch.
+# Small pieces in a row after which they are batched, the bytes of a piece that is not small, and seconds of a batch;
+# pieces that come further apart are not in a row.
 FEW = 8
 LARGE = 16 * 1024
 GATHER = 0.005
@@ -34,8 +35,9 @@ GATHER = 0.005
 class Client:
     """The connection of one client, for the server's side. This one is gone."""
 
-    # Their IP address.
+    # Their IP address, and whether each call that is open now is complete, with an empty message.
     address = ""
+    sends_nothing = False
 
     @property
     def takes_bundles(self) -> bool:
@@ -53,6 +55,9 @@ class Client:
 
     def refused(self) -> None:
         """A request had a wrong key or none."""
+
+    def expect(self, delivered: Deferred[bool]) -> None:
+        """The server is about to write a reply that will be watched, unless `delivered` fires before."""
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire `delivered` when it is known whether it was delivered."""
@@ -76,7 +81,8 @@ class Server(Protocol):
         """`left` is called when the client is gone."""
         self._client = client
         self._left = left
-        self._pieces = 0
+        self._now = reactor.seconds
+        self._pieces, self._last = 0, 0.0
         self._client_is_full = False
         self._gathering = Alarm(reactor, self._gathered)
 
@@ -92,7 +98,8 @@ class Server(Protocol):
         if self._client is _GONE:
             return
         self._client.reply(data)
-        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
+        before, self._last = self._last, self._now()
+        self._pieces = self._pieces + 1 if len(data) < LARGE and self._last - before < GATHER else 0
         if self._pieces > FEW and not (self._gathering.pending or self._client_is_full):
             self.transport.pauseProducing()
             self._gathering.set(GATHER)
@@ -117,6 +124,7 @@ class Server(Protocol):
         """The client is gone; its `connectionLost` handles it."""
 
     def _gathered(self) -> None:
+        self._last = self._now()
         if not self._client_is_full:
             self.transport.resumeProducing()
 

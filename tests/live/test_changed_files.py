@@ -19,6 +19,7 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, connection, gets_in, member, run
 from tests.harness.warned import warned
 
@@ -105,9 +106,10 @@ def test_a_file_that_changed_is_a_warning(machine: Machine, all_kinds: Mapping[s
         assert told(controller) == set()
         with connection(home, ANNA, echo) as link:
             machine.install()
-            assert told(controller) == {str(machine.executable)}
+            until(lambda: told(controller) == {str(machine.executable)}, 1, "the executable is named")
             replace(machine.geoip, machine.geoip.read_bytes())
-            assert told(controller) == {str(machine.executable), str(machine.geoip)}
+            both = {str(machine.executable), str(machine.geoip)}
+            until(lambda: told(controller) == both, 1, "both files are named")
             again = controller.start(backend([home.inbound], [member(ANNA, home)]))
             assert "changed on disk" in str(again.warnings)
             transfer.echo(link, b"still there")

@@ -168,6 +168,16 @@ class CoreProcessTests(Spawning):
         self.assertEqual(ended.code, 0)
         self.assertFalse(any(alarm.pending for alarm in core._gathering.values()))
 
+    async def test_much_at_a_time(self) -> None:
+        """Lines that wait in the pipe, more of them than Twisted reads at a time, come together."""
+        batches: list[list[str]] = []
+        lines = ["x" * 99] * 500
+        core = self.start(python(f"import os\nos.write(1, b{chr(10).join(lines)!r})\nimport time\ntime.sleep(0.1)"))
+        core._on_lines = batches.append
+        await core.when_exited()
+        self.assertEqual([line for batch in batches for line in batch], lines)
+        self.assertLess(len(batches), 3)
+
     async def test_a_crash(self) -> None:
         """The exit has the signal."""
         core = self.start(python("import os; print('now'); os.kill(os.getpid(), 11)"))

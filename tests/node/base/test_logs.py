@@ -87,6 +87,23 @@ class RingTests(SynchronousTestCase):
         self.clock.advance(COALESCE)
         self.assertEqual(self.successResultOf(reader), (["a", "b"], 2))
 
+    def test_readers_are_woken_at_once_after_a_pause(self) -> None:
+        """The first lines wait for nothing; those after them until readers may be woken again, and no longer."""
+        for _ in range(2):
+            cursor = self.ring._next
+            reader = ensureDeferred(self.ring.follow(cursor))
+            self.ring.extend(["a"])
+            self.clock.advance(0)
+            self.assertEqual(self.successResultOf(reader), (["a"], cursor + 1))
+            self.clock.advance(COALESCE / 4)
+            reader = ensureDeferred(self.ring.follow(cursor + 1))
+            self.ring.extend(["b"])
+            self.clock.advance(COALESCE / 2)
+            self.assertNoResult(reader)
+            self.clock.advance(COALESCE / 4)
+            self.assertEqual(self.successResultOf(reader), (["b"], cursor + 2))
+            self.clock.advance(COALESCE)
+
 
 class ReadTests(SynchronousTestCase):
     """What one read returns, and costs."""

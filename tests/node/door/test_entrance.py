@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -19,7 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.base.aio import Aio  # first: it sets gRPC's environment
 
@@ -40,7 +41,8 @@ from node.door.entrance import Entrance
 from node.door.ports import Port
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
-from node.door.upstream import GATHER, Upstream
+from node.door.upstream import FEW, GATHER, Server, Upstream
+from node.door.upstream import Client as UpstreamClient
 from node.events.journal import Journal
 from node.http2.frames import END_HEADERS, END_STREAM, PREFACE, Kind, frame
 from protos.service_pb2 import BaseInfoResponse, Log
@@ -237,6 +239,26 @@ class EntranceTests(DoorCase):
         await until(client.heard(StreamEnded))
 
 
+class BatchTests(SynchronousTestCase):
+    """When small pieces of gRPC's server are batched."""
+
+    def test_pieces_in_a_row(self) -> None:
+        """Those that keep coming are; those of which each comes alone, such as bundles of lines, are passed on."""
+        clock, transport = Clock(), Mock()
+        server = Server(UpstreamClient(), clock, lambda: None)
+        server.transport = transport
+        for _ in range(2 * FEW):
+            clock.advance(GATHER)
+            server.dataReceived(b"x")
+        transport.pauseProducing.assert_not_called()
+        for batches in (1, 2):
+            while transport.pauseProducing.call_count < batches:
+                self.assertLess(server._pieces, FEW + batches)
+                server.dataReceived(b"x")
+            clock.advance(GATHER)
+            self.assertEqual(transport.resumeProducing.call_count, batches)
+
+
 class RoomTests(DoorCase):
     """Large bodies, more of them at once than the budget has room for."""
 
@@ -310,6 +332,21 @@ class RelayTests(DoorCase):
         self.clock.advance(10)
         goodbye = await self.goodbye(client)
         self.assertEqual((goodbye.error_code, goodbye.last_stream_id), (0, 1))
+
+    async def test_a_call_again(self) -> None:
+        """It is answered without the backend; one with a message, or an unfinished one, is not answered so."""
+        client, backend = await self.connect(Http2()), cast("Any", self.calls._backend)
+        for stream in (1, 3):
+            await self.asked(client, stream)
+        self.assertEqual(len(backend.heard), 1)
+        client.events.clear()
+        client.ask(5, message=b"\0\0\0\0\3\xf8\x7f\x01")
+        await until(client.heard(StreamEnded))
+        self.assertEqual(len(backend.heard), 2)
+        client.events.clear()
+        client.ask(7, message=bytes(5), end=False)
+        await until(client.heard(StreamEnded))
+        self.assertEqual(len(backend.heard), 3)
 
     async def test_many_calls_at_once(self) -> None:
         """A controller may begin with more calls than allowed without a key: the door finds the key in the first."""
