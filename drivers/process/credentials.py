@@ -13,9 +13,8 @@ from protos.service_pb2 import User
 # The key sizes in bytes of the Shadowsocks-2022 methods that support several users.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 
+_NO_UUID = "the id is not a UUID"
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
-# A fast path: nearly all are canonical, and there may be 100,000.
-_is_canonical = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
@@ -23,8 +22,15 @@ def parse_uuid(text: str) -> tuple[str, bytes]:
 
     Raises `Unusable`.
     """
-    if _is_canonical(text):
-        return text, bytes.fromhex(text.replace("-", ""))
+    digits = text.replace("-", "")
+    # A fast path: nearly all are canonical, and there may be 100,000. A match takes twice as long.
+    if len(text) == 36 and len(digits) == 32 and text[8:24:5] == "----":
+        try:
+            identity = bytes.fromhex(digits)
+        except ValueError as error:
+            raise Unusable(_NO_UUID) from error
+        if identity.hex() == digits:
+            return text, identity
     identity = _identity(text)
     digits = identity.hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}", identity
@@ -38,7 +44,7 @@ def _identity(text: str) -> bytes:
         digest[8] = digest[8] & 0x3F | 2 << 6
         return bytes(digest)
     if not _UUID.fullmatch(text):
-        raise Unusable("the id is not a UUID")
+        raise Unusable(_NO_UUID)
     return bytes.fromhex(text.replace("-", ""))
 
 

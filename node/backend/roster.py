@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import TypeVar
 
-from node.backend.supplied import Supplied, Tags, check, normal, one_spelling, packed_limits
+from node.backend.supplied import Supplied, Tags, check, normal, one_spelling
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
 from node.contract.driver import Plan
 from protos.service_pb2 import User
@@ -121,7 +121,7 @@ class Roster:
         """Add, change or (with no known inbound) remove a user. Returns the (tag, key) pairs touched, and refusals."""
         email = user.email
         try:
-            check(user)
+            limits = check(user)
         except Unusable as error:
             return set(), [Refusal(email, str(error))]
         key, named = key_of(email), tuple(user.inbounds)
@@ -133,7 +133,7 @@ class Roster:
             return set(), self._refusals(key, user, tags)
         touched, refused = self.remove(key), list[Refusal]()
         self.users[key] = packed
-        if limits := packed_limits(user):
+        if limits:
             self.limits[key] = limits
         self.revision = next(_REVISIONS)
         self._enter(key, user, tags, refused)
@@ -201,9 +201,8 @@ class Roster:
     def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
         """Build and claim the accounts of a user who has none."""
         for tag in tags:
-            account = self._account(tag, user, refused)
-            if account is not None:
-                self._claim(tag, key, account, refused, user.email)
+            if (account := self._account(tag, user, refused)) is not None:
+                self._claim(tag, key, account, refused, user)
 
     def _account(self, tag: str, user: User, refused: list[Refusal]) -> Account | None:
         """Build the user's account for an inbound; None without one, and if it is refused (added to `refused`)."""
@@ -213,7 +212,7 @@ class Roster:
             refused.append(Refusal(user.email, f"{tag}: {error}"))
             return None
 
-    def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:
+    def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], user: User) -> None:
         packed, credential, addresses = account
         self._credential[tag][key] = credential
         if addresses:
@@ -228,7 +227,7 @@ class Roster:
             return
         for claim in lost:
             self._waiting[tag].setdefault(claim, {})[key] = packed
-        refused.append(self._taken(tag, key, email))
+        refused.append(self._taken(tag, key, user.email))
 
     def _claims(self, tag: str, key: str) -> tuple[bytes, ...]:
         """The credential and addresses that the user claims in this inbound."""
