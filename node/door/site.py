@@ -41,7 +41,7 @@ from node.door.delivery import queued, tcp
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
 # Headers of every response.
-_EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
+_EVERYWHERE = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 
 _logger = Logger()
 
@@ -236,6 +236,7 @@ class Channel(http.HTTPChannel):
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         for name, value in _EVERYWHERE:
             headers.setRawHeaders(name, [value])
+        headers.removeHeader(b"Server")  # twisted.web's
         if self._last:
             headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, headers)
