@@ -289,12 +289,16 @@ class ErrorTests(RestCase):
         self.assertNotIn(b"{", content)
 
     async def test_wrong_keys(self) -> None:
-        """A wrong key is 401, before paths, verbs or media types are checked."""
+        """A wrong key is 401, before paths, verbs or media types are checked; without one only operations are."""
         for verb, path in (("GET", "/info"), ("GET", "/nothing"), ("POST", "/info"), ("GET", "/logs")):
             self.assertEqual(await self.refused(verb, path, {"Authorization": "Bearer no"}), (401, "unauthenticated"))
-            self.assertEqual(await self.refused(verb, path, {}), (401, "unauthenticated"))
             status, content, _ = await self.ask(verb, path, {"x-api-key": "no"})
             self.assertEqual((status, content), (401, b"missing or wrong API key"))
+            status, content, header = await self.ask(verb, path, {})
+            if path == "/nothing":
+                self.assertEqual((status, content, header("Content-Type")), (404, b"", None))
+            else:
+                self.assertEqual((status, json.loads(content)["code"]), (401, "unauthenticated"))
 
     async def test_texts_that_controllers_match(self) -> None:
         """Deployed controllers get the texts that they match, and nothing else."""
