@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from base64 import b32decode
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet import reactor as installed
@@ -19,7 +22,7 @@ from node.door.connections import Limits
 from node.door.entrance import Entrance
 from node.door.ports import Port
 from node.door.strangers import LARGEST, Hello, Strangers
-from node.keys.keyfile import door_name
+from node.keys.keyfile import digest_of, door_name
 from tests.harness.sites import site_of
 from tests.node.door.test_site import BEARER, KEY, Client, SiteCase, head, until
 
@@ -100,6 +103,8 @@ def test_the_name_made_from_a_key() -> None:
     assert name == door_name(KEY.upper()) != door_name("another key of some length")
     assert name.endswith(".internal") and len(name.partition(".")[0]) == 24
     assert KEY[:8] not in name
+    secret = HKDF(SHA256(), 15, None, b"DOOR_NAME").derive(digest_of(KEY))
+    assert b32decode(name.partition(".")[0].upper()) == secret
 
 
 @implementer(IHalfCloseableProtocol)
