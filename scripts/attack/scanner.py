@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,12 +56,12 @@ class Port:
         return blind(*protocols).wrap_socket(self.bare(), server_hostname=name)
 
     def said(self, *parts: bytes, tls: bool = True, protocols: Sequence[str] = ("http/1.1",)) -> Any:
-        """The reply to these bytes, until its end or silence; `CLOSED` if there is none."""
+        """The reply to these bytes; `CLOSED` if the connection ends without one."""
         try:
             with self.secure(None, *protocols) if tls else self.bare() as link:
                 for part in parts:
                     link.sendall(part)
-                reply = b"".join(_heard(link))
+                reply = _reply(link)
         except OSError as error:
             return _failure(error)
         return _CHANCE.sub(b"", reply) or CLOSED
@@ -74,12 +74,15 @@ def _failure(error: OSError) -> str:
     return "silent" if isinstance(error, TimeoutError) else CLOSED
 
 
-def _heard(link: socket.socket) -> Iterator[bytes]:
+def _reply(link: socket.socket) -> bytes:
+    """What comes until the end, or until silence. Raises `TimeoutError` if nothing comes at all."""
     link.settimeout(LONGEST)
+    reply = link.recv(65_536)
+    link.settimeout(QUIET)
     with suppress(OSError):
         while data := link.recv(65_536):
-            yield data
-            link.settimeout(QUIET)
+            reply += data
+    return reply
 
 
 def _handshake(port: Port, name: str | None, *protocols: str) -> Any:
@@ -198,7 +201,7 @@ def without_tls(port: Port) -> Sight:
         b"GET / HTTP/1.1\r\n\r\n",
         b"SSH-2.0-x\r\n",
         PREFACE,
-        b"\x05\x01\0",
+        b"\x04\x01\0\x50\x7f\0\0\x01\0",
         b"\x16\x03\x01\x02\0\x02" + bytes(511),
     )
     return [port.said(text, tls=False) for text in texts]
