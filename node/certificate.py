@@ -35,6 +35,8 @@ MAX_PEM = 2048
 _DESCRIPTION = "Make the node's self-signed certificate and key, unless DIR has both, and print their names."
 _BACKDATED = timedelta(days=1)  # clocks of controllers differ
 _VALID = timedelta(days=3652)
+# Began the common name of certificates that earlier versions made.
+_PRODUCT = "CN=txnode "
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 
@@ -165,9 +167,14 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     return tuple(str(name.value) for name in found if isinstance(name, x509.DNSName | x509.IPAddress))
 
 
+def names_the_product(certificate: x509.Certificate) -> bool:
+    """Return whether an earlier version made it: its subject tells strangers which program the node is."""
+    return certificate.subject.rfc4514_string().startswith(_PRODUCT)
+
+
 def _builder(public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     # Each certificate gets a unique name: clients look issuers up by name, and may hold the certificates of many nodes.
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"txnode {uuid.uuid4().hex[:12]}")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, uuid.uuid4().hex[:12])])
     begin = datetime.now(UTC) - _BACKDATED
     usage = x509.KeyUsage(
         digital_signature=True,

@@ -37,16 +37,19 @@ def require_ready(settings: Settings) -> None:
             socket.create_connection((host, port), _SECONDS).close()
         # Where clients need certificates, this program has none.
         if settings.door.rest_port and settings.door.client_ca is None:
-            _ask(host, settings.door.rest_port)
+            _ask(host, settings.door.rest_port, "" if settings.door.strangers == "answer" else settings.door.name)
     except (OSError, http.client.HTTPException) as error:
         raise NotReady(f"{host}: {error}") from error
 
 
-def _ask(host: str, port: int) -> None:
-    """Ask `/readyz`. The certificate is not verified: neither request nor answer has a secret."""
+def _ask(host: str, port: int, name: str) -> None:
+    """Ask `/readyz`, by this name if there is one. The certificate is not verified: nothing here is secret but that."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with closing(http.client.HTTPSConnection(host, port, timeout=_SECONDS, context=context)) as connection:
+        if name:
+            link = socket.create_connection((host, port), _SECONDS)
+            connection.sock = context.wrap_socket(link, server_hostname=name)
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
         if answer.status == http.client.SERVICE_UNAVAILABLE:

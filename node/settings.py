@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from node.base.settings import Options, Reading, Setting, word
 from node.clock.clock import ClockOptions
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
+from node.keys.keyfile import door_name
 from node.keys.options import KEYS, KeyOptions
 from node.limits.allowance import Allowance
 from node.limits.options import LimitOptions
@@ -113,6 +114,8 @@ def load(options: Words, directory: Path, environ: Words | None = None, *, drive
     _check_together(settings, reading)
     if reading.faults:
         raise BadSettings(reading.faults)
+    if settings.door.strangers != "answer" and settings.door.name == "auto":
+        return replace(settings, door=replace(settings.door, name=door_name(settings.keys.key)))
     return settings
 
 
@@ -135,6 +138,8 @@ def _check_together(settings: Settings, reading: Reading) -> None:
     """Check settings of different rooms against each other."""
     if settings.keys.certified and not reading.values["CLIENT_CA"]:
         reading.refuse("CLIENT_CERTIFICATE", "CLIENT_CERTIFICATE: instead needs CLIENT_CA, which is not set")
+    if settings.door.strangers != "answer" and settings.door.name == "auto" and not settings.keys.key:
+        reading.refuse("DOOR_NAME", "DOOR_NAME: auto needs API_KEY, which is not set: set a name")
     port = settings.metrics.port
     if port and port in (settings.door.rest_port, settings.door.grpc_port):
         reading.refuse("METRICS_PORT", f"METRICS_PORT: {port} is already the REST or gRPC port of the node")

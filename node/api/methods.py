@@ -108,6 +108,11 @@ METHODS: tuple[Method, ...] = (
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}
 
 
+def is_operation(path: str) -> bool:
+    """Return whether a path of REST is in METHODS, with any verb."""
+    return any(method.path == path.rstrip("/") for method in METHODS)
+
+
 def scope_of(verb: str, path: str) -> Scope:
     """Return the scope that a REST request needs; for a path that is not in METHODS any key is enough."""
     return _SCOPES.get((verb, path.rstrip("/")), Scope.METRICS)

@@ -179,6 +179,23 @@ def port(text: str) -> int | None:
     return number(1, 65535)(text) if text else None
 
 
+def host_name(text: str) -> str:
+    """A host name, in lower case."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text.lower()) or re.fullmatch(r"[0-9.]+", text):
+        raise ValueError(f"{text!r} is not a host name")
+    return text.lower()
+
+
+def host_port(text: str) -> tuple[str, int] | None:
+    """HOST:PORT, an IPv6 address in brackets; None if the setting is empty."""
+    if not text:
+        return None
+    found = re.fullmatch(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]+)", text)
+    if found is None:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return found[1].strip("[]"), number(1, 65535)(found[2])
+
+
 def names(text: str) -> tuple[str, ...]:
     """Names that are separated by commas or spaces."""
     return tuple(re.findall(r"[^,\s]+", text))

@@ -79,7 +79,7 @@ class RestTransport:
         self._credentials = target.credentials()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.cachedConnectionTimeout = IDLE
-        name = target.certificate_name or target.name
+        name = target.asked_name or target.name
         endpoints = TlsEndpointFactory(reactor, target.name, target.port, name, target.certificates())
         self._http = HTTPClient(Agent.usingEndpointFactory(reactor, endpoints, pool=self._pool))
 

@@ -53,7 +53,7 @@ class RpcTransport:
         self._address = target.address
         self._metadata = tuple(target.credentials().items())
         self._credentials = grpc.ssl_channel_credentials(target.certificates())
-        named = [("grpc.ssl_target_name_override", target.certificate_name)] if target.certificate_name else []
+        named = [("grpc.ssl_target_name_override", target.asked_name)] if target.asked_name else []
         self._options = [*_OPTIONS, *named]
         self._channel: Any = None
 

@@ -9,6 +9,7 @@ from typing import Literal
 from cryptography.x509 import load_pem_x509_certificates
 
 from node.api.auth import Dialect
+from node.keys.keyfile import door_name
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,10 @@ class Target:
     `key` is its API key; `trust` is its own certificate, or that of the authority that signed it, as PEM. Either may be
     the `Path` of a file, which is read when the client is made. Without `trust`, the transport library's default
     authorities are trusted. The host name, or `certificate_name` if the certificate is issued to another one, is
-    checked against the certificate in any case. `dialect` decides how the key is sent and, over REST, the format of
-    errors and log lines: in the deployed one some kinds of errors cannot be distinguished, and a node that is gone
-    without closing its connections is not noticed.
+    checked against the certificate in any case, and is the name by which the client asks for the node (SNI). A
+    `certificate_name` of "auto" is the name made from the key, for nodes with DOOR_NAME=auto. `dialect` decides how the
+    key is sent and, over REST, the format of errors and log lines: in the deployed one some kinds of errors cannot be
+    distinguished, and a node that is gone without closing its connections is not noticed.
     """
 
     transport: Literal["rest", "grpc"]
@@ -39,6 +41,11 @@ class Target:
     @property
     def address(self) -> str:
         return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
+
+    @property
+    def asked_name(self) -> str:
+        """The name by which the client asks for the node, if it is not the host."""
+        return door_name(_text(self.key).strip()) if self.certificate_name == "auto" else self.certificate_name
 
     def credentials(self) -> dict[str, str]:
         """Return the header, or the metadata, with the key; nothing for an empty key."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from node.certificate import names_of
+from node.certificate import names_of, names_the_product
 from node.doctor.findings import Check, Finding, by, fail
 
 SOON = timedelta(days=30)
@@ -28,7 +28,7 @@ class Pair:
 
 
 def check(pair: Pair, now: datetime) -> Iterator[Finding]:
-    """Check that the certificate can be used, until when, and for which names."""
+    """Check that the certificate can be used, until when, for which names, and what it tells strangers."""
     if isinstance(pair.certificate, str) or isinstance(pair.key, str):
         unread = [fault for fault in (pair.certificate, pair.key) if isinstance(fault, str)]
         yield fail(Check.CERTIFICATE, "; ".join(unread))
@@ -45,6 +45,9 @@ def check(pair: Pair, now: datetime) -> Iterator[Finding]:
     yield by(Check.CERTIFICATE, found, failing=not alike)
     yield _expiry(certificate, now)
     yield _names(certificate, pair)
+    named = names_the_product(certificate)
+    found = "its subject names this program to strangers" if named else "its subject does not name the program"
+    yield by(Check.SUBJECT, found, warning=named)
 
 
 def _expiry(certificate: x509.Certificate, now: datetime) -> Finding:

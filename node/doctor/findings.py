@@ -43,6 +43,11 @@ class Check(Enum):
         "the certificate is valid for NODE_HOST, or for a name or an address of this machine",
         "Make one with the name that controllers use: nodectl certificate make --force --san NAME.",
     )
+    SUBJECT = (
+        "certificate-subject",
+        "the certificate does not tell strangers that this is a node",
+        "Make one that does not: nodectl certificate make --force; then give controllers the new PEM.",
+    )
     CLOCK = (
         "clock",
         "the kernel's clock is synchronised",

@@ -205,6 +205,8 @@ class Connections:
         self._full = LimitedWarning(reactor, self.log.warn, limit)
         limit = f"{limits.strangers} connections without a key from one address; each new one closes one"
         self._crowded = LimitedWarning(reactor, self.log.warn, limit)
+        self.unnamed = LimitedWarning(reactor, self.log.warn, "a client that does not know DOOR_NAME was turned away")
+        self.no_decoy = LimitedWarning(reactor, self.log.warn, "strangers are cut: DECOY cannot be reached")
         # By TCP transport, oldest first.
         self._open: dict[Any, Connection] = {}
 
@@ -260,7 +262,7 @@ class Connections:
 
     def sum_up(self) -> None:
         """Log the rate-limited warnings that were only counted."""
-        for part in (self.handshakes, self.guesses, self._full, self._crowded):
+        for part in (self.handshakes, self.guesses, self._full, self._crowded, self.unnamed, self.no_decoy):
             part.sum_up()
 
     # The node's end

@@ -12,6 +12,7 @@ from zope.interface import implementer
 
 from node.door.connections import Connections
 from node.door.relay import Relay
+from node.door.strangers import Hello, Strangers, pass_on
 from node.door.upstream import Upstream
 from node.http2.frames import PREFACE
 
@@ -48,9 +49,19 @@ class _Passing(Protocol):
 
 
 class AwaitFirstByte(_Passing):
-    """Waits for the first byte of a connection, then starts TLS."""
+    """Waits for the first byte of a connection, then starts TLS.
+
+    If strangers are turned away, it first waits for the name that the client asks for.
+    """
 
     factory: PlainFactory
+    _hello: Hello
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        if self.factory.strangers is not None:
+            self._hello = Hello()
+            self.connection.arm_instead(self._turn_away)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._inner is not None and not self.connection.secured:
@@ -58,7 +69,26 @@ class AwaitFirstByte(_Passing):
         super().connectionLost(reason)
 
     def _decide(self, data: bytes) -> None:
+        if self.factory.strangers is not None:
+            asked = self._hello.feed(data)
+            if asked is None:
+                return
+            if self.factory.strangers.is_one(asked):
+                self._turn_away()
+                return
+            self.connection.arm_instead(self.connection.cut)
+            data = bytes(self._hello.seen)
         self._pass_to(self.factory.tls.buildProtocol(self.transport.getPeer()), data)
+
+    def _turn_away(self) -> None:
+        if self.connection.over or self.factory.strangers is None:
+            return
+        self.factory.connections.unnamed.happened(self.connection.address)
+        if self.factory.strangers.decoy is None:
+            self.connection.cut()
+        else:
+            seen = bytes(self._hello.seen)
+            pass_on(self.factory.connections, self.connection, self.factory.strangers.decoy, seen)
 
 
 @implementer(IHandshakeListener)
@@ -96,9 +126,9 @@ class Entrance(Factory):
         self.site = site
         self.upstream = upstream
 
-    def secured(self, context: IOpenSSLServerConnectionCreator) -> PlainFactory:
-        """Return the factory for a port, with TLS."""
-        return PlainFactory(self.connections, TLSMemoryBIOFactory(context, False, self))
+    def secured(self, context: IOpenSSLServerConnectionCreator, strangers: Strangers | None = None) -> PlainFactory:
+        """Return the factory for a port, with TLS. Unless `strangers` are answered, they are turned away before it."""
+        return PlainFactory(self.connections, TLSMemoryBIOFactory(context, False, self), strangers)
 
 
 class PlainFactory(Factory):
@@ -107,6 +137,7 @@ class PlainFactory(Factory):
     noisy = False
     protocol = AwaitFirstByte  # type: ignore[assignment]
 
-    def __init__(self, connections: Connections, tls: TLSMemoryBIOFactory) -> None:
+    def __init__(self, connections: Connections, tls: TLSMemoryBIOFactory, strangers: Strangers | None = None) -> None:
         self.connections = connections
         self.tls = tls
+        self.strangers = strangers

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from hpack import Decoder
 
+from node.api.methods import SERVICE
 from node.door.bodies import Bodies, Requests
 from node.door.bucket import Bucket, Rate
 from node.door.bundles import LEAST, Bundles
@@ -43,6 +44,9 @@ LONGEST = 600
 UNPACKED = 64 * 1024
 # Keys of one request that are compared here; clients send one or two. With more, only gRPC's server checks them.
 _KEYS = 4
+# The services of gRPC's server.
+_OFFICIAL = "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"
+_SERVICES = tuple(f"/{name}/".encode() for name in (SERVICE.full_name, *_OFFICIAL))
 # Frames of each kind: how many at once, and how many more each second.
 PINGS = Rate(100, 10.0)
 SETTINGS = Rate(100, 5.0)
@@ -58,12 +62,14 @@ Knows: TypeAlias = Callable[[Sequence[str], Sequence[str]], bool]
 class Headings:
     """Decodes the header blocks of one connection, from the first one on: each builds on the table of those before it.
 
-    `knows` checks the values of `authorization` and of `x-api-key`. `shown`: a request had a valid key.
+    `knows` checks the values of `authorization` and of `x-api-key`. `shown`: a request had a valid key. `astray`: one
+    had no key, and the path of no service.
     """
 
     def __init__(self, knows: Knows) -> None:
         self._knows = knows
         self.shown = False
+        self.astray = False
         self._decoder = Decoder(UNPACKED)
         self._payload = b""
         self._block = b""
@@ -86,6 +92,8 @@ class Headings:
                 raise Violation("a pseudo-header of the request is not ASCII")
         authorization, keys = _values(fields, b"authorization"), _values(fields, b"x-api-key")
         self.shown = len(authorization) + len(keys) <= _KEYS and self._knows(authorization, keys)
+        paths = [value for name, value in fields if name == b":path"]
+        self.astray |= not (self.shown or authorization or keys or any(path.startswith(_SERVICES) for path in paths))
 
 
 class Manners:
@@ -93,7 +101,8 @@ class Manners:
 
     `open` are the unanswered streams, `last` is the newest one. `begun` are the open streams whose answer has begun,
     `whole` those whose request is complete. `asked`: one block of headers is complete. `shown`: a request had a valid
-    key, by `knows`.
+    key, by `knows`. `astray` is the stream of the first request that had no key, and the path of no service; 0 if
+    there is none.
     """
 
     def __init__(self, now: float, knows: Knows, bodies: Bodies) -> None:
@@ -105,6 +114,7 @@ class Manners:
         self.last = 0
         self.asked = False
         self.shown = False
+        self.astray = 0
         self._block: Block | None = None
         # None once a key was shown.
         self._headings: Headings | None = Headings(knows)
@@ -161,6 +171,8 @@ class Manners:
             self._look_at_windows(frame, part.payload)
         elif self._headings is not None and frame.kind in (Kind.HEADERS, Kind.CONTINUATION):
             self._headings.read(frame, part.payload)
+            if self._headings.astray and not self.astray:
+                self.astray = frame.stream
             if self._headings.shown:
                 self.shown, self._headings = True, None
 

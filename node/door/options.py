@@ -6,7 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from node.base.settings import Options, Reading, chosen, is_file, names, path, port, setting, switch, word
+from node.base.settings import (
+    Options,
+    Reading,
+    chosen,
+    host_name,
+    host_port,
+    is_file,
+    names,
+    path,
+    port,
+    setting,
+    switch,
+    word,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,22 @@ class DoorOptions(Options):
         "oldest TLS version that the node accepts: 1.2 or 1.3",
         "Set 1.3 when all your controllers speak it.",
     )
+    strangers: str = setting("STRANGERS", "answer", word("answer", "close", "decoy")).help(
+        "what clients get that do not ask for DOOR_NAME: answer (the node's certificate), close (the end of the "
+        "connection) or decoy (what a web server replies)",
+        "Set it to hide the node from scans. The panel must know the node by DOOR_NAME then. See "
+        "[security.md](security.md#strangers-at-a-closed-door).",
+    )
+    name: str = setting("DOOR_NAME", "auto", host_name, secret=True).help(
+        "with STRANGERS=close or decoy: the secret host name by which clients ask for the node (SNI), or auto: a name "
+        "made from API_KEY",
+        "Set a name for deployed panels: the host name under which the panel has the node. Our own client and "
+        "`nodectl` know `auto`.",
+    )
+    decoy: tuple[str, int] | None = setting("DECOY", read=host_port).help(
+        "with STRANGERS=decoy: HOST:PORT of the web server, with TLS, that strangers get",
+        "Set it to a web server on this machine.",
+    )
     debug: bool = setting("DEBUG", "0", switch).help(
         "1 or 0: also log every REST request, with method, path, status, time and address",
         "Turn it on to see what a controller asks. Bodies and headers are never logged.",
@@ -73,13 +102,23 @@ class DoorOptions(Options):
             reading.refuse("REST_PORT", f"REST_PORT and GRPC_PORT are both {rest}: set two different ports")
         if self.client_ca is not None and not is_file(self.client_ca):
             reading.refuse("CLIENT_CA", f"CLIENT_CA: there is no file {self.client_ca}")
+        if self.strangers == "decoy" and not reading.faulty & {"DECOY"}:
+            self._check_decoy((rest, grpc), reading)
         return replace(
             self,
             rest_port=rest,
             grpc_port=grpc,
+            decoy=self.decoy if self.strangers == "decoy" else None,
             cert_file=_file("SSL_CERT_FILE", self.cert_file or reading.state_dir / "certificate.pem", reading),
             key_file=_file("SSL_KEY_FILE", self.key_file or reading.state_dir / "key.pem", reading),
         )
+
+    def _check_decoy(self, own: tuple[int | None, ...], reading: Reading) -> None:
+        host, port = self.decoy or ("", 0)
+        if not host:
+            reading.refuse("DECOY", "DECOY is not set: STRANGERS=decoy needs the HOST:PORT of a web server")
+        elif port in own and host in (self.host, "localhost", "127.0.0.1", "::1"):
+            reading.refuse("DECOY", f"DECOY: {port} is the node's own port: set that of a web server")
 
     def _port(self, protocol: str, name: str, own: int | None, chosen: str, reading: Reading) -> int | None:
         """The port of a protocol. Deployed nodes have one protocol on one port, by SERVICE_PORT."""

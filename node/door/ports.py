@@ -32,6 +32,7 @@ from node.door.options import DoorOptions
 from node.door.rest import make_app
 from node.door.rpc import RpcServer
 from node.door.site import Site
+from node.door.strangers import Strangers
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates, ContextFactory
 from node.door.upstream import Upstream
 from node.machine.peer_user import user_of
@@ -122,12 +123,14 @@ class Ports(Part):
         self._aio.block(self.rpc.start(), BIND_SECONDS)
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
         entrance = Entrance(self.connections, self._site(), self._upstream)
+        options = self._options
+        strangers = None if options.strangers == "answer" else Strangers(options.name, options.decoy)
         # Each port serves both protocols; its own is the first for ALPN.
         for name, port, order in (
             ("grpc", self._options.grpc_port, GRPC_FIRST),
             ("rest", self._options.rest_port, REST_FIRST),
         ):
-            factory = entrance.secured(ContextFactory(self._certificates, order))
+            factory = entrance.secured(ContextFactory(self._certificates, order), strangers)
             self._open(name, port, self._options.host or everywhere, factory)
         self._open("metrics", self._place.metrics, LOOPBACK, self._metrics_site())
 

@@ -18,7 +18,7 @@ from node.door.delivery import tcp, written
 from node.door.manners import Manners
 from node.door.upstream import Client, Server, Upstream
 from node.http2.frames import Code, Kind, Violation, frame, goaway, reset
-from node.http2.headers import trailers
+from node.http2.headers import response, trailers
 
 # Seconds until the next attempt to connect, while a failed server is being replaced.
 RETRY = 0.02
@@ -84,6 +84,9 @@ class Relay(Protocol, Client):
             return
         if self._manners.shown:
             self._know()
+        elif self._manners.astray and not self.connection.known:
+            self._turn_away()
+            return
         self.sends_nothing = self._manners.empty
         self._look_after()
         self._look_for_room()
@@ -261,6 +264,21 @@ class Relay(Protocol, Client):
         else:
             connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
 
+    def _turn_away(self) -> None:
+        """Answer a client that tries no key and no service as a web server without pages does, and close."""
+
+        def answer() -> None:
+            if self._manners.interruptible:
+                self._say_goodbye(Code.NO_ERROR, response(self._manners.astray, 404))
+            self._part()
+
+        self.hold()
+        late = self._connections.guesses.wrong(self.connection)
+        if late:
+            self.connection.arm(late, answer)
+        else:
+            answer()
+
     def _refuse(self, error: Violation) -> None:
         self._leave(error.code)
         # Unread data fills the client's own buffers.
@@ -271,14 +289,17 @@ class Relay(Protocol, Client):
         """Send GOAWAY, unless a frame of the server's is incomplete, and close the connection."""
         if self._manners.interruptible:
             self._say_goodbye(code)
+        self._part()
+
+    def _part(self) -> None:
         if self._server is not None:
             self._server.leave()
         self._close()
 
-    def _say_goodbye(self, code: Code) -> None:
+    def _say_goodbye(self, code: Code, before: bytes = b"") -> None:
         # SETTINGS come first on a connection (RFC 9113, 3.4); the server may not have sent its own yet.
         first = b"" if self._bundles.passed else frame(Kind.SETTINGS, 0, 0)
-        self._write(first + goaway(self._manners.last, code))
+        self._write(first + before + goaway(self._manners.last, code))
 
     def _close(self) -> None:
         self._leaving = True

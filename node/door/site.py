@@ -1,9 +1,10 @@
 """The HTTP/1.1 site in front of the REST interface: authentication, deadlines and size limits.
 
-A request without a valid key is answered at its headers, before any body is read. Every request has absolute deadlines
-and a size limit, every body stays in memory, and a client that is gone is noticed. twisted.web alone limits neither the
-size nor the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 kB, here users' secrets, into
-files.
+A request without a valid key is answered at its headers, before any body is read. A client that tries no key and no
+path of the interface gets what a web server without pages replies: 404, and no text. Every request has absolute
+deadlines and a size limit, every body stays in memory, and a client that is gone is noticed. twisted.web alone limits
+neither the size nor the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 kB, here users'
+secrets, into files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 
 from node.api.auth import ANONYMOUS, Authenticator, Caller, Dialect, bearer_of, dialect
-from node.api.methods import scope_of
+from node.api.methods import is_operation, scope_of
 from node.api.pages import Page
 from node.base.errors import (
     Crowded,
@@ -32,6 +33,7 @@ from node.base.errors import (
     RequestTimeout,
     TooLarge,
     Unauthenticated,
+    UnknownPath,
 )
 from node.base.logs import Logger
 from node.door.bodies import AGAIN, SMALL
@@ -41,7 +43,7 @@ from node.door.delivery import flush, queued, tcp
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
 # Headers of every response.
-_EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
+_EVERYWHERE = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 
 _logger = Logger()
 
@@ -150,7 +152,7 @@ class Channel(http.HTTPChannel):
         try:
             caller = self._caller(request)
         except Unauthenticated as error:
-            self._refuse_stranger(error)
+            self._refuse_stranger(error if self._asks_for_us() else UnknownPath("there is no such path"))
             return
         request.caller, request.dialect = replace(caller, address=self.connection.address), caller.dialect
         if caller.known:
@@ -219,6 +221,13 @@ class Channel(http.HTTPChannel):
         """The path of the request, before twisted.web parses it."""
         return unquote(self._path.partition(b"?")[0].decode("latin-1"))
 
+    def _asks_for_us(self) -> bool:
+        """Whether the client knows more than a stranger: it has shown a key, tries one, or a path of the interface."""
+        return self._tries_key() or is_operation(self._where()) or self._where() in self.site.pages
+
+    def _tries_key(self) -> bool:
+        return self.connection.known or (bool(self.requests) and any(_credentials(self.requests[-1])))
+
     def _refuse_stranger(self, error: NodeError) -> None:
         """Refuse a request without a valid key; after many wrong ones, wait before the answer, and read nothing."""
         late, linger = self.site.connections.guesses.wrong(self.connection), self.site.limits.linger
@@ -239,6 +248,7 @@ class Channel(http.HTTPChannel):
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         for name, value in _EVERYWHERE:
             headers.setRawHeaders(name, [value])
+        headers.removeHeader(b"Server")  # twisted.web's
         if self._last:
             headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, headers)
@@ -301,10 +311,14 @@ class Channel(http.HTTPChannel):
         half_close()
 
     def _answer(self, error: NodeError) -> None:
-        spoken = dialect(_credentials(self.requests[-1])[1]) if self.requests else Dialect.DOCUMENT
-        media_type, body = describe(error, spoken)
-        length = b"%d" % len(body)
-        headers = Headers({b"Content-Type": [media_type], b"Content-Length": [length], b"Connection": [b"close"]})
+        headers, body = Headers({b"Connection": [b"close"]}), b""
+        if isinstance(error, Unauthenticated) or self._tries_key():
+            spoken = dialect(_credentials(self.requests[-1])[1]) if self.requests else Dialect.DOCUMENT
+            media_type, body = describe(error, spoken)
+            headers.setRawHeaders(b"Content-Type", [media_type])
+        else:  # for strangers, as a web server does
+            headers.setRawHeaders(b"Date", [http.datetimeToString()])
+        headers.setRawHeaders(b"Content-Length", [b"%d" % len(body)])
         if isinstance(error, Crowded):
             headers.setRawHeaders(b"Retry-After", [b"%d" % AGAIN])
         self.writeHeaders(b"HTTP/1.1", b"%d" % error.http, http.RESPONSES[error.http], headers)

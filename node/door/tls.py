@@ -31,6 +31,8 @@ from node.base.file_watch import Files
 # The order of ALPN protocols on a port: the first one that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
 GRPC_FIRST = (b"h2", b"http/1.1")
+# Begins the subject of certificates that earlier versions made.
+_PRODUCT = "CN=txnode "
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC clients accept no others (tested)
 
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
@@ -166,7 +168,7 @@ def _demand_certificate(context: SSL.Context, authorities: bytes) -> None:
     context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
     context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
     context.set_options(SSL.OP_NO_TICKET)
-    context.set_session_id(b"txnode")
+    context.set_session_id(b"node")
 
 
 def _context(
@@ -239,10 +241,17 @@ class Certificates(Files):
         else:
             text = "{file} expired at {end}: clients refuse it until it is renewed"
             self.log.warn(text, file=str(self._cert_file), end=str(end))
+        if _own(pair).subject.rfc4514_string().startswith(_PRODUCT):
+            text = "{file} names this program to strangers; `nodectl certificate make --force` makes one that does not"
+            self.log.info(text + ", which controllers then need", file=str(self._cert_file))
+
+
+def _own(pair: Pair) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pair.chain)
 
 
 def _end_of(pair: Pair) -> datetime:
-    return x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
+    return _own(pair).not_valid_after_utc
 
 
 @implementer(IOpenSSLServerConnectionCreator)

@@ -71,6 +71,12 @@ def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
     return frame(Kind.HEADERS, END_STREAM | END_HEADERS, stream, _packed((head | dict(fields)).items()))
 
 
+def response(stream: int, status: int) -> bytes:
+    """Pack the frame with a response of HTTP that has no body."""
+    fields = ((":status", str(status)), ("content-length", "0"))
+    return frame(Kind.HEADERS, END_STREAM | END_HEADERS, stream, _packed(fields))
+
+
 def _packed(fields: Iterable[tuple[str, str]]) -> bytes:
     """Pack a block of fields that are never indexed: they do not change the dynamic table."""
     return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import uuid
+from base64 import b32encode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -52,6 +54,13 @@ class BadKeys(Exception):
 def digest_of(key: str) -> bytes:
     """Return the SHA-256 digest of a key. All spellings of a UUID have the same digest."""
     return hashlib.sha256(_canonical(key)).digest()
+
+
+def door_name(key: str) -> str:
+    """Derive the secret host name of a node with this API key: HKDF with SHA-256 (RFC 5869), so it hides the key."""
+    secret = hmac.digest(bytes(32), digest_of(key), "sha256")
+    label = b32encode(hmac.digest(secret, b"DOOR_NAME\x01", "sha256")[:15]).decode().lower()
+    return f"{label}.internal"
 
 
 def parse(text: str, taken: Iterable[Key] = ()) -> tuple[Key, ...]:

@@ -129,7 +129,7 @@ def _target(settings: Settings) -> Target:
         door.rest_port or door.grpc_port or 0,
         settings.keys.key,
         door.cert_file,
-        certificate_name=name_of(door.cert_file.read_bytes()),
+        certificate_name=name_of(door.cert_file.read_bytes()) if door.strangers == "answer" else door.name,
     )
 
 

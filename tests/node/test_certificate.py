@@ -100,6 +100,13 @@ def test_no_list_of_names_makes_too_large_a_pem(names: list[str]) -> None:
     assert inside == [name for name in dict.fromkeys(names) if name not in left_out]
 
 
+def test_a_certificate_does_not_name_the_product() -> None:
+    """Strangers see its subject; it differs from one certificate to the next, as clients look issuers up by name."""
+    first, second = (make(OWN)[0] for _ in range(2))
+    assert b"txnode" not in first.public_bytes(Encoding.DER).lower()
+    assert first.subject == first.issuer != second.subject
+
+
 def test_validity(tmp_path: Path) -> None:
     """It is valid since yesterday, because clocks differ, and for ten years."""
     parsed = x509.load_pem_x509_certificate(ensure(tmp_path, (), own).certificate.read_bytes())

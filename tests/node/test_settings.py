@@ -20,6 +20,7 @@ from node.clock.clock import ClockOptions
 from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
+from node.keys.keyfile import door_name
 from node.keys.options import KeyOptions, key_fault
 from node.limits.allowance import Allowance, Flow
 from node.limits.limits import Defaults
@@ -417,9 +418,9 @@ def test_the_key_is_shown_nowhere(home: Path) -> None:
 
 
 def test_a_secret_is_no_option() -> None:
-    """Every user can list the options of processes: every setting but the key and the proxy is one."""
+    """Every user can list the options of processes: every setting but the key, the secret name and the proxy is one."""
     names = {str(row[0]) for row in Options.optParameters}
-    assert names == {setting.option for setting in SETTINGS} - {"api-key", "update-proxy"}
+    assert names == {setting.option for setting in SETTINGS} - {"api-key", "door-name", "update-proxy"}
     assert not [name for name in names if name.replace("-", "") == "apikey"]
 
 
@@ -466,6 +467,31 @@ def test_certificates_of_clients(home: Path) -> None:
         assert "instead needs CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
     assert "there is no key" in faults(home, CLIENT_CA="ca.pem", API_KEY="")[0]
     assert loaded(home, {"TLS_MIN": "1.3"}).door.newest_tls
+
+
+def test_strangers(home: Path) -> None:
+    """Where they are turned away, the name is a host name, by default one made from the key; a decoy has an address."""
+    key = "a secret of some length"
+    for environ, name, decoy in (
+        ({}, "auto", None),
+        ({"STRANGERS": "Close"}, door_name(key), None),
+        ({"STRANGERS": "close", "DOOR_NAME": "K3.example", "DECOY": "127.0.0.1:1"}, "k3.example", None),
+        ({"STRANGERS": "decoy", "DECOY": "[::1]:443"}, door_name(key), ("::1", 443)),
+    ):
+        settings = loaded(home, {"API_KEY": key, **environ})
+        assert (settings.door.name, settings.door.decoy) == (name, decoy)
+        assert name == "auto" or name not in repr(settings)
+    (home / "keys").write_text("")
+    for bad, fault in (
+        ({"STRANGERS": "hide"}, "STRANGERS: 'hide' is not one of"),
+        ({"STRANGERS": "decoy"}, "DECOY is not set"),
+        ({"STRANGERS": "decoy", "DECOY": "127.0.0.1"}, "DECOY: '127.0.0.1' is not HOST:PORT"),
+        ({"STRANGERS": "decoy", "DECOY": "localhost:62051"}, "DECOY: 62051 is the node's own port"),
+        ({"STRANGERS": "close", "DOOR_NAME": "a b"}, "DOOR_NAME: 'a b' is not a host name"),
+        ({"STRANGERS": "close", "DOOR_NAME": "192.0.2.1"}, "DOOR_NAME: '192.0.2.1' is not a host name"),
+        ({"STRANGERS": "close", "API_KEY": "", "API_KEYS_FILE": "keys"}, "DOOR_NAME: auto needs API_KEY"),
+    ):
+        assert [line[: len(fault)] for line in faults(home, **bad)] == [fault]
 
 
 def test_settings_of_metrics(home: Path) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from node.certificate import CERTIFICATE, KEY, MAX_PEM, Certificate, ensure, names_of
 from node.keys import manage
-from node.keys.keyfile import SCOPES, BadKeys
+from node.keys.keyfile import SCOPES, BadKeys, door_name
 from node.nodectl.local_node import LocalNode
 from node.nodectl.output import Unusable, note, print_json, print_table
 from node.nodectl.session import Session, json_option
@@ -76,12 +76,28 @@ def make(session: Session, names: tuple[str, ...], directory: Path | None, force
     """Make a key and a self-signed certificate with the names of this machine."""
     local = session.local_node
     sans = tuple(filter(None, map(str.strip, local.values.get("SSL_SANS", "").split(","))))
-    made = _made(directory or local.state, (*names, *sans), force)
+    made = _made(directory or local.state, (*_secret_names(local), *names, *sans), force)
     found = _described(made.certificate)
     click.echo(f"{made.certificate}: {', '.join(found['names'])}\n{found['pem']}", nl=False)
     if made.left_out:
         note(f"names left out (invalid, or no room in the certificate): {', '.join(made.left_out)}")
     note("a running node loads it within ten seconds; give controllers the new PEM")
+
+
+def _secret_names(local: LocalNode) -> Iterator[str]:
+    """The name by which clients must ask for the node, if it turns strangers away. Raises `Unusable`."""
+    values = local.values
+    if values.get("STRANGERS", "answer").strip().lower() == "answer":
+        return
+    name = values.get("DOOR_NAME", "").strip() or "auto"
+    if name.lower() != "auto":
+        yield name
+        return
+    file = (local.directory / values["API_KEY_FILE"]) if values.get("API_KEY_FILE") else local.state / "api_key"
+    try:
+        yield door_name(values.get("API_KEY", "").strip() or file.read_text().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unusable(f"DOOR_NAME=auto needs the API key: {file} cannot be read: {error}")
 
 
 def file_of(local: LocalNode) -> Path:

@@ -35,7 +35,7 @@ from node.base.sockets import Prompt
 from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.bundles import LEAST
-from node.door.connections import Connection, Connections, Limits
+from node.door.connections import LATE, WRONG_KEYS, Connection, Connections, Limits
 from node.door.connections import Limits as SiteLimits
 from node.door.entrance import Entrance
 from node.door.ports import Port
@@ -74,6 +74,12 @@ class Http2(Client):
 
     def flush(self) -> None:
         self.send(self.http.data_to_send())
+
+    def look(self, stream: int, method: str = "GET", *more: tuple[str, str]) -> None:
+        """Ask for a page, as a browser does."""
+        names = {":method": method, ":scheme": "https", ":path": "/", ":authority": "x"}
+        self.http.send_headers(stream, [*names.items(), *more], end_stream=True)
+        self.flush()
 
     def ask(self, stream: int, key: str = KEY, message: bytes = bytes(5), end: bool = True) -> None:
         names = {":method": "POST", ":scheme": "http", ":path": INFO, ":authority": "x", "te": "trailers"}
@@ -347,6 +353,37 @@ class RelayTests(DoorCase):
         client.ask(7, message=bytes(5), end=False)
         await until(client.heard(StreamEnded))
         self.assertEqual(len(backend.heard), 3)
+
+    async def test_a_stranger(self) -> None:
+        """A request with neither a key nor a service's path is 404, as of a web server; after a key it is not."""
+        client = await self.connect(Http2())
+        client.look(1)
+        await until(client.heard(ResponseReceived))
+        self.assertEqual(dict(client.heard(ResponseReceived)().headers), {":status": "404", "content-length": "0"})
+        await until(lambda: client.ended)
+        self.assertTrue(client.heard(StreamEnded)())
+        goodbye = client.heard(ConnectionTerminated)()
+        self.assertEqual((goodbye.error_code, goodbye.additional_data), (0, None))
+
+        known = await self.connect(Http2())
+        await self.asked(known)
+        known.look(3, "POST", ("te", "trailers"), ("content-type", "application/grpc"))
+        await until(lambda: any(isinstance(event, StreamEnded) and event.stream_id == 3 for event in known.events))
+        known.events.clear()
+        await self.asked(known, 5)
+
+    async def test_a_stranger_who_has_guessed(self) -> None:
+        """After many requests without a key the answer comes late, as over HTTP/1.1."""
+        client = await self.connect(Http2())
+        connection = await self.ours()
+        for _ in range(WRONG_KEYS.at_once):
+            self.site.connections.guesses.wrong(connection)
+        client.look(1)
+        await until(lambda: connection.session is not None and connection.session._deaf)  # type: ignore[attr-defined]
+        self.clock.advance(LATE - 0.1)
+        self.assertIsNone(client.heard(ResponseReceived)())
+        self.clock.advance(0.1)
+        await until(client.heard(ResponseReceived))
 
     async def test_many_calls_at_once(self) -> None:
         """A controller may begin with more calls than allowed without a key: the door finds the key in the first."""

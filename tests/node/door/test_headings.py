@@ -65,6 +65,28 @@ def test_the_key(name: bytes, at: int, huffman: bool) -> None:
         assert headings.shown is shown
 
 
+@pytest.mark.parametrize(
+    ("fields", "astray"),
+    [
+        (CALL, True),
+        ([*CALL, (b"x-api-key", b"wrong")], False),
+        ([*CALL, (b"authorization", b"")], False),
+        ([(b":method", b"GET")], True),
+        ([(b":path", b"/service.NodeService/Start")], False),
+        ([(b":path", b"/grpc.health.v1.Health/Check")], False),
+        ([(b":path", b"/service.NodeServices")], True),
+    ],
+)
+def test_strangers(fields: list[Field], astray: bool) -> None:
+    """A request with neither a key nor the path of a service; one that follows does not change that."""
+    encoder, headings = Encoder(), Headings(knows)
+    read(headings, encoder.encode(fields))
+    assert headings.astray is astray
+    read(headings, encoder.encode([*CALL, (b"x-api-key", RIGHT)]))
+    assert headings.shown
+    assert headings.astray is astray
+
+
 def test_many_keys() -> None:
     """With more keys than a client sends, only gRPC's server checks them, whichever are valid."""
     compared: list[str] = []

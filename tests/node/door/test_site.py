@@ -236,9 +236,35 @@ class AuthenticationTests(SiteCase):
         client.send(b"hi")
         await until(client.holds(b"seen /a"))
         stranger = await self.connect()
-        stranger.send(head(b"PUT /a", *headers))
+        stranger.send(head(b"PUT /stop", *headers))
         await until(lambda: stranger.ended)
         self.assertEqual((stranger.status, stranger.received.count(b"HTTP/1.1")), (401, 1))
+
+    async def test_a_stranger(self) -> None:
+        """Without a key, only an operation's path is 401: all else is a reply without a text, as of a web server."""
+        self.serve()
+        for text, status in (
+            (head(b"GET /"), 404),
+            (head(b"BREW /pot", b"Content-Length: 3") + b"tea", 404),
+            (head(b"GET /infos"), 404),
+            (head(b"GET /info/"), 401),
+            (head(b"BREW /info"), 401),
+        ):
+            client = await self.connect()
+            client.send(text)
+            await until(lambda client=client: client.ended)  # type: ignore[misc]
+            self.assertEqual((client.status, client.received.count(b"HTTP/1.1")), (status, 1), text)
+            self.assertEqual(client.body == b"" and b"\r\nContent-Type" not in client.received, status == 404)
+            self.assertNotIn(b"Server:", client.received)
+        self.assertEqual(self.probe.seen, [])
+
+    async def test_a_client_that_has_shown_a_key(self) -> None:
+        """It gets texts: a later request without one is 401 on any path."""
+        self.serve()
+        client = await self.connect()
+        client.send(head(b"GET /a", BEARER), head(b"GET /b"))
+        await until(client.holds(b"missing or wrong API key"))
+        self.assertIn(b"HTTP/1.1 401", client.received)
 
 
 class BodyTests(SiteCase):
@@ -329,14 +355,15 @@ class BodyTests(SiteCase):
         self.assertEqual([path for _, path, *_ in self.probe.seen], [b"/%d" % n for n in range(5)])
 
     async def test_not_http(self) -> None:
-        """Bytes that are not HTTP get a 400 and a closed connection, in the caller's dialect if the node knows it."""
+        """Bytes that are not HTTP get a 400 and a closed connection, with a text for clients that try a key."""
         self.serve()
         for text, answer in (
-            (b"what\r\n\r\n", b'"invalid_request"'),
+            (b"what\r\n\r\n", b""),
             (head(b"GET /a", DEPLOYED, b"no colon", b"more: x"), b"this is not a valid HTTP/1.1 request"),
             (head(b"GET /a", BEARER, b"Content-Length: " + b"9" * 5000), b'"invalid_request"'),
-            (head(b"GET /a", *[b"x: " + b"y" * 6_000] * 3, BEARER), b'"invalid_request"'),
-            (b"GET /" + b"y" * 40_000, b'"invalid_request"'),
+            (head(b"GET /a", BEARER, *[b"x: " + b"y" * 6_000] * 3), b'"invalid_request"'),
+            (head(b"GET /a", *[b"x: " + b"y" * 6_000] * 3, BEARER), b""),
+            (b"GET /" + b"y" * 40_000, b""),
             (head(b"POST /a", BEARER, b"Transfer-Encoding: chunked") + b"zz\r\n", b'"invalid_request"'),
         ):
             client = await self.connect()
@@ -344,6 +371,7 @@ class BodyTests(SiteCase):
             await until(lambda client=client: client.ended)  # type: ignore[misc]
             self.assertEqual((client.status, client.received.count(b"HTTP/1.1 400")), (400, 1), text[:50])
             self.assertIn(answer, client.body)
+            self.assertEqual(bool(client.body), bool(answer))
         self.assertEqual(self.probe.seen, [])
 
 
@@ -353,12 +381,16 @@ class DeadlineTests(SiteCase):
     async def test_dripping_headers(self) -> None:
         """Headers that trickle in are answered 408 at the deadline, and the client is cut."""
         self.serve(Limits(deadline=0.3, linger=0.3))
-        client = await self.connect()
-        client.send(b"GET /a HTTP/1.1\r\nx: ")
-        took = await self.drip(client, b"y")
-        self.assertEqual(client.status, 408)
-        self.assertEqual(json.loads(client.body)["code"], "request_timeout")
-        self.assertLess(took, 3)
+        for key in (b"", BEARER + b"\r\n"):
+            client = await self.connect()
+            client.send(b"GET /a HTTP/1.1\r\n" + key + b"Host: x\r\nx: ")
+            took = await self.drip(client, b"y")
+            self.assertEqual(client.status, 408)
+            if key:
+                self.assertEqual(json.loads(client.body)["code"], "request_timeout")
+            else:
+                self.assertEqual(client.body, b"")
+            self.assertLess(took, 3)
 
     async def test_dripping_body(self) -> None:
         """A body that trickles in is answered 408 at its own deadline, in the caller's dialect; the client is cut."""
@@ -510,7 +542,7 @@ class ConnectionTests(SiteCase):
         self.check_keep_alive(channel.transport.transport.getHandle())
 
         polite = await self.connect(client_tls)
-        polite.send(head(b"POST /a", b"Content-Length: 60000000"), b"x" * 100_000)
+        polite.send(head(b"POST /start", b"Content-Length: 60000000"), b"x" * 100_000)
         await until(lambda: polite.closed)
         self.assertEqual(polite.status, 401)
 

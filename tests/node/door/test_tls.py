@@ -26,7 +26,7 @@ from cryptography.x509.oid import NameOID
 from twisted.internet.endpoints import SSL4ServerEndpoint
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
@@ -348,6 +348,17 @@ def test_an_expired_certificate_is_served_with_a_warning(files: Files) -> None:
     with capturedLogs() as logged:
         files.certificates()
     assert [event["log_level"].name for event in logged] == ["warn"]
+
+
+def test_a_certificate_that_names_the_product(files: Files) -> None:
+    """Earlier versions made such ones, and controllers may have pinned them: they are served, and the log says more."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, now = x509.Name.from_rfc4514_string("CN=txnode 0123456789ab"), datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, now, now + timedelta(days=1))
+    files.put(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM), key_pem(key))
+    with capturedLogs() as logged:
+        files.certificates()
+    assert "nodectl certificate make --force" in formatEvent(logged[-1])
 
 
 def of_version(pem: bytes, version: int) -> bytes:
