@@ -138,7 +138,7 @@ class Connections(CoreConnections):
             return []
         rows = [(*whose[flow.peer], flow) for flow in await self._flows(whose.keys())]
         return [
-            live_of(key, flow.peer[:-2], flow, flow.peer)
+            live_of(key, flow.peer[:-2], flow, flow.peer, tag)
             for key, tag, flow in rows
             if at(flow.port, self._ingress[tag].ports)
         ]

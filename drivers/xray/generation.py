@@ -42,6 +42,7 @@ from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
+_NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
     "names outbounds"
@@ -77,7 +78,7 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
+    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
 
     _api: Api
     _connections: Connections
@@ -166,6 +167,14 @@ class XrayGeneration(CoreGeneration[Api]):
             for email in self._spellings(key):
                 return await self._api.online_count(email)
         return 0
+
+    @property
+    def unlisted(self) -> Mapping[str, str]:
+        return {}
+
+    async def online_keys(self) -> Collection[str]:
+        with asking(ONLINE, _NO_LIST):
+            return {*map(key_of, await self._api.all_online())}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):

@@ -14,7 +14,7 @@ Arrived = Callable[[str, Address], None]
 
 
 class Live(NamedTuple):
-    """A snapshot of a user's connection; `key` is the user's.
+    """A snapshot of a user's connection; `key` is the user's, `tag` that of the inbound.
 
     `silent`: seconds since the client sent or acknowledged data. `sent`: bytes that the client has acknowledged, and
     `received`: bytes that it has sent, since the connection began. `waiting`: bytes queued for the client.
@@ -29,6 +29,7 @@ class Live(NamedTuple):
     received: int = 0
     waiting: int = 0
     round_trip: float = 0.0
+    tag: str = ""
 
 
 @runtime_checkable
