@@ -303,7 +303,8 @@ def dropped(context: Context) -> None:
     with context.connect(context.anna) as link, context.connect(context.bert) as other:
         context.soon(lambda: context.node.call("GetUserOnlineStats", StatRequest(name=context.anna.email)).value, "in")
         reply = context.node.call("DropConnections", DropConnectionsRequest(name=context.anna.email))
-        assert reply.ended == reply.users == 1, f"other connections ended than the user's one: {reply}"
+        # Earlier connections of hers may not be over yet.
+        assert reply.ended and reply.users == 1, f"not the connections of one user: {reply}"
         assert select.select([link], [], [], context.stage.options.patience)[0], "a dropped connection goes on"
         transfer.echo(other, b"still there")
         assert context.is_in(context.anna), "a dropped user does not come back"
