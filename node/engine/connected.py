@@ -22,7 +22,6 @@ from node.contract.driver import Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.events.users import LONGEST_NAME, NAMED
-from node.limits.connections import TURN
 from protos.service_pb2 import (
     DropConnectionsRequest,
     DropConnectionsResponse,
@@ -31,8 +30,8 @@ from protos.service_pb2 import (
     User,
 )
 
-# Users whose addresses are requested in parallel.
-AT_ONCE = 64
+# Users whose addresses are requested in parallel, and whose connections are listed at a time: some ten milliseconds.
+AT_ONCE, TURN = 64, 5000
 NO_LIST = "this core cannot list the users who are online"
 BLIND = "the core does not report the users of its connections"
 

@@ -319,7 +319,7 @@ def drop(session: Session, name: str, address: str, inbound: str) -> None:
     if not (name or address or inbound):
         raise click.UsageError("give a NAME, --address or --inbound")
     outcomes = session.ask(lambda node: node.client.drop_connections(name, address, inbound))
-    session.report(outcomes, ("ended", "users", "not ended"), _dropped)
+    session.report(outcomes, ("ended", "users", "unsupported"), _dropped)
 
 
 def _dropped(reply: pb.DropConnectionsResponse) -> Iterator[Row]:

@@ -12,8 +12,7 @@ from node.base.errors import CoreFailed, InvalidRequest, NotInitialized, Unknown
 from node.contract.accounts import Accounts
 from node.contract.connections import Address, Arrived, Live
 from node.engine import connected
-from node.engine.connected import BLIND, NO_LIST
-from node.limits.connections import TURN
+from node.engine.connected import BLIND, NO_LIST, TURN
 from protos import service_pb2 as pb
 from protos.service_pb2 import DropConnectionsRequest, ListOnlineRequest, StatRequest
 from tests.harness.memory import Gate, MemoryDriver, MemoryPlan, SharedGeneration, SharingDriver, person
