@@ -49,6 +49,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
     _api: Api
     _connections: Connections
     uncounted: frozenset[Scope] = frozenset()
+    mixed: Mapping[str, str] = {}
 
     def __init__(self, started: Started[Api], plan: Plan, endpoint: ApiAddress, users: Mapping[str, Accounts]) -> None:
         reactor, process = started.host.reactor, started.process

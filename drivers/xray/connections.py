@@ -126,6 +126,11 @@ class Connections(CoreConnections):
         """Whether this user may be connected to any of the inbounds."""
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
 
+    @property
+    def mixed(self) -> list[str]:
+        """The inbounds to which some connection carries several users."""
+        return [tag for tag, endpoints in self._endpoints.items() if endpoints.mixed]
+
     async def look(self, keys: Collection[str]) -> list[Live]:
         whose = {
             where: (key, tag)

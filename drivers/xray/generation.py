@@ -43,6 +43,7 @@ from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
+_MIXED = "a connection carries requests of several users, as from a reverse proxy"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
     "names outbounds"
@@ -121,6 +122,10 @@ class XrayGeneration(CoreGeneration[Api]):
     @property
     def cut(self) -> int:
         return self._connections.cut
+
+    @property
+    def mixed(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._connections.mixed, _MIXED)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)

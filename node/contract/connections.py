@@ -42,6 +42,10 @@ class SeesConnections(Protocol):
     def unseen(self) -> Mapping[str, str]:
         """The managed inbounds whose connections it cannot attribute to users, and why, for an operator."""
 
+    @property
+    def mixed(self) -> Mapping[str, str]:
+        """The managed inbounds with a connection that carries several users now, which is no user's, and why."""
+
     def may_carry(self, key: str) -> bool:
         """Whether the user may have a connection. False only if the run is sure. Called very often."""
 

@@ -141,8 +141,8 @@ class Connected:
 
     async def _drop(self, run: Generation, wanted: Wanted, dropped: Dropped) -> None:
         users = wanted.users_of(run)
-        unseen = run.unseen if isinstance(run, SeesConnections) else dict.fromkeys(users, BLIND)
-        dropped.unsupported |= {tag: unseen[tag] for tag in users if tag in unseen}
+        going_on = {**run.mixed, **run.unseen} if isinstance(run, SeesConnections) else dict.fromkeys(users, BLIND)
+        dropped.unsupported |= {tag: why for tag, why in going_on.items() if tag in users}
         if not isinstance(run, SeesConnections):
             return
         keys = {key for some in users.values() for key in some}

@@ -29,6 +29,7 @@ class SeeingGeneration(SharedGeneration):
         super().__init__(clock, plan, accounts, stopping)
         self.arrived: Arrived = lambda _, __: None
         self.unseen: dict[str, str] = {}
+        self.mixed: dict[str, str] = {}
         self.unlisted: dict[str, str] = {}
         self.live: list[Live] = []
         self.ended: list[Live] = []
@@ -153,6 +154,14 @@ class Dropping(ConnectedCase):
         self.assertEqual(self.dropped(inbound="a", name="bob"), (1, 1, {}))
         for asked in ({"name": "bob"}, {"address": "10.0.0.1"}, {"inbound": "b"}):
             self.assertEqual(self.dropped(**asked), (0, 0, said))
+
+    def test_of_several_users(self) -> None:
+        """A connection that is no user's goes on; others to the same inbound end."""
+        core = self.core("a,b", ANN, BOB, CY)
+        core.mixed = {"b": "it carries several users"}
+        core.connect("bob", HERE, "b")
+        self.assertEqual(self.dropped(name="ann"), (0, 0, {}))
+        self.assertEqual(self.dropped(name="bob"), (1, 1, core.mixed))
 
     def test_many_users_in_parts(self) -> None:
         """A large inbound is looked at in parts, and only for users who may be connected."""
