@@ -100,8 +100,8 @@ class Connected:
             reply.unsupported.update(unlisted)
         online = {key for key in online if self._packed(key) is not None}
         reply.total = len(online)
-        limit = min(limit or MOST, MOST)
-        page = await self._first([key for key in online if key > key_of(after)], limit + 1)
+        begin, limit = key_of(after), min(limit or MOST, MOST)
+        page = await self._first([key for key in online if key > begin], limit + 1)
         size, last = 0, ""
         async for part in slices(self._reactor, page[:limit], AT_ONCE):
             for key, addresses in zip(part, await together(map(self._addresses, part)), strict=True):
@@ -132,7 +132,7 @@ class Connected:
         self._runner.current()
         if not (request.name or request.address or request.inbound):
             raise InvalidRequest("name a user, an address or an inbound whose connections end")
-        address = _packed(request.address) if request.address else b""
+        address = _address_of(request.address) if request.address else b""
         if request.name:
             self._require_user(request.name)
         if request.inbound and not any(request.inbound in run.accounts for run in self._runner.generations.serving):
@@ -161,7 +161,7 @@ class Connected:
         by = ", ".join(word for word, given in asked.items() if given)
         self._journal.tell(
             Kind.USERS_DROPPED,
-            f"a controller had {dropped.ended} connections of {listed} ended",
+            f"a controller had connections of {listed} ended: {dropped.ended}",
             connections=dropped.ended,
             count=count,
             names=", ".join(names),
@@ -202,7 +202,7 @@ async def _listed(run: Generation) -> tuple[set[str], Mapping[str, str]]:
     return set(await run.online_keys()), run.unlisted
 
 
-def _packed(text: str) -> Address:
+def _address_of(text: str) -> Address:
     """An address in network order; raises `InvalidRequest`."""
     try:
         address = ipaddress.ip_address(text)

@@ -141,7 +141,7 @@ class Dropping(ConnectedCase):
         core.connect("bob", HERE, "a")
         self.assertEqual(self.dropped(inbound="a"), (3, 2, {}))
         (event,) = self.events()
-        self.assertEqual(event.text, "a controller had 3 connections of 'Ann', 'bob' ended")
+        self.assertEqual(event.text, "a controller had connections of 'Ann', 'bob' ended: 3")
         self.assertEqual(dict(event.fields), {"connections": "3", "count": "2", "names": "Ann, bob", "by": "inbound"})
 
     def test_what_cannot_be_ended(self) -> None:
