@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
+from twisted.internet.task import deferLater
+
 from node.backend.desired import BUILD_INLINE
 from node.backend.listing import MOST, MOST_BYTES
 from node.backend.runner import Runner
@@ -32,6 +34,8 @@ from protos.service_pb2 import (
 
 # Users whose addresses are requested in parallel, and whose connections are listed at a time: some ten milliseconds.
 AT_ONCE, TURN = 64, 5000
+# Seconds after its first bytes within which a core reports a connection and its user.
+LAG = 0.25
 NO_LIST = "this core cannot list the users who are online"
 BLIND = "the core does not report the users of its connections"
 
@@ -117,10 +121,11 @@ class Connected:
         return reply
 
     async def drop(self, request: DropConnectionsRequest) -> DropConnectionsResponse:
-        """End these connections. Raises `InvalidRequest`, `UnknownName` and `Unsupported`."""
+        """End these connections, also those that began just before. Raises `InvalidRequest` and as `addresses`."""
         wanted, dropped = self._wanted(request), Dropped()
         if not any(isinstance(run, SeesConnections) for run in self._runner.generations.serving):
             raise Unsupported(BLIND)
+        await deferLater(self._reactor, LAG)
         try:
             await self._runner.ask_all(lambda run: self._drop(run, wanted, dropped))
         finally:

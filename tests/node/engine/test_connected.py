@@ -12,7 +12,7 @@ from node.base.errors import CoreFailed, InvalidRequest, NotInitialized, Unknown
 from node.contract.accounts import Accounts
 from node.contract.connections import Address, Arrived, Live
 from node.engine import connected
-from node.engine.connected import BLIND, NO_LIST, TURN
+from node.engine.connected import BLIND, LAG, NO_LIST, TURN
 from protos import service_pb2 as pb
 from protos.service_pb2 import DropConnectionsRequest, ListOnlineRequest, StatRequest
 from tests.harness.memory import Gate, MemoryDriver, MemoryPlan, SharedGeneration, SharingDriver, person
@@ -90,7 +90,7 @@ class ConnectedCase(ListingCase):
         return {user.name: dict(user.ips) for user in page.users}, page.next, page.total
 
     def passed(self, work: Deferred[Any]) -> Deferred[Any]:
-        self.clock.pump([0] * 100)
+        self.clock.pump([LAG] + [0] * 100)
         return work
 
     def events(self) -> list[pb.Event]:
@@ -122,6 +122,13 @@ class Dropping(ConnectedCase):
             [(dict(event.fields)["by"], dict(event.fields)["names"]) for event in self.events()],
             [("user, address, inbound", "bob"), ("address", "bob, cy"), ("inbound", "bob"), ("user", "Ann")],
         )
+
+    def test_one_that_the_core_reports_late(self) -> None:
+        """A core reports a connection some time after it began: this one ends, too."""
+        core = self.core("a,b", ANN)
+        dropped = self.drop(name="ann")
+        core.connect("ann", HERE, "a")
+        self.assertEqual(self.successResultOf(self.passed(dropped)).ended, 1)
 
     def test_on_all_runs(self) -> None:
         """A draining run has connections, too, and one of another configuration its own inbounds."""
@@ -168,9 +175,7 @@ class Dropping(ConnectedCase):
         core = self.core("a,b", *(person(f"user{number}", f"{number}", "a") for number in range(2 * TURN + 1)))
         for number in range(0, 2 * TURN, 2):
             core.connect(f"user{number}", HERE, "a")
-        dropped = self.drop(inbound="a")
-        self.clock.pump([0] * 10)
-        self.assertEqual(self.successResultOf(dropped).ended, TURN)
+        self.assertEqual(self.dropped(inbound="a"), (TURN, TURN, {}))
         self.assertEqual(sum(core.sizes), TURN)
         self.assertLessEqual(max(core.sizes), TURN)
 
