@@ -515,6 +515,60 @@ class ListUsersResponse(_message.Message):
     credentials: bool
     def __init__(self, users: _Optional[_Iterable[_Union[ListedUser, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., revision: _Optional[int] = ..., state: _Optional[str] = ..., credentials: bool = ...) -> None: ...
 
+class DropConnectionsRequest(_message.Message):
+    __slots__ = ("name", "address", "inbound")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INBOUND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    inbound: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., inbound: _Optional[str] = ...) -> None: ...
+
+class DropConnectionsResponse(_message.Message):
+    __slots__ = ("ended", "users", "unsupported")
+    class UnsupportedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    ended: int
+    users: int
+    unsupported: _containers.ScalarMap[str, str]
+    def __init__(self, ended: _Optional[int] = ..., users: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ListOnlineRequest(_message.Message):
+    __slots__ = ("after", "limit")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    limit: int
+    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListOnlineResponse(_message.Message):
+    __slots__ = ("users", "next", "total", "unsupported")
+    class UnsupportedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[StatsOnlineIpListResponse]
+    next: str
+    total: int
+    unsupported: _containers.ScalarMap[str, str]
+    def __init__(self, users: _Optional[_Iterable[_Union[StatsOnlineIpListResponse, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
 class RoutingRule(_message.Message):
     __slots__ = ("outbound_tag", "rule_tag")
     OUTBOUND_TAG_FIELD_NUMBER: _ClassVar[int]

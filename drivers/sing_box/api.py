@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 
 from drivers.process.channel import BULK_DEADLINE, DEADLINE, LATE, ApiFailed, Channel, StatsApi
 from drivers.sing_box.config import ApiAddress
-from drivers.sing_box.table import Detours, Line, Pair, Table, pair_of
+from drivers.sing_box.table import Detours, Line, Pair, Table, online_by_key, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from node.base.logs import Logger
 from node.base.reactor import Reactor
@@ -75,7 +75,7 @@ class Api:
         self._listed_ends = 0
         self._crowded = Signal()
         self._listing = DeferredLock()
-        self._listed: tuple[float, list[Connection]] = (0.0, [])
+        self._online: tuple[float, Mapping[str, Mapping[str, int]]] = (0.0, {})
         # The table of open connections, if one is kept, and the callback for new lines in it.
         self._table: Table | None = None
         self._on_new: Callable[[list[Line]], None] = lambda _: None
@@ -162,18 +162,16 @@ class Api:
         assert self._stats is not None
         return await self._stats.some_counters(names)
 
-    async def online(self, key: str) -> dict[str, int]:
-        """Map a user's addresses to the start of their newest connection (Unix seconds). Raises `ApiFailed`."""
+    async def online(self) -> Mapping[str, Mapping[str, int]]:
+        """By user online: the addresses, and the start of the newest connection from each (Unix seconds).
+
+        Raises `ApiFailed`.
+        """
         async with self._listing:
             now = self._reactor.seconds()
-            if now - self._listed[0] > FRESH:
-                self._listed = now, await self.connections()
-        addresses: dict[str, int] = {}
-        for connection in self._listed[1]:
-            if pair_of(connection)[1] == key:
-                address = connection.source.rpartition(":")[0].strip("[]")
-                addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
-        return addresses
+            if now - self._online[0] > FRESH:
+                self._online = now, online_by_key(await self.connections())
+        return self._online[1]
 
     async def status(self) -> Status:
         """Return memory, goroutines, and the bytes of all connections. Raises `ApiFailed`."""

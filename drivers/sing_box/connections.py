@@ -160,6 +160,6 @@ class Connections(CoreConnections):
 def _live(line: Line, flow: Flow | None, now: float) -> Live:
     """Build the connection from the kernel's data of the client's socket, or else from the core's byte counts."""
     if flow is not None:
-        return live_of(line.key, line.address, flow, line.handle)
+        return live_of(line.key, line.address, flow, line.handle, line.tag)
     silent, handle = max(0.0, now - line.moved), handle_of(0, line.handle)
-    return Live(line.key, line.address, handle, silent=silent, sent=line.down, received=line.up)
+    return Live(line.key, line.address, handle, silent=silent, sent=line.down, received=line.up, tag=line.tag)

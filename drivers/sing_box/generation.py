@@ -44,11 +44,12 @@ NOT_MEASURED = (
 
 
 class SingBoxGeneration(CoreGeneration[Api]):
-    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsSome`, `Paces` and `MeasuresLatency`."""
+    """Satisfies `Generation`, `Shares`, `CountsSome`, `ListsOnline`, `Paces` and `MeasuresLatency`."""
 
     _api: Api
     _connections: Connections
     uncounted: frozenset[Scope] = frozenset()
+    mixed: Mapping[str, str] = {}
 
     def __init__(self, started: Started[Api], plan: Plan, endpoint: ApiAddress, users: Mapping[str, Accounts]) -> None:
         reactor, process = started.host.reactor, started.process
@@ -132,7 +133,15 @@ class SingBoxGeneration(CoreGeneration[Api]):
 
     async def online(self, key: str) -> Mapping[str, int]:
         with asking(ONLINE):
-            return await self._api.online(key)
+            return (await self._api.online()).get(key, {})
+
+    @property
+    def unlisted(self) -> Mapping[str, str]:
+        return self.unseen
+
+    async def online_keys(self) -> Collection[str]:
+        with asking(ONLINE):
+            return (await self._api.online()).keys()
 
     async def latency(self) -> Sequence[Latency]:
         if all(outbound.get("type") != URL_TEST for outbound in self.plan.tree.get("outbounds", [])):

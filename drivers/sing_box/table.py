@@ -33,6 +33,16 @@ def pair_of(connection: Connection) -> Pair:
     return connection.inbound, key_of(unlabelled(connection.user))
 
 
+def online_by_key(connections: Iterable[Connection]) -> dict[str, dict[str, int]]:
+    """By user: the addresses, and the start of the newest connection from each, in Unix seconds."""
+    online: dict[str, dict[str, int]] = {}
+    for connection in connections:
+        addresses = online.setdefault(pair_of(connection)[1], {})
+        address = connection.source.rpartition(":")[0].strip("[]")
+        addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
+    return online
+
+
 def source_of(connection: Connection) -> Endpoint | None:
     """Return the client's address and port, without a zone; None if `source` is not an address."""
     address, _, port = connection.source.rpartition(":")

@@ -35,10 +35,10 @@ def ignore_arrivals(_: str, __: Address) -> None:
     """The default of `arrived`: no limit needs it."""
 
 
-def live_of(key: str, address: Address, flow: Flow, rest: bytes) -> Live:
+def live_of(key: str, address: Address, flow: Flow, rest: bytes, tag: str) -> Live:
     """A user's connection; `rest` is the part of its handle after the inode."""
     moved = flow.silent, flow.sent, flow.received, flow.waiting, flow.round_trip
-    return Live(key, address, handle_of(flow.inode, rest), *moved)
+    return Live(key, address, handle_of(flow.inode, rest), *moved, tag)
 
 
 def handle_of(inode: int, rest: bytes) -> Handle:

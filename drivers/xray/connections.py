@@ -127,6 +127,11 @@ class Connections(CoreConnections):
         """Whether this user may be connected to any of the inbounds."""
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
 
+    @property
+    def mixed(self) -> list[str]:
+        """The inbounds to which some connection carries several users."""
+        return [tag for tag, endpoints in self._endpoints.items() if endpoints.mixed]
+
     async def look(self, keys: Collection[str]) -> list[Live]:
         whose = {
             where: (key, tag)
@@ -139,7 +144,7 @@ class Connections(CoreConnections):
             return []
         rows = [(*whose[flow.peer], flow) for flow in await self._flows(whose.keys())]
         return [
-            live_of(key, flow.peer[:-2], flow, flow.peer)
+            live_of(key, flow.peer[:-2], flow, flow.peer, tag)
             for key, tag, flow in rows
             if at(flow.port, self._ingress[tag].ports)
         ]

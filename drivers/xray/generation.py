@@ -42,6 +42,8 @@ from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
+_NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
+_MIXED = "a connection carries requests of several users, as from a reverse proxy"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
     "names outbounds"
@@ -77,7 +79,7 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
+    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
 
     _api: Api
     _connections: Connections
@@ -120,6 +122,10 @@ class XrayGeneration(CoreGeneration[Api]):
     @property
     def cut(self) -> int:
         return self._connections.cut
+
+    @property
+    def mixed(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._connections.mixed, _MIXED)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
@@ -166,6 +172,14 @@ class XrayGeneration(CoreGeneration[Api]):
             for email in self._spellings(key):
                 return await self._api.online_count(email)
         return 0
+
+    @property
+    def unlisted(self) -> Mapping[str, str]:
+        return {}
+
+    async def online_keys(self) -> Collection[str]:
+        with asking(ONLINE, _NO_LIST):
+            return {*map(key_of, await self._api.all_online())}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):

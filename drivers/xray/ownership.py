@@ -99,6 +99,11 @@ class Endpoints:
     def holder(self, where: Endpoint) -> str | None:
         return self._young.get(where) or self._old.get(where) or None
 
+    @property
+    def mixed(self) -> bool:
+        """Whether an endpoint has no owner because several users claimed it."""
+        return self._shared and any(key == self._NO_OWNER for part in (self._young, self._old) for key in part.values())
+
     def knows(self, where: Endpoint, socket: int) -> bool:
         """Whether a line named the owner of this connection, and no other socket was seen at the endpoint."""
         return self.holder(where) is not None and where not in self._presumed and not self._is_another(where, socket)

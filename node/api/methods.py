@@ -92,6 +92,8 @@ METHODS: tuple[Method, ...] = (
     Method("ListUsers", "list_users", ("GET",), "/users", scope=Scope.READ),
     Method("SetLimits", "set_limits", ("PUT",), "/users/limits"),
     Method("GetLimits", "get_limits", ("GET",), "/users/limits", scope=Scope.READ),
+    Method("DropConnections", "drop_connections", ("PUT",), "/users/drop", needs_backend=True),
+    Method("ListOnline", "list_online", ("GET",), "/users/online", needs_backend=True, scope=Scope.READ),
     Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", needs_backend=True, scope=Scope.READ),
     Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", needs_backend=True, scope=Scope.READ),
     Method("TestRoute", "test_route", ("POST",), "/routing/test", needs_backend=True, scope=Scope.READ),

@@ -78,10 +78,10 @@ class Operations:
         return await self._engine.traffic.stats(request, call.delivered)
 
     async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:
-        return service_pb2.OnlineStatResponse(name=request.name, value=await self._engine.online(request.name))
+        return service_pb2.OnlineStatResponse(name=request.name, value=await self._engine.connected.count(request.name))
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
-        addresses = await self._engine.addresses(request.name)
+        addresses = await self._engine.connected.addresses(request.name)
         return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=addresses)
 
     async def latency(self, request: service_pb2.LatencyRequest, _: Call) -> service_pb2.LatencyResponse:
@@ -113,6 +113,14 @@ class Operations:
             raise InvalidRequest(f"a request may have at most {LISTED:,} names: send several")
         credentials = request.credentials and call.scope is Scope.ALL
         return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+
+    async def drop_connections(
+        self, request: service_pb2.DropConnectionsRequest, _: Call
+    ) -> service_pb2.DropConnectionsResponse:
+        return await self._engine.connected.drop(request)
+
+    async def list_online(self, request: service_pb2.ListOnlineRequest, _: Call) -> service_pb2.ListOnlineResponse:
+        return await self._engine.connected.page(request.after, request.limit)
 
     # Limits
 

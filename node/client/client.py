@@ -28,7 +28,7 @@ CHUNK = 1024 * 1024
 NAMES = 1000
 
 M = TypeVar("M", bound=Message)
-P = TypeVar("P", pb.ListUsersResponse, pb.GetLimitsResponse)
+P = TypeVar("P", pb.ListUsersResponse, pb.GetLimitsResponse, pb.ListOnlineResponse)
 T = TypeVar("T")
 
 _METHODS = {method.name: method for method in METHODS}
@@ -174,6 +174,21 @@ class Client:
     def all_users(self, names: Sequence[str] = (), credentials: bool = False) -> AsyncIterator[pb.ListUsersResponse]:
         """Read all pages. If a page has another `revision` than the one before it, the users have changed meanwhile."""
         return _pages(names, lambda after, part: self.list_users(after, names=part, credentials=credentials))
+
+    async def drop_connections(
+        self, name: str = "", address: str = "", inbound: str = ""
+    ) -> pb.DropConnectionsResponse:
+        """End the connections to which all of these apply; their users may come back at once."""
+        request = pb.DropConnectionsRequest(name=name, address=address, inbound=inbound)
+        return await self.call("DropConnections", pb.DropConnectionsResponse, request)
+
+    async def list_online(self, after: str = "", limit: int = 0) -> pb.ListOnlineResponse:
+        """Read a page of the users online; pass the reply's `next` as `after` for the next page. See `all_online`."""
+        return await self.call("ListOnline", pb.ListOnlineResponse, pb.ListOnlineRequest(after=after, limit=limit))
+
+    def all_online(self) -> AsyncIterator[pb.ListOnlineResponse]:
+        """Read all pages."""
+        return _pages((), lambda after, _: self.list_online(after))
 
     async def set_limits(self, limits: Mapping[str, pb.Limits | None]) -> pb.SetLimitsResponse:
         """Set the limits of these users; None removes a user's own limits. The reply lists those that cannot be set."""

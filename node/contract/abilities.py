@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from node.contract.counters import Asked, Reading
@@ -22,6 +22,18 @@ class CountsOnline(Protocol):
 
     async def online_count(self, key: str) -> int:
         """The number of addresses that a user is connected from. Raises as `Generation.online`."""
+
+
+@runtime_checkable
+class ListsOnline(Generation, Protocol):
+    """A generation that can list who is online, including in inbounds where it cannot attribute connections."""
+
+    @property
+    def unlisted(self) -> Mapping[str, str]:
+        """The managed inbounds whose users it does not list, and why, for an operator."""
+
+    async def online_keys(self) -> Collection[str]:
+        """The keys of the users for whom `online` has an address. Raises as `online`."""
 
 
 @runtime_checkable

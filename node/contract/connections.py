@@ -14,7 +14,7 @@ Arrived = Callable[[str, Address], None]
 
 
 class Live(NamedTuple):
-    """A snapshot of a user's connection; `key` is the user's.
+    """A snapshot of a user's connection; `key` is the user's, `tag` that of the inbound.
 
     `silent`: seconds since the client sent or acknowledged data. `sent`: bytes that the client has acknowledged, and
     `received`: bytes that it has sent, since the connection began. `waiting`: bytes queued for the client.
@@ -29,6 +29,7 @@ class Live(NamedTuple):
     received: int = 0
     waiting: int = 0
     round_trip: float = 0.0
+    tag: str = ""
 
 
 @runtime_checkable
@@ -40,6 +41,10 @@ class SeesConnections(Protocol):
     @property
     def unseen(self) -> Mapping[str, str]:
         """The managed inbounds whose connections it cannot attribute to users, and why, for an operator."""
+
+    @property
+    def mixed(self) -> Mapping[str, str]:
+        """The managed inbounds with a connection that carries several users now, which is no user's, and why."""
 
     def may_carry(self, key: str) -> bool:
         """Whether the user may have a connection. False only if the run is sure. Called very often."""

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 
 from node.backend.desired import Desired
 from node.backend.runner import Runner
-from node.base.errors import UnknownName, Unsupported, shown
 from node.base.logs import LogRing
 from node.base.reactor import PooledReactor
-from node.contract.abilities import CountsOnline
-from node.contract.accounts import key_of
 from node.contract.counters import Scope
-from node.contract.driver import Driver, Generation
+from node.contract.driver import Driver
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting
+from node.engine.connected import Connected
 from node.engine.keep_alive import KeepAlive
 from node.engine.leaving import Leaving
 from node.engine.options import EngineOptions
@@ -50,6 +48,7 @@ class Engine(Lasting):
         totals = Totals([*Scope] if options.count_users else LASTING)
         self.traffic = Traffic(reactor, runs, desired.is_user, store, interval, totals)
         self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
+        self.connected = Connected(reactor, self.runner, journal)
         self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
         self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
         self.keep_alive = KeepAlive(
@@ -86,29 +85,3 @@ class Engine(Lasting):
         """Stop the backend. Its core ends after `grace` seconds, unless a Start wants it."""
         self.keep_alive.off()
         await self.runner.stop("a controller asked for it", grace)
-
-    async def addresses(self, name: str) -> dict[str, int]:
-        """The addresses from which a user is connected, and when each was last seen. Raises `UnknownName`."""
-        self.runner.current()
-        if not self.runner.desired.is_user(name):
-            raise UnknownName(f"there is no user {shown(name)}")
-        addresses: dict[str, int] = {}
-        for found in await self.runner.ask_all(lambda run: run.online(key_of(name))):
-            for address, seen in found.items():
-                addresses[address] = max(seen, addresses.get(address, 0))
-        return addresses
-
-    async def online(self, name: str) -> int:
-        """From how many addresses a user is connected. Raises `UnknownName` and `Unsupported`."""
-        try:
-            return len(await self.addresses(name))
-        except Unsupported:
-            if not any(isinstance(run, CountsOnline) for run in self.generations.serving):
-                raise
-            # An address that is connected to two generations counts twice then.
-            key = key_of(name)
-
-            async def count(run: Generation) -> int:
-                return await run.online_count(key) if isinstance(run, CountsOnline) else 0
-
-            return sum(await self.runner.ask_all(count))

@@ -67,6 +67,12 @@ class Kind(Enum):
         Severity.INFO,
         "Removed users are out of the core, and their connections cut: `count`, the `names` of the first.",
     )
+    USERS_DROPPED = (
+        "users.dropped",
+        Severity.INFO,
+        "A controller had `connections` of users ended, who may come back at once: `count` users, the `names` of the "
+        "first, and what was asked for (`by`: user, address, inbound).",
+    )
     LIMIT_NEAR = "limits.near", Severity.INFO, "A `user` has used four fifths of what a `limit` allows."
     LIMIT_REACHED = (
         "limits.reached",

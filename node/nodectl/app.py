@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "info": "Show the state, core, versions and warnings of each node.",
     "start": "Start the core with a configuration and users.",
     "stop": "Stop the core.",
-    "users": "Manage users: list, add, change, remove, limits, limit, diff, sync.",
+    "users": "Manage users: list, add, change, remove, drop, limits, limit, diff, sync.",
     "stats": "Show traffic of users, inbounds or outbounds, or figures of the machine or the core.",
     "online": "Show which users are connected, and from where.",
     "logs": "Print log lines of the core and the node.",

@@ -40,6 +40,8 @@ PATHS = {
     "ListUsers": "GET /users",
     "SetLimits": "PUT /users/limits",
     "GetLimits": "GET /users/limits",
+    "DropConnections": "PUT /users/drop",
+    "ListOnline": "GET /users/online",
     "ListRoutingRules": "GET /routing/rules",
     "GetBalancerInfo": "POST /routing/balancer",
     "TestRoute": "POST /routing/test",

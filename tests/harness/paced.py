@@ -22,6 +22,7 @@ class PacedGeneration(MemoryGeneration):
         super().__init__(clock, MemoryPlan("", (tag,)), accounts, Gate())
         self.arrived: Arrived = lambda key, address: None
         self.unseen: Mapping[str, str] = {}
+        self.mixed: Mapping[str, str] = {}
         self.unpaced: Mapping[str, str] = paced or {}
         self.flows: dict[Handle, Live] = {}
         self.rates: dict[Handle, int | None] = {}

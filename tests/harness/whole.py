@@ -55,7 +55,8 @@ class Whole(Operations):
         parts: Parts | None = None,
     ) -> None:
         self.parts = parts or Parts()
-        self.engine = Engine(clock, ring, drivers, store, Journal(clock), options)
+        self.journal = Journal(clock)
+        self.engine = Engine(clock, ring, drivers, store, self.journal, options)
         self.parts.add(*self.engine.parts)
         super().__init__(self.engine, SystemStats(clock), self.parts)
 

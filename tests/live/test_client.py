@@ -227,6 +227,23 @@ async def limited(client: Client) -> None:
     assert not (await client.get_limits()).users
 
 
+async def dropped(client: Client) -> None:
+    """No user is connected; what does not exist is refused."""
+    for asked in ({"name": "alice"}, {"address": "127.0.0.2"}, {"inbound": "in"}):
+        reply = await client.drop_connections(**asked)
+        assert (reply.ended, reply.users, dict(reply.unsupported)) == (0, 0, {})
+    for wrong in ({"name": "nobody"}, {"inbound": "nowhere"}):
+        with pytest.raises(errors.UnknownName):
+            await client.drop_connections(**wrong)
+    for bad in ({}, {"address": "a.test"}):
+        with pytest.raises(errors.InvalidRequest):
+            await client.drop_connections(**bad)
+
+
+async def listed_online(client: Client) -> None:
+    assert [(list(page.users), page.total) async for page in client.all_online()] == [([], 0)]
+
+
 async def updates(client: Client) -> None:
     """The node refuses to replace programs here; a job reports its result."""
     for refused in (client.update_core(pb.XRAY, "26.9.30"), client.update_node()):
@@ -256,6 +273,8 @@ WORK: dict[str, Work[None]] = {
     "list_users": listed,
     "set_limits": limited,
     "get_limits": limited,
+    "drop_connections": dropped,
+    "list_online": listed_online,
     "routing_rules": rules,
     "balancer_info": balancers,
     "test_route": rules,

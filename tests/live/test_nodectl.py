@@ -125,6 +125,7 @@ def test_figures_of_real_traffic(transport: str, nodectl: Nodectl, traffic: None
     assert nodectl("stats", "--reset", "--node", transport).code == 0
     assert bytes_of("users").get(("anna", "downlink"), 0) < SIZE
     assert nodectl("online", "--node", transport).rows[1:] == [["anna", "1"]]
+    assert [row[:2] for row in nodectl("online", "--addresses", "--node", transport).rows[1:]] == [["anna", SOURCE]]
 
 
 def test_figures_of_everything_else(nodectl: Nodectl, started: None) -> None:

@@ -22,9 +22,11 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
-from tests.conftest import TRANSPORTS, Place, connection, gets_in, run, stays_out
+from scripts.staging.wait import until
+from tests.conftest import SOURCE, TRANSPORTS, Place, connection, gets_in, run, stays_out
 from tests.harness.forked import Done
 from tests.harness.nodectl import ROOT, Nodectl
+from tests.live.test_removed_users import ended
 
 VLESS = Kind("vless-raw", vless(), raw())
 HOME = Place(VLESS, "in")
@@ -259,3 +261,21 @@ def test_limits(ctl: Ctl) -> None:
     ctl("change", "anna", "--id", str(uuid.uuid4()))
     (row,) = ctl.result("limits")
     assert row["limits"]["addresses"] == 2
+
+
+def test_dropped(ctl: Ctl, echo: EchoServer) -> None:
+    """A user's connections end and are counted, by name, address and inbound; others' do not, and all may come back."""
+    ann, bob = people("ann", "bob")
+    ctl("sync", ctl.table([ann, bob]))
+    with connection(HOME, bob, echo) as other:
+        for words in (["ann"], ["ann", "--address", SOURCE, "--inbound", "in"], ["ANN", "--inbound", "in"]):
+            with connection(HOME, ann, echo) as link:
+                transfer.echo(link, b"hello")
+                assert ctl.result("drop", *words) == {"ended": 1, "users": 1, "unsupported": {}}
+                until(lambda: ended(link), 1, "she is out")
+        transfer.echo(other, b"still there")
+        assert ctl("drop", "--inbound", "in").rows == [["ended", "users", "unsupported"], ["1", "1"]]
+        until(lambda: ended(other), 1, "he is out")
+    assert "there is no user 'nobody'" in ctl("drop", "nobody", code=Exit.FAILED).err
+    assert "not an IP address" in ctl("drop", "--address", "home", code=Exit.FAILED).err
+    assert "--address or --inbound" in ctl("drop", code=Exit.USAGE).err

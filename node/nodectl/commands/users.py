@@ -14,7 +14,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from node.base.errors import InvalidRequest, UnknownName
+from node.base.errors import InvalidRequest, UnknownName, UnknownPath, Unsupported
 from node.limits import parsing
 from node.nodectl.commands.users_sync import diff, sync
 from node.nodectl.fleet import Node, Outcome, answers, parallel
@@ -35,7 +35,7 @@ AT_ONCE = 64
 
 @click.group(commands=[diff, sync])
 def users() -> None:
-    """Manage the users of nodes: list, add, change, remove, limits, limit, diff, sync."""
+    """Manage the users of nodes: list, add, change, remove, drop, limits, limit, diff, sync."""
 
 
 @users.command("list")
@@ -306,17 +306,50 @@ def new_tunnel(addresses: Sequence[str]) -> tuple[pb.Wireguard, str]:
     return peer, base64.b64encode(mine).decode()
 
 
+@users.command
+@click.argument("name", required=False, default="")
+@click.option("--address", default="", metavar="IP", help="Only connections from this address.")
+@click.option("--inbound", default="", metavar="TAG", help="Only connections to this inbound.")
+@options
+def drop(session: Session, name: str, address: str, inbound: str) -> None:
+    """End the connections of a user, from an address or to an inbound. Users may come back at once.
+
+    With several of these, end the connections to which all of them apply.
+    """
+    if not (name or address or inbound):
+        raise click.UsageError("give a NAME, --address or --inbound")
+    outcomes = session.ask(lambda node: node.client.drop_connections(name, address, inbound))
+    session.report(outcomes, ("ended", "users", "unsupported"), _dropped)
+
+
+def _dropped(reply: pb.DropConnectionsResponse) -> Iterator[Row]:
+    yield reply.ended, reply.users, "; ".join(f"{tag}: {why}" for tag, why in sorted(reply.unsupported.items()))
+
+
 @click.command
 @click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--addresses", is_flag=True, help="Show the addresses and times of all users, not only how many.")
 @options
-def online(session: Session, names: tuple[str, ...]) -> None:
-    """Show from how many addresses each user is connected; for named users, the addresses and times.
-
-    Without names, nodectl asks the node for each user: with tens of thousands this is slow.
-    """
+def online(session: Session, names: tuple[str, ...], addresses: bool) -> None:
+    """Show from how many addresses each user is connected; for named users, the addresses and times."""
+    columns = "name", "address", "since"
     if names:
-        session.report(session.ask(lambda node: _addresses(node, names)), ("name", "address", "since"), _places)
+        session.report(session.ask(lambda node: _addresses(node, names)), columns, _places)
+    if addresses:
+        session.report(session.ask(_online, LISTING), columns, _places)
     session.report(session.ask(_counts, LISTING), ("name", "addresses"), _rows)
+
+
+async def _online(node: Node) -> list[pb.StatsOnlineIpListResponse]:
+    """The users online, with their addresses; says in which inbounds the core does not report them."""
+    users: list[pb.StatsOnlineIpListResponse] = []
+    unsupported: dict[str, str] = {}
+    async for page in node.client.all_online():
+        users += page.users
+        unsupported |= page.unsupported
+    for tag, why in sorted(unsupported.items()):
+        note(f"{node.name}: users of inbound {tag!r} are not listed: {why}")
+    return users
 
 
 async def _addresses(node: Node, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:
@@ -325,7 +358,11 @@ async def _addresses(node: Node, names: Sequence[str]) -> list[pb.StatsOnlineIpL
 
 async def _counts(node: Node) -> list[pb.OnlineStatResponse]:
     """The number of addresses of each connected user."""
-    users = (await listed(node)).users
+    try:
+        return [pb.OnlineStatResponse(name=user.name, value=len(user.ips)) for user in await _online(node)]
+    except (Unsupported, UnknownPath):
+        # The core, or the node of an earlier version, has no list: each user is asked for.
+        users = (await listed(node)).users
     found = await parallel([partial(_count, node, user.name) for user in users], AT_ONCE)
     return [count for count in found if count.value]
 

@@ -10,6 +10,7 @@ from protos.service_pb2 import (
     Empty,
     Inbound,
     Inbounds,
+    ListOnlineRequest,
     Outbound,
     Outbounds,
     StatRequest,
@@ -150,6 +151,28 @@ def leaves(context: Context) -> None:
     context.soon(lambda: context.node.call("GetUserOnlineStats", anna).value == 0, "nobody is online")
     assert context.node.call("GetUserOnlineStats", bert).value == 0
     assert not context.node.call("GetUserOnlineIpListStats", bert).ips
+
+
+@check("online.listed", Level.BEYOND)
+def listed(context: Context) -> None:
+    """ListOnline returns, page by page, all users online with their addresses, and no others."""
+    context.sync(context.member(context.bert), context.member(context.cora))
+    with context.connect(context.anna), context.connect(context.bert):
+        found = context.soon(lambda: len(online := _online(context)) == 2 and online, "two users are online")
+    assert found.keys() == {context.anna.email, context.bert.email}, f"others are online: {found}"
+    assert all(found.values()), f"users online have no address: {found}"
+    context.soon(lambda: not _online(context), "no user is online")
+
+
+def _online(context: Context) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    after, more = "", True
+    while more:
+        page = context.node.call("ListOnline", ListOnlineRequest(after=after, limit=1))
+        assert len(page.users) <= 1, f"not a page of one user: {page}"
+        found |= {user.name: set(user.ips) for user in page.users}
+        after, more = page.next, bool(page.next)
+    return found
 
 
 @check("stats.unknown-name", Level.BEYOND)

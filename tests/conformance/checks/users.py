@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from protos.service_pb2 import (
+    DropConnectionsRequest,
     Empty,
     GetLimitsRequest,
     Limits,
@@ -292,6 +293,31 @@ def limited(context: Context) -> None:
     finally:
         say(None)
     assert not context.node.call("GetLimits", GetLimitsRequest()).users
+
+
+@check("users.dropped", Level.BEYOND)
+def dropped(context: Context) -> None:
+    """DropConnections ends the connections of one user and no others, and the user comes back at once."""
+    context.sync(context.member(context.bert))
+    with context.connect(context.anna) as link, context.connect(context.bert) as other:
+        reply = context.node.call("DropConnections", DropConnectionsRequest(name=context.anna.email))
+        # Earlier connections of hers may not be over yet.
+        assert reply.ended and reply.users == 1, f"not the connections of one user: {reply}"
+        assert select.select([link], [], [], context.stage.options.patience)[0], "a dropped connection goes on"
+        transfer.echo(other, b"still there")
+        assert context.is_in(context.anna), "a dropped user does not come back"
+    for request, statuses in (
+        (DropConnectionsRequest(name="nobody at all"), ("404", "NOT_FOUND")),
+        (DropConnectionsRequest(inbound="no inbound"), ("404", "NOT_FOUND")),
+        (DropConnectionsRequest(address="no address"), ("400", "INVALID_ARGUMENT")),
+        (DropConnectionsRequest(), ("400", "INVALID_ARGUMENT")),
+    ):
+        try:
+            context.node.call("DropConnections", request)
+        except Refused as error:
+            assert error.status in statuses, str(error)
+        else:
+            raise AssertionError(f"DropConnections succeeds for {request}")
 
 
 @check("users.stopped", Level.BEYOND, state=State.STOPPED)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.sing_box import table
-from drivers.sing_box.table import Line, Table
+from drivers.sing_box.table import Line, Table, online_by_key
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
 
@@ -55,6 +55,15 @@ def there(seen: Table) -> dict[tuple[str, bytes], set[str]]:
 def source(text: str, port: int) -> bytes:
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     return socket.inet_pton(family, text) + port.to_bytes(2)
+
+
+def test_users_online() -> None:
+    """Of each user the addresses, of both families, and when the newest connection from each began, in seconds."""
+    begun = [("a", "Anna", "10.0.0.1:1", 5000), ("b", "anna", "10.0.0.1:2", 7999), ("c", "Anna", "[fd00::1]:3", 6000)]
+    some = [Connection(id=id, user=user, source=source, created_at=at) for id, user, source, at in begun]
+    some.append(Connection(id="d", user="bert", source="10.0.0.1:4", created_at=1000))
+    assert online_by_key(some) == {"anna": {"10.0.0.1": 7, "fd00::1": 6}, "bert": {"10.0.0.1": 1}}
+    assert online_by_key([]) == {}
 
 
 def test_connections_from_one_address() -> None:

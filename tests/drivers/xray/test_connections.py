@@ -435,10 +435,17 @@ class ConnectionsTests(TestCase):
         self.connections = self.make(Ingress(self.ports, shared=True))
         link = self.connect()
         self.line(link, "anna")
+        self.assertEqual(self.connections.mixed, [])
         self.line(link, "bert")
         self.line(link, "anna")
+        self.assertEqual((self.connections.mixed, await self.where("anna")), (["home"], set()))
         await self.put_out("anna")
         self.assertFalse(ended(link))
+        link.close()
+        self.accepted[link].close()
+        for _ in range(2):
+            await self.connections._look_around()
+        self.assertEqual(self.connections.mixed, [])
 
     async def test_by_udp(self) -> None:
         """A user over UDP has no connection, even if another user has one from the same port."""

@@ -19,10 +19,15 @@ from tests.harness.rpc_server import serving
 
 T = TypeVar("T")
 Answer = Callable[[Any, Any], Awaitable[Any]]
+Question = Callable[[XrayGeneration], Awaitable[object]]
 
 
 async def counted(request: xray_pb2.GetStatsRequest, _: Any) -> xray_pb2.GetStatsResponse:
     return xray_pb2.GetStatsResponse(stat=xray_pb2.Stat(name=request.name, value=2))
+
+
+async def listed(_: Any, __: Any) -> xray_pb2.GetAllOnlineUsersResponse:
+    return xray_pb2.GetAllOnlineUsersResponse(users=["user>>>Ann>>>online", "user>>>b>>>o>>>b>>>online"])
 
 
 async def unknown(request: xray_pb2.GetStatsRequest, context: Any) -> None:
@@ -33,8 +38,8 @@ async def broken(_: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.INTERNAL, "it broke")
 
 
-def asked(calls: Mapping[str, Answer]) -> tuple[object, object]:
-    """The outcomes of asking a core with these calls for a user's addresses, and for their number."""
+def asked(calls: Mapping[str, Answer], *questions: Question) -> tuple[object, ...]:
+    """The outcomes of asking a core with these calls."""
     handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             call, xray_pb2.GetStatsRequest.FromString, lambda reply: reply.SerializeToString()
@@ -42,12 +47,12 @@ def asked(calls: Mapping[str, Answer]) -> tuple[object, object]:
         for name, call in calls.items()
     }
 
-    async def ask(socket: str) -> tuple[object, object]:
+    async def ask(socket: str) -> tuple[object, ...]:
         generation = object.__new__(XrayGeneration)
         generation._api = Api(background.reactor, socket)
         generation.accounts = {"in": {"ann": xray_pb2.User(email="Ann").SerializeToString()}}
         try:
-            return await outcome(generation.online("ann")), await outcome(generation.online_count("ann"))
+            return tuple([await outcome(question(generation)) for question in questions])
         finally:
             await generation._api.close()
 
@@ -76,4 +81,18 @@ async def outcome(work: Awaitable[object]) -> object:
 )
 def test_cores_with_fewer_calls(calls: Mapping[str, Answer], expected: tuple[object, object]) -> None:
     """A number is returned if the core has one, 0 for a user who is offline, and never 0 for an unsupported call."""
-    assert asked(calls) == expected
+    assert asked(calls, lambda core: core.online("ann"), lambda core: core.online_count("ann")) == expected
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ({}, Unsupported),
+        ({"GetAllOnlineUsers": listed}, {"ann", "b>>>o>>>b"}),
+        ({"GetAllOnlineUsers": broken}, CoreFailed),
+    ],
+    ids=["there is none", "all users", "it fails"],
+)
+def test_the_list_of_all_users(calls: Mapping[str, Answer], expected: object) -> None:
+    """The keys of the users online; a core that has no list is unsupported, not empty."""
+    assert asked(calls, lambda core: core.online_keys()) == (expected,)

@@ -116,7 +116,7 @@ class ScopeTests(ScopeCase):
         lesser = {method.name for method in METHODS if method.scope < Scope.ALL}
         changing = {"Start", "Stop", "SyncUser", "SyncUsers", "SyncUsersChunked"}
         changing |= {"UpdateCore", "UpdateGeoFiles", "UpdateNode"}
-        changing |= {"SetLimits", "AddRoutingRule", "RemoveRoutingRule", "OverrideBalancerTarget"}
+        changing |= {"SetLimits", "DropConnections", "AddRoutingRule", "RemoveRoutingRule", "OverrideBalancerTarget"}
         self.assertEqual({method.name for method in METHODS} - lesser, changing)
         metrics = {method.name for method in METHODS if method.scope is Scope.METRICS}
         self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency"})

@@ -35,6 +35,7 @@ class Run:
     def __init__(self, clock: Clock) -> None:
         self.arrived: Arrived = lambda key, address: None
         self.unseen: Mapping[str, str] = {}
+        self.mixed: Mapping[str, str] = {}
         self.lives: dict[bytes, tuple[Live, float]] = {}
         self.looks: list[set[str]] = []
         self.ended: list[Live] = []
