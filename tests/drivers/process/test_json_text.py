@@ -15,13 +15,15 @@ from drivers.process.json_text import fingerprint, parse
 from drivers.xray.text import Hints, hints
 from tests.harness.convert import refuses
 
+# Keys do not differ in case alone: the meaning of such keys depends on their order.
+keys = st.text(max_size=5).map(str.lower)
 values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-100, 100)
     | st.text(max_size=8)
     | st.sampled_from(["//", "/*", "#", '"', "\\"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
 comments = st.sampled_from(["", " ", "// x\n", '/* " */', "# y\n", "/* // */", '//"\n', "/**/", "# /* \n"])
@@ -133,7 +135,7 @@ def test_what_reading_costs(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.text(st.characters(codec="ascii"), max_size=5), values, max_size=4), comments)
+@given(st.dictionaries(keys.filter(str.isascii), values, max_size=4), comments)
 def test_equal_in_meaning(value: dict[str, Any], comment: str) -> None:
     """The order of keys, white space and comments do not change the fingerprint."""
     turned = json.dumps(dict(reversed(value.items())), indent=1)
