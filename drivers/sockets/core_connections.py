@@ -28,7 +28,7 @@ _INODE = 8
 # between.
 LISTED = 0.05
 # Seconds for which a look may stand for later ones: it does not show which connections have ended since.
-STALE = 5.0
+STALE = 1.0
 
 
 def ignore_arrivals(_: str, __: Address) -> None:

@@ -28,6 +28,8 @@ _DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
 # ESTABLISHED, FIN_WAIT1, FIN_WAIT2 and CLOSE_WAIT.
 _STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
+# SYN_RECV.
+_COMING = 1 << 3
 _LISTENING = 1 << 10
 _HEADER = struct.Struct("=IHHII")
 # The request: which attributes to add (a bit each), no socket id to match, the states.
@@ -121,8 +123,11 @@ def arrivals() -> int:
 
 
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these local ports; for more than `MOST` ranges as `connections`."""
-    return {_peer(data, position) for data, position in _connected(ports)}
+    """The peers of all TCP connections to these local ports; for more than `MOST` ranges as `connections`.
+
+    With those that are being made: by TCP Fast Open they may carry data already.
+    """
+    return {_peer(data, position) for data, position in _connected(ports, _STATES | _COMING)}
 
 
 def connections(ports: Ports) -> list[Connection]:
@@ -186,10 +191,10 @@ def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
     return program + _STEP.pack(_GO, 4, 8)
 
 
-def _connected(ports: Ports) -> Iterator[tuple[bytes, int]]:
+def _connected(ports: Ports, states: int = _STATES) -> Iterator[tuple[bytes, int]]:
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
-    return _messages(_program(ports), _STATES)
+    return _messages(_program(ports), states)
 
 
 def _peer(data: bytes, position: int) -> Endpoint:

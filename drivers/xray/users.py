@@ -306,8 +306,10 @@ class Users:
         """
         handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
         await self._api.remove_inbound(tag)
-        wanted = await self._old_connections(gone)
-        await self._api.add_inbound(handler)
+        try:
+            wanted = await self._old_connections(gone)
+        finally:
+            await self._api.add_inbound(handler)
         self.accounts[tag] = accounts
         return wanted
 

@@ -13,6 +13,8 @@ SMALL = 64 * 1024
 LARGEST = 64 * 1024 * 1024
 # Seconds after which a refused client may retry.
 AGAIN = 1.0
+# A message without a byte, and not compressed, as gRPC frames it.
+_EMPTY = bytes(5)
 
 
 class Bodies:
@@ -34,10 +36,10 @@ class Bodies:
 
 
 class _Stream(Messages):
-    """One stream, the bytes reserved for its current message, and whether that is known to be empty."""
+    """One stream, the bytes reserved for its current message, and whether all of its data is one empty message."""
 
     held = 0
-    empty = False
+    empty: bool | None = None
 
 
 class Requests:
@@ -56,15 +58,15 @@ class Requests:
     def data(self, stream: int, payload: memoryview) -> None:
         """Take the next bytes of an unanswered stream."""
         one = self._streams.setdefault(stream, _Stream())
+        one.empty = one.empty is None and payload == _EMPTY
         for found in one.split(payload):
             if isinstance(found, int):
-                one.empty = not found
                 self._hold(stream, one, found)
 
     def empty(self, streams: Iterable[int]) -> bool:
-        """Whether the last message of each of these streams is empty."""
+        """Whether an empty message is all that each of these streams has."""
         found = map(self._streams.get, streams)
-        return all(one is not None and one.empty for one in found)
+        return all(one is not None and one.empty is True for one in found)
 
     def over(self, stream: int) -> None:
         """The stream is answered, or ended."""

@@ -144,8 +144,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     ) -> bytes:
         """Answer again if possible, without the empty message: for gRPC to read it takes a change between threads."""
         peer = context.peer()
-        reply = self._calls.again(method, caller, peer) if self._upstream.client(peer).sends_nothing else None
-        return reply.body if reply else await self._unary(method, caller, await anext(aiter(messages), b""), context)
+        if self._upstream.client(peer).sends_nothing and (reply := self._calls.again(method, caller, peer)):
+            return reply.body
+        if (body := await anext(aiter(messages), None)) is None:
+            error = InvalidRequest("the call has no message")
+            await context.abort(grpc.StatusCode[error.grpc], error.text)
+            raise error
+        return await self._unary(method, caller, body, context)
 
     async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
         work = asyncio.ensure_future(self._aio.call(self._unary_of, context.peer(), method, caller, body))

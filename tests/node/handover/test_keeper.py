@@ -29,7 +29,7 @@ from scripts.staging.wait import until
 # A node: it sends its sockets to the test and what it knows, then the signals that it gets, and ends as it is asked to,
 # by a signal for a negative number. With a file at the second path it ends at once.
 NODE = """
-import json, os, signal, socket, sys
+import json, os, select, signal, socket, sys
 
 def end(text):
     code = int(text)
@@ -44,13 +44,19 @@ if os.path.exists(path):
 ask, events, parent = map(int, os.environ["TXNODE_KEEPER"].split())
 there = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+# A handler alone would run late for a signal that comes just before a call that waits.
+came, comes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+signal.set_wakeup_fd(comes)
 for number in signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT:
-    signal.signal(number, lambda number, _: there.send(b"%d" % number))
+    signal.signal(number, lambda *_: None)
 try:
     there.connect("\\0" + name)
     about = {"pid": os.getpid(), "parent": parent, "blocked": blocked, "rest": rest, "environment": dict(os.environ)}
     socket.send_fds(there, [json.dumps(about).encode()], [ask, events])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    while there not in select.select([there, came], (), ())[0]:
+        for number in os.read(came, 100):
+            there.send(b"%d" % number)
     end(there.recv(100) or 98)
 except OSError:
     os._exit(98)
