@@ -58,7 +58,8 @@ class Requests:
     def data(self, stream: int, payload: memoryview) -> None:
         """Take the next bytes of an unanswered stream."""
         one = self._streams.setdefault(stream, _Stream())
-        one.empty = one.empty is None and payload == _EMPTY
+        if payload:
+            one.empty = one.empty is None and payload == _EMPTY
         for found in one.split(payload):
             if isinstance(found, int):
                 self._hold(stream, one, found)
