@@ -81,10 +81,12 @@ def update_rows(among: Arena, core: bare.BareCore, target: Backing) -> Iterator[
     yield row("one user removed, to effect", "ms", found, 1, floor[1])
 
 
-def _updates(side: Side) -> tuple[float, ...]:
+def _updates(side: Side, settled: float = 0.0) -> tuple[float, ...]:
+    """Updates a second, and processor milliseconds of each; `settled`: seconds after the controller has connected."""
     bodies = [user.SerializeToString() for user in side.backing.crowd.change(UPDATES)]
     with calling(side, "rest") as call:
         call("SyncUser", bodies[0])
+        time.sleep(settled)
         used = side.used
         took = _took(lambda: [call("SyncUser", body) for body in bodies])
         return UPDATES / took, 1e3 * (side.used - used) / UPDATES
@@ -96,7 +98,7 @@ def connected_rows(among: Arena) -> Iterator[Row]:
     with loading() as load:
         for before, count in pairwise((0, 0, *CONNECTED)):
             load.open([lives] * (count - before), side.backing.ports[0])
-            found = medians({"ours": side}, among.rounds, _updates)
+            found = medians({"ours": side}, among.rounds, partial(_updates, settled=_SETTLED))
             yield row(f"PUT /user/sync at {count:,} connections, CPU", "ms", found, 1)
 
 
