@@ -80,6 +80,7 @@ SAMPLES = {
     "SyncUser": ALICE,
     "SyncUsers": service_pb2.Users(users=[ALICE]),
     "SyncUsersChunked": UsersChunk(users=[ALICE], last=True),
+    "DropConnections": service_pb2.DropConnectionsRequest(name=ALICE.email),
     "GetBalancerInfo": service_pb2.BalancerInfoRequest(tag="both"),
     "TestRoute": service_pb2.TestRouteRequest(target_domain="a.test"),
     "AddRoutingRule": service_pb2.AddRoutingRuleRequest(rule='{"domain": ["b.test"], "outboundTag": "block"}'),
