@@ -273,6 +273,7 @@ class Relay(Protocol, Client):
             self._part()
 
         self.hold()
+        self._asked_at = self._now()  # else the server's first bytes set the timer for the key, and no answer is sent
         late = self._connections.guesses.wrong(self.connection)
         if late:
             self.connection.arm(late, answer)
