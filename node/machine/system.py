@@ -29,6 +29,10 @@ class Sample:
     interfaces: Mapping[str, Carried]
 
 
+# The largest speed that a message can have.
+MOST = 2**64 - 1
+
+
 def reading(before: Sample, after: Sample) -> SystemStatsResponse:
     """Compute the values from two samples; rates are over the actual time between them.
 
@@ -56,12 +60,12 @@ def cpu_usage(before: Sample, after: Sample) -> float:
 
 
 def _speed(before: Sample, after: Sample, of: Callable[[Carried], int], elapsed: float) -> int:
-    """Bytes per second over all interfaces in both samples. An interface whose counter was reset counts as 0."""
+    """Bytes per second over all interfaces in both samples, at most MOST. One whose counter was reset counts as 0."""
     if elapsed <= 0:
         return 0
     known = after.interfaces.keys() & before.interfaces.keys()
     moved = sum(max(0, of(after.interfaces[name]) - of(before.interfaces[name])) for name in known)
-    return round(moved / elapsed)
+    return min(MOST, round(min(moved / elapsed, float(MOST))))
 
 
 def read_sample() -> Sample:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
@@ -68,6 +68,7 @@ def test_an_interface_that_came_or_went_makes_no_jump() -> None:
     assert reading(SAMPLE, other).incoming_bandwidth_speed == 1000
 
 
+@example(replace(SAMPLE, at=0.0), replace(NEXT, at=5e-324))
 @given(samples, samples)
 def test_no_pair_of_samples_gives_an_impossible_value(before: Sample, after: Sample) -> None:
     """Whatever the counters do, speeds are not negative and the CPU's usage is 0 to 100 %."""
