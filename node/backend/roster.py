@@ -290,7 +290,7 @@ class Roster:
 
 
 class Ahead:
-    """The roster of a saved backend, built before it is certain that it is resumed: only changes are left for then.
+    """The roster of a saved backend, built before the node resumes it: then only changes are left to apply.
 
     `roster` has the users of the last `catch_up`: `users`, as they were saved. `refused` are the refusals.
     """

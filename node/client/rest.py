@@ -94,7 +94,7 @@ class RestTransport:
     async def lines(self, method: Method, last: str) -> Inbox[Line]:
         response = await self._opened(method, b"", {LAST: last} if last else {})
         placed = self._dialect is Dialect.DOCUMENT
-        return StreamBody(self._reactor, response, placed_lines if placed else plain_lines, beats=placed).inbox
+        return StreamBody(self._reactor, response, placed_lines if placed else plain_lines, heartbeats=placed).inbox
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
         response = await self._opened(method, request.SerializeToString())
@@ -235,14 +235,14 @@ async def _whole(response: IResponse) -> bytes:
 
 
 class StreamBody(Generic[T]):
-    """Reads an endless body into `inbox`. `beats`: the node sends heartbeats, and silence means that it is gone.
+    """Reads an endless body into `inbox`. With `heartbeats` a silent node is gone.
 
     `split` takes the received data apart into complete items and the incomplete rest. It raises `UnexpectedReply`.
     """
 
-    def __init__(self, reactor: IReactorTime, response: IResponse, split: Split[T], beats: bool = True) -> None:
+    def __init__(self, reactor: IReactorTime, response: IResponse, split: Split[T], heartbeats: bool = True) -> None:
         self._split = split
-        self._beats = beats
+        self._heartbeats = heartbeats
         self._tail = b""
         self._silence = Alarm(reactor, self._silent)
         self._body = Body(self._take)
@@ -268,7 +268,7 @@ class StreamBody(Generic[T]):
 
     def _listen(self) -> None:
         """Restart the timer that ends the stream if no heartbeat comes."""
-        if self._beats and not self._body.done.called:
+        if self._heartbeats and not self._body.done.called:
             self._silence.set(SILENCE)
 
     def _silent(self) -> None:

@@ -228,7 +228,7 @@ def is_open_here(page: Page | None, transport: Any) -> bool:
 
 
 def is_open_to_others(_: Page | None, transport: Any) -> bool:
-    """Whether the client runs as another user of this machine, so that it is no core and no proxied user."""
+    """Whether the client runs as another user of this machine: then it is neither a core nor a proxied user."""
     peer, host = transport.getPeer(), transport.getHost()
     try:
         user = user_of((peer.host, peer.port), (host.host, host.port))

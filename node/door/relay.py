@@ -239,7 +239,8 @@ class Relay(Protocol, Client):
         if connection.known and connection.idle is bool(self._manners.open):
             connection.idle = not connection.idle
             connection.idle_since = self._now()
-        if self._manners.asked and self._asked_at is None:
+        # A client that is not read any more has its end set already.
+        if self._manners.asked and self._asked_at is None and not self._deaf:
             self._asked_at = self._now()
             connection.arm(self._connections.limits.key, self._look_for_key)
 
@@ -273,7 +274,6 @@ class Relay(Protocol, Client):
             self._part()
 
         self.hold()
-        self._asked_at = self._now()  # else the server's first bytes set the timer for the key, and no answer is sent
         late = self._connections.guesses.wrong(self.connection)
         if late:
             self.connection.arm(late, answer)

@@ -147,9 +147,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if self._upstream.client(peer).sends_nothing and (reply := self._calls.again(method, caller, peer)):
             return reply.body
         if (body := await anext(aiter(messages), None)) is None:
-            error = InvalidRequest("the call has no message")
-            await context.abort(grpc.StatusCode[error.grpc], error.text)
-            raise error
+            raise await _refused(InvalidRequest("the call has no message"), context)
         return await self._unary(method, caller, body, context)
 
     async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
@@ -279,8 +277,13 @@ async def _answered(work: Awaitable[T], context: Context) -> T:
     except Exception as fault:  # noqa: BLE001 - gRPC would not log it
         _logger.failure("a gRPC call failed outside any operation; it is answered with INTERNAL")
         error = Internal(f"internal error: {type(fault).__name__}; the node's log has more")
+    raise await _refused(error, context)
+
+
+async def _refused(error: NodeError, context: Context) -> NodeError:
+    """End the call with this error, which the handler then raises."""
     await context.abort(grpc.StatusCode[error.grpc], error.text)
-    raise error
+    return error
 
 
 def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -303,8 +306,7 @@ async def _one(parse: Callable[[bytes], T], body: bytes, context: Context) -> T:
         return parse(body)
     except DecodeError as fault:
         error = InvalidRequest(f"the body is not a message of this call: {fault}")
-    await context.abort(grpc.StatusCode[error.grpc], error.text)
-    raise error
+    raise await _refused(error, context)
 
 
 async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], context: Context) -> AsyncIterator[T]:

@@ -23,7 +23,7 @@ from node.contract.connections import Address, Live, SeesConnections
 from node.contract.driver import Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
-from node.events.users import LONGEST_NAME, NAMED
+from node.events.users import LONGEST_NAME, NAMED, listing
 from protos.service_pb2 import (
     DropConnectionsRequest,
     DropConnectionsResponse,
@@ -161,12 +161,11 @@ class Connected:
     def _tell(self, wanted: Wanted, dropped: Dropped) -> None:
         """Report it, without addresses."""
         count, names = len(dropped.keys), [self._name_of(key)[:LONGEST_NAME] for key in sorted(dropped.keys)[:NAMED]]
-        listed = ", ".join(map(repr, names)) + (f" and {count - len(names)} others" if count > len(names) else "")
         asked = {"user": wanted.key, "address": wanted.address, "inbound": wanted.tag}
         by = ", ".join(word for word, given in asked.items() if given)
         self._journal.tell(
             Kind.USERS_DROPPED,
-            f"a controller had connections of {listed} ended: {dropped.ended}",
+            f"a controller had connections of {listing(names, count)} ended: {dropped.ended}",
             connections=dropped.ended,
             count=count,
             names=", ".join(names),

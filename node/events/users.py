@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -16,6 +16,11 @@ NAMED = 5
 GATHERED = 10_000
 # Most characters of a name and of a reason.
 LONGEST_NAME, LONGEST_REASON = 100, 500
+
+
+def listing(names: Sequence[str], count: int) -> str:
+    """The text of an event about `count` users, of whom these are named."""
+    return ", ".join(map(repr, names)) + (f" and {count - len(names)} others" if count > len(names) else "")
 
 
 class UserEvents:
@@ -84,8 +89,7 @@ class Gathering:
 
     def _tell(self, users: dict[str, str], count: int) -> None:
         names = [*users][:NAMED]
-        reason = users[names[0]]
-        listed = ", ".join(map(repr, names)) + (f" and {count - len(names)} others" if count > len(names) else "")
+        reason, listed = users[names[0]], listing(names, count)
         fields: dict[str, object] = {"count": count, "names": ", ".join(names)}
         if reason:
             fields["reason"] = reason

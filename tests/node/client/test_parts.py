@@ -522,7 +522,7 @@ class LogLinesTests(SynchronousTestCase):
 
     def body(self, events: bool = True) -> Inbox[Line]:
         split = placed_lines if events else plain_lines
-        return StreamBody(self.clock, self.response, split, beats=events).inbox  # type: ignore[arg-type]
+        return StreamBody(self.clock, self.response, split, heartbeats=events).inbox  # type: ignore[arg-type]
 
     def taken(self, inbox: Inbox[Line]) -> list[str]:
         return [line.text for line in self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))]
