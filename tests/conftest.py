@@ -276,6 +276,12 @@ def own_node(tmp_path: Path) -> Iterator[NodeProcess]:
         yield running
 
 
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    """An inbound that most tests can do with."""
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
 @pytest.fixture(params=list(TRANSPORTS))
 def controller(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[Controller]:
     """A controller of the module's node over each transport in turn; see `over`."""

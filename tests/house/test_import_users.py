@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
-from hypothesis import strategies as st
 
 from node.nodectl import users_file
 from protos import service_pb2 as pb
 from scripts.import_users import main, parse
+from tests.node.nodectl.test_users_file import JSONS
 
 NOW = 1_800_000_000.0
 ANN = pb.User(email="ann", inbounds=["in"], proxies=pb.Proxy(vless=pb.Vless(id="1", flow="f")))
@@ -118,42 +118,6 @@ def test_nodectl_reads_what_is_printed(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [str(export)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"{export} cannot be used: no users found in a known shape" in done.stderr
-
-
-JSONS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "users",
-                    "email",
-                    "name",
-                    "username",
-                    "proxies",
-                    "vless",
-                    "id",
-                    "inbounds",
-                    "unknown",
-                    "settings",
-                    "clients",
-                    "protocol",
-                    "tag",
-                    "enable",
-                    "status",
-                    "expire",
-                    "expiryTime",
-                    "obj",
-                    "result",
-                ]
-            ),
-            inner,
-            max_size=5,
-        )
-    ),
-    max_leaves=20,
-)
 
 
 @given(JSONS)

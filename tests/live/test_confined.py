@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-
-import pytest
 
 from protos.service_pb2 import User
 from scripts.staging import transfer
 from scripts.staging.controller import RpcController
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, gets_in, member, on, run
 from tests.harness import confined
-from tests.harness.grounds import Ground
 from tests.harness.warned import warned
 from tests.live.test_overlap import ended, runs
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 # The line that a core logs at each start.
 STARTED = re.compile(r"(Xray [\d.]+|sing-box) started")
-
-
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @contextmanager

@@ -40,11 +40,6 @@ ANNA = TestUser.new("anna@test")
 WAITING = "core is not started yet"
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 def refused(call: Callable[[], object], *statuses: str) -> str:
     """The text with which the node refuses the call, with one of these statuses."""
     with pytest.raises(ControllerError) as error:

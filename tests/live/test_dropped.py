@@ -32,11 +32,6 @@ NOTHING = pb.DropConnectionsResponse()
 
 
 @pytest.fixture
-def home(ground: Ground, all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
-@pytest.fixture
 def away(ground: Ground, all_kinds: Mapping[str, Kind]) -> Place:
     return Place(all_kinds["trojan-tls"], "away", ground=ground)
 
@@ -118,7 +113,7 @@ def test_dropped(controller: Controller, home: Place, away: Place, echo: EchoSer
         assert not any(map(ended, others))
         for link in others[2:]:
             transfer.echo(link, b"still there")
-    until(lambda: not online(controller), 5, "nobody is online")
+    until(lambda: not online(controller), 5, "no user is online")
 
 
 @pytest.mark.both

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from http.client import HTTPResponse
 from pathlib import Path
@@ -17,24 +17,17 @@ from node.api.framing import arrived
 from protos.service_pb2 import Backend, Event, EventsRequest
 from scripts.staging.controller import ControllerError
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.rpc import Rpc
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, live, member, run
-from tests.harness.grounds import Ground
 from tests.harness.listening import Listener
 from tests.harness.rest import Rest
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 
 each_way = pytest.mark.parametrize("transport", ["rest", "grpc"])
-
-
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture

@@ -39,11 +39,6 @@ MORE = TestUser.new("more@test")
 Bill = Tally[tuple[str, str]]
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 class Street:
     """Five users of one inbound, each with their own client: the bytes that they moved, and the bills."""
 

@@ -41,11 +41,6 @@ def killed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Killed]:
             print("\n".join(node.last_lines(80)))
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 @pytest.mark.slow
 def test_no_line_of_the_core_is_lost(killed: Killed, ground: Ground, home: Place, echo: EchoServer) -> None:
     """Each line of the core arrives exactly once."""

@@ -63,11 +63,6 @@ def the_set(controller: Controller, users: list[User]) -> None:
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
-@pytest.fixture
 def work(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
     return Place(all_kinds["trojan-tls"], "at work", ground=ground)
 

@@ -51,11 +51,6 @@ PANELS: Mapping[str, Callable[[NodeProcess], RestController | RpcController]] = 
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
-@pytest.fixture
 def work(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
     return Place(all_kinds["trojan-tls"], "work", ground=ground)
 

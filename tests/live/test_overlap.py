@@ -73,11 +73,6 @@ def xhttp(tmp_path_factory: pytest.TempPathFactory) -> Kind:
     return Kind("vless-xhttp-tls", protocols.vless(), layers)
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 @dataclass
 class Changes:
     """Configurations of one core that differ in an inbound, an outbound and a rule from one to the next.

@@ -13,21 +13,14 @@ import pytest
 
 from scripts.staging.controller import Controller, ControllerError
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.process import freeze
 from tests.conftest import Place, connection, control, member
-from tests.harness.grounds import Ground
 from tests.live.test_core_faults import WAITING, in_state
 from tests.live.test_overlap import ANNA, BERT, Changes, core
 
 # After so many other replies a query is in progress.
 LATER = 20
-
-
-@pytest.fixture
-def home(all_kinds: dict[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 def questions(controller: Controller, email: str) -> list[Callable[[], Any]]:

@@ -129,11 +129,6 @@ def changed(person: TestUser) -> TestUser:
     return TestUser.new(person.email)
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 # Each of the two tests takes every second kind in the default run.
 @pytest.mark.parametrize(("name", "size"), daily(SIZES[::2], SIZES))
 @over("grpc")

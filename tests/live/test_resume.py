@@ -21,15 +21,9 @@ from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
-from tests.harness.grounds import Ground
 from tests.harness.warned import warned
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-
-
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -13,22 +13,15 @@ import pytest
 
 from scripts.staging.controller import Controller, ControllerError
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.process import freeze
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, gets_in, live, member, over, run, stays_out
-from tests.harness.grounds import Ground
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 # Seconds: longer than the timeout of a call to the core, shorter than the time after which the node ends it.
 STALL = 7.0
-
-
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture(scope="module")

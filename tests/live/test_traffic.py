@@ -26,7 +26,6 @@ from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, connection, control, gets_in, member, over, run, settled, stays_out, way
-from tests.harness.grounds import Ground
 
 # Bytes that Xray leaves out of an inbound's downlink for each connection.
 UNCOUNTED = 8192
@@ -200,11 +199,6 @@ def test_inbounds_beside_hysteria(all_kinds: Mapping[str, Kind], echo: EchoServe
     except ControllerError as refused:
         assert refused.status in ("501", "UNIMPLEMENTED")
         assert "Hysteria" in str(info.warnings)
-
-
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture

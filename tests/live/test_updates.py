@@ -60,11 +60,6 @@ def rest(updated: NodeProcess) -> Iterator[Controller]:
         yield controller
 
 
-@pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
 def known(ground: Ground) -> str:
     return version_of(CORES[ground.name][0], ground.executable())
 

@@ -52,11 +52,6 @@ def real(tmp_path: Path, version: Version) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    return Place(all_kinds["vless-raw"], "home", ground=ground)
-
-
-@pytest.fixture
 def house(real: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kind], ground: Ground) -> House:
     return House(real, controller, all_kinds, ground)
 
