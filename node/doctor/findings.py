@@ -122,7 +122,7 @@ class Check(Enum):
     )
     PYTHON = (
         "python",
-        "Python was built with optimisations: a plain build takes a fifth more processor time",
+        "Python was built with optimisations: a plain build needs more processor time",
         "Install the Python of the distribution, or build one with --enable-optimizations; then run scripts/install.",
     )
     STATE = (

@@ -1,4 +1,4 @@
-"""Whether this Python was built for speed: else the node takes a fifth more processor time. Standard library only.
+"""Whether this Python was built for speed: a plain build needs more processor time. Standard library only.
 
 As a program, it exits with 0 if so: `scripts/setup` asks each Python of the machine.
 """
