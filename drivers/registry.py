@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from drivers.install import releases
 from drivers.install.releases import Core
+from drivers.process.closed import SETTINGS as CLOSED
 from drivers.process.orphans import mark, sweep
 from drivers.process.settings import SETTINGS as COMMON
 from drivers.process.settings import settings_of
@@ -52,7 +53,7 @@ REGISTRY: Mapping[int, Kind] = {
 }
 # The core that reads geoip.dat and geosite.dat, and the setting of their directory.
 READS_LISTS, LISTS_SETTING = XRAY, "XRAY_ASSETS_PATH"
-DRIVER_SETTINGS = (*COMMON, *(setting for kind in REGISTRY.values() for setting in kind.settings))
+DRIVER_SETTINGS = (*COMMON, *CLOSED, *(setting for kind in REGISTRY.values() for setting in kind.settings))
 
 
 def set_for(what: str, values: Mapping[str, str]) -> dict[str, str]:

@@ -65,6 +65,11 @@ class Settings:
     systemd: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The node's own TCP ports."""
+        return tuple(filter(None, (self.door.rest_port, self.door.grpc_port, self.metrics.port)))
+
 
 # The options of each room, by the field of `Settings`. In docs/settings.md those of drivers are in the middle.
 ROOMS: dict[str, type[Options]] = {

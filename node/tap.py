@@ -83,7 +83,8 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     state = StateDirectory(settings.state.dir, keeper)
     ring = LogRing(reactor, settings.log.buffer)
     record = _record(settings)
-    host = Host(reactor, ring, state.run_dir, settings.cores, _withheld(settings), record.choices, keeper)
+    own = _withheld(settings), record.choices, keeper, settings.ports
+    host = Host(reactor, ring, state.run_dir, settings.cores, *own)
     drivers = Drivers(host)
     house = _house(reactor, settings, state, ring, drivers, ties)
     engine = _engine(reactor, settings, drivers, house)

@@ -171,20 +171,26 @@ class WireguardConfig(_message.Message):
     def __init__(self, secret_key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., is_client: bool = ...) -> None: ...
 
 class FreedomConfig(_message.Message):
-    __slots__ = ("final_rules",)
+    __slots__ = ("domain_strategy", "destination_override", "final_rules")
+    DOMAIN_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
     FINAL_RULES_FIELD_NUMBER: _ClassVar[int]
+    domain_strategy: int
+    destination_override: bytes
     final_rules: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, final_rules: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, domain_strategy: _Optional[int] = ..., destination_override: _Optional[bytes] = ..., final_rules: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class DokodemoConfig(_message.Message):
-    __slots__ = ("address", "port", "networks")
+    __slots__ = ("address", "port", "follow_redirect", "networks")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_REDIRECT_FIELD_NUMBER: _ClassVar[int]
     NETWORKS_FIELD_NUMBER: _ClassVar[int]
     address: IPOrDomain
     port: int
+    follow_redirect: bool
     networks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ..., port: _Optional[int] = ..., networks: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ..., port: _Optional[int] = ..., follow_redirect: bool = ..., networks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IPOrDomain(_message.Message):
     __slots__ = ("ip", "domain")
@@ -247,14 +253,18 @@ class StreamConfig(_message.Message):
     def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
 
 class SocketConfig(_message.Message):
-    __slots__ = ("tproxy", "accept_proxy_protocol", "trusted_x_forwarded_for")
+    __slots__ = ("tproxy", "accept_proxy_protocol", "dialer_proxy", "interface", "trusted_x_forwarded_for")
     TPROXY_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DIALER_PROXY_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
     TRUSTED_X_FORWARDED_FOR_FIELD_NUMBER: _ClassVar[int]
     tproxy: int
     accept_proxy_protocol: bool
+    dialer_proxy: str
+    interface: str
     trusted_x_forwarded_for: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ..., trusted_x_forwarded_for: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ..., dialer_proxy: _Optional[str] = ..., interface: _Optional[str] = ..., trusted_x_forwarded_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TlsCertificate(_message.Message):
     __slots__ = ("certificate_path", "key_path")
@@ -392,6 +402,44 @@ class LogConfig(_message.Message):
     enable_dns_log: bool
     mask_address: str
     def __init__(self, error_log_type: _Optional[int] = ..., error_log_level: _Optional[int] = ..., error_log_path: _Optional[str] = ..., access_log_type: _Optional[int] = ..., access_log_path: _Optional[str] = ..., enable_dns_log: bool = ..., mask_address: _Optional[str] = ...) -> None: ...
+
+class Endpoint(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: IPOrDomain
+    def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ...) -> None: ...
+
+class NameServer(_message.Message):
+    __slots__ = ("address", "skip_fallback", "tag", "unexpected", "unprior")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    UNEXPECTED_FIELD_NUMBER: _ClassVar[int]
+    UNPRIOR_FIELD_NUMBER: _ClassVar[int]
+    address: Endpoint
+    skip_fallback: bool
+    tag: str
+    unexpected: _containers.RepeatedScalarFieldContainer[bytes]
+    unprior: bool
+    def __init__(self, address: _Optional[_Union[Endpoint, _Mapping]] = ..., skip_fallback: bool = ..., tag: _Optional[str] = ..., unexpected: _Optional[_Iterable[bytes]] = ..., unprior: bool = ...) -> None: ...
+
+class HostMapping(_message.Message):
+    __slots__ = ("ip", "proxied_domain")
+    IP_FIELD_NUMBER: _ClassVar[int]
+    PROXIED_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ip: _containers.RepeatedScalarFieldContainer[bytes]
+    proxied_domain: str
+    def __init__(self, ip: _Optional[_Iterable[bytes]] = ..., proxied_domain: _Optional[str] = ...) -> None: ...
+
+class DnsConfig(_message.Message):
+    __slots__ = ("static_hosts", "name_server", "tag")
+    STATIC_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_SERVER_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    static_hosts: _containers.RepeatedCompositeFieldContainer[HostMapping]
+    name_server: _containers.RepeatedCompositeFieldContainer[NameServer]
+    tag: str
+    def __init__(self, static_hosts: _Optional[_Iterable[_Union[HostMapping, _Mapping]]] = ..., name_server: _Optional[_Iterable[_Union[NameServer, _Mapping]]] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class RouterConfig(_message.Message):
     __slots__ = ("rule", "balancing_rule")

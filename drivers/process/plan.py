@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drivers.process import json_text
+from drivers.process.closed import Closed
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
 from drivers.process.starting import judge
@@ -35,6 +36,12 @@ class Made(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def closed(self) -> Closed: ...
 
     def account(self, tag: str, user: User) -> Account | None: ...
 
@@ -124,7 +131,11 @@ class CorePlan(Generic[C, M]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return [*self.made.warnings, *filter(None, [self._core.installation.unconfined])]
+        return [*self.made.warnings, *filter(None, [self._core.installation.unconfined, self.made.closed.moved])]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.made.notes
 
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.process.closed import OPEN, Closed
 from drivers.process.credentials import require_usable
 from drivers.process.json_text import Json, parse
 from drivers.sing_box import allowlist
@@ -30,6 +31,7 @@ from drivers.sing_box.accounts import (
     quoted_name,
     random_entry,
 )
+from drivers.sing_box.closed import close
 from drivers.sing_box.listening import Listens
 from drivers.sing_box.overrides import TAGGED, take_over
 from node.base.errors import InvalidConfig
@@ -88,6 +90,8 @@ class Plan(Listens):
 
     inbounds: Mapping[str, Inbound]
     warnings: Sequence[str]
+    notes: Sequence[str] = ()
+    closed: Closed = OPEN
 
     @property
     def tags(self) -> Sequence[str]:
@@ -151,17 +155,23 @@ class Plan(Listens):
 
 
 def plan(
-    formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool, allowed: Allowed = NOTHING_MORE
+    formatted: bytes,
+    exclude: frozenset[str],
+    directory: Path,
+    counts: bool,
+    allowed: Allowed = NOTHING_MORE,
+    closed: Closed = OPEN,
 ) -> Plan:
     """Build the plan from the output of `sing-box format`. Raises `InvalidConfig`.
 
     The core keeps its files below `directory`. `counts`: whether the build has counters (v2ray_api). `allowed`: what a
-    configuration may contain beyond what the node knows.
+    configuration may contain beyond what the node knows. `closed`: the targets that no user reaches.
     """
     tree = _read(formatted)
     allowlist.judge(tree, allowed)
     _name(tree)
-    warnings = list(take_over(tree, directory))
+    warnings, effect = [*take_over(tree, directory)], close(tree, closed)
+    warnings += effect.warnings
     if not counts:
         warnings.append(UNCERTAIN)
     for one, other in Listens(tree).taken_twice():
@@ -180,7 +190,7 @@ def plan(
                 inbound["managed"] = True
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
-    return Plan(tree, inbounds, warnings)
+    return Plan(tree, inbounds, warnings, effect.notes, closed)
 
 
 def _read(formatted: bytes) -> Json:

@@ -13,6 +13,7 @@ from drivers.install.releases import SING_BOX
 from drivers.process import starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
+from drivers.process.closed import Closed
 from drivers.process.executable import Executable, Files, Installation
 from drivers.process.generation import Started
 from drivers.process.kept import recover
@@ -60,7 +61,8 @@ class SingBox(CoreDriver):
         output = await self.installation.answered(
             core, "format", text, lambda: self.look(core, "format", *STDIN, stdin=text, output=1)
         )
-        reading = config.plan, output, exclude, self.host.directory, counts(core), Allowed.of(self.host)
+        allowed, closed = Allowed.of(self.host), Closed.of(self.host)
+        reading = config.plan, output, exclude, self.host.directory, counts(core), allowed, closed
         made = await starting.read(reactor, config_text, *reading)
         naming = allowlist.touched, made.tree, self.installation.paths, core.unconfined
         touched = await starting.read(reactor, config_text, *naming)

@@ -6,16 +6,18 @@ unknown here stay unchanged. Type names and numbers: Xray-core 26.3.27.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from drivers.process.allowlist import NOTHING_MORE, Allowed
+from drivers.process.closed import Closed
 from drivers.process.credentials import KEY_BYTES, require_usable
 from drivers.xray import allowlist, compat, messages, overrides, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed
+from drivers.xray.closed import OPEN, Closing
 from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
 from drivers.xray.messages import SIZE, Version, edited
 from drivers.xray.text import Hints, hints
@@ -55,6 +57,7 @@ class Plan(Listens):
 
     `ingress`: where the users of managed inbounds connect. `shown`: which of the core's lines the controller asked for.
     `routing`: changes of the rules, already in `base`. `first`: router settings that go before all others.
+    `closed`: the targets that no user reaches.
     """
 
     base: Config
@@ -65,6 +68,8 @@ class Plan(Listens):
     shown: Shown
     routing: Routing = Routing()
     first: bytes = b""
+    notes: Sequence[str] = ()
+    closed: Closed = Closed()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -121,6 +126,7 @@ def plan(
     exclude: frozenset[str],
     version: Version = HYSTERIA_MISCOUNTED,
     allowed: Allowed = NOTHING_MORE,
+    closing: Closing = OPEN,
 ) -> Plan:
     """Take over a configuration that was converted from `text`.
 
@@ -130,7 +136,7 @@ def plan(
         base = _judged(converted, text, version, allowed)
         # Reads the users of inbounds that are left as configured, so that they are known to be valid.
         rules.outbounds_of(base)
-        return _planned(base, text, exclude, version)
+        return _planned(base, text, exclude, version, closing)
     except DecodeError as error:
         # Another version of the core may give these fields another meaning.
         reason = "the node cannot parse this configuration as the core converted it: is this core's version supported?"
@@ -161,7 +167,7 @@ def _judged(converted: bytes, text: str, version: Version, allowed: Allowed) -> 
     return base
 
 
-def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
+def _planned(base: Config, text: str, exclude: frozenset[str], version: Version, closing: Closing) -> Plan:
     inbounds: dict[str, Inbound] = {}
     warnings = list(compat.warnings(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
@@ -186,11 +192,14 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
         # Without a tag access lines do not name the inbound.
         outbound.tag = outbound.tag or f"{messages.OURS}out-{number}"
     rules.name_rules(base)
+    effect = closing.close(base, text)
+    warnings += effect.warnings
     overrides.have_reloaded(base, text, version)
     first = overrides.block_long_names(base, version)
     if first:
         warnings.append(overrides.LONG_NAMES.format(".".join(map(str, version))))
-    return Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
+    made = Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
+    return replace(made, notes=effect.notes, closed=closing.closed)
 
 
 def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts]) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from drivers.process import starting
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
+from drivers.process.closed import Closed
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Files
 from drivers.process.generation import Started
@@ -18,6 +19,7 @@ from drivers.process.kept import recover
 from drivers.process.plan import CoreDriver, CorePlan
 from drivers.xray import allowlist, config, rules
 from drivers.xray.api import Api
+from drivers.xray.closed import OPEN, Closing, text_of
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
 from drivers.xray.executable import installation
@@ -45,6 +47,8 @@ class Xray(CoreDriver):
 
     def __init__(self, host: Host) -> None:
         super().__init__(installation(host))
+        # The last one: the core need not convert it again for each Start.
+        self._closings: dict[object, Closing] = {}
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
         chosen, text = self.installation.chosen, config_text
@@ -52,7 +56,8 @@ class Xray(CoreDriver):
         reactor, paths = self.host.reactor, self.installation.paths
         touched = await starting.read(reactor, text, allowlist.touched, text, paths)
         output = await self.converted(xray, touched, text)
-        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host)
+        closing = await self._closing(xray)
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), closing
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, allowlist.check, made.base, paths, xray.unconfined)
         return XrayPlan(self, made, replace(touched, ports=made.ports), chosen)
@@ -63,6 +68,16 @@ class Xray(CoreDriver):
         return await self.installation.answered(
             xray, "convert", packed, lambda: self.look(xray.touching(touched), *command, stdin=packed)
         )
+
+    async def _closing(self, xray: Executable) -> Closing:
+        """What keeps users from the server itself, for this executable. Raises as `look`."""
+        closed = Closed.of(self.host)
+        if not closed:
+            return OPEN
+        known = xray.path, xray.changed, closed
+        if known not in self._closings:
+            self._closings = {known: Closing(closed, await self.converted(xray, Touched(), text_of(closed)))}
+        return self._closings[known]
 
     @staticmethod
     def cause(lines: Sequence[str]) -> str:

@@ -25,12 +25,13 @@ LONG_NAMES = (
     "one request of a user can crash this Xray ({}); the node blocks those requests that it knows. Get a safer core: "
     "`nodectl core update xray`"
 )
-_OUTBOUND = f"{messages.OURS}guard"
+# The blackhole outbound of the node's own rules.
+BLACKHOLE = f"{messages.OURS}guard"
 # The form of the node's own rules, which controllers never see.
 _RULE_TAG = f"{messages.OURS}rule-guard"
 # The expression counts characters, the messages.DNS bytes; only sniffed names have characters of several bytes.
 _TOO_LONG = rb"(?s)^.{254}|[^\x00-\x7F].{31}|.{31}[^\x00-\x7F]"
-_NO_SUCH_NAME = b"#3"
+NO_SUCH_NAME = "#3"
 # From this version on both messages wrap the domain in another one (common/geodata).
 _GEODATA = (26, 4, 13)
 
@@ -111,21 +112,27 @@ def block_long_names(base: Config, version: Version) -> bytes:
     for app in base.app:
         if app.type == messages.DNS:
             app.value += hosts
-    base.outbound.append(OutboundHandlerConfig(tag=_OUTBOUND, proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
+    add_blackhole(base)
     return _rule(version)
+
+
+def add_blackhole(base: Config) -> None:
+    """Add the outbound `BLACKHOLE` if it is missing."""
+    if not any(outbound.tag == BLACKHOLE for outbound in base.outbound):
+        base.outbound.append(OutboundHandlerConfig(tag=BLACKHOLE, proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
 
 
 def _rule(version: Version) -> bytes:
     """RouterConfig.rule: tag = 1, domain = 2 (Domain: type = 1, Regex is 1; value = 2), rule_tag = 19."""
     domain = field(b"\x12", _domain(version))
-    return field(b"\x12", field(b"\x0a", _OUTBOUND.encode()) + domain + field(b"\x9a\x01", _RULE_TAG.encode()))
+    return field(b"\x12", field(b"\x0a", BLACKHOLE.encode()) + domain + field(b"\x9a\x01", _RULE_TAG.encode()))
 
 
 def _host(version: Version) -> bytes:
     """Config.static_hosts of the messages.DNS: type = 1, Regex is 3, and domain = 2; proxied_domain = 4."""
     old = version < _GEODATA
     name = b"\x08\x03" + field(b"\x12", _TOO_LONG) if old else field(b"\x12", _domain(version))
-    return field(b"\x22", name + field(b"\x22", _NO_SUCH_NAME))
+    return field(b"\x22", name + field(b"\x22", NO_SUCH_NAME.encode()))
 
 
 def _domain(version: Version) -> bytes:

@@ -149,12 +149,16 @@ def changed(base: Config, routing: Routing, rules: Sequence[RoutingRule]) -> Con
     config = Config()
     config.CopyFrom(base)
     with edited(router_app(config), RouterConfig) as router:
-        kept = [] if routing.cleared else [rule for rule in router.rule if public(rule.rule_tag) not in routing.removed]
+        kept = [rule for rule in router.rule if is_own(rule.rule_tag) or _is_kept(rule, routing)]
         _require_named(base, routing, rules)
         _require_distinct(kept, rules)
         del router.rule[:]
         router.rule.extend([*kept, *rules])
     return config
+
+
+def _is_kept(rule: RoutingRule, routing: Routing) -> bool:
+    return not routing.cleared and public(rule.rule_tag) not in routing.removed
 
 
 def tags_of(base: Config) -> frozenset[str]:

@@ -67,15 +67,29 @@ def names_lists(text: str) -> bool:
 
 def private_targets(text: str) -> frozenset[str]:
     """The tags of outbounds to which routing rules send private addresses."""
+    rules = _rules(text)
+    return frozenset(str(_get(rules[number], "outboundtag")) for number in _with_private(rules, names=False))
+
+
+def private_rules(text: str) -> list[int]:
+    """The indices of the routing rules that name private addresses or `localhost`."""
+    return _with_private(_rules(text), names=True)
+
+
+def _rules(text: str) -> list[Any]:
     try:
         rules = _get(_get(parse(text), "routing"), "rules")
     except (ValueError, RecursionError):
-        return frozenset()
-    return frozenset(
-        str(_get(rule, "outboundtag"))
-        for rule in (rules if isinstance(rules, list) else [])
-        if any(map(_is_private, _strings(_get(rule, "ip"))))
-    )
+        return []
+    return rules if isinstance(rules, list) else []
+
+
+def _with_private(rules: list[Any], names: bool) -> list[int]:
+    def is_one(rule: Any) -> bool:
+        local = names and any(one.rpartition(":")[2] == "localhost" for one in _strings(_get(rule, "domain")))
+        return local or any(map(_is_private, _strings(_get(rule, "ip"))))
+
+    return [number for number, rule in enumerate(rules) if is_one(rule)]
 
 
 def _is_private(text: str) -> bool:

@@ -201,6 +201,7 @@ class Operations:
             state=self._runner.status.state,
             reason=self._runner.status.reason,
             warnings=warnings,
+            notes=accepted.plan.notes if accepted else (),
         )
         self._parts.summary(info)
         return info

@@ -47,7 +47,7 @@ class Host:
     """The node's side for a driver: the reactor, the ring, a private directory (0700), its settings.
 
     `withheld`: files and directories that no core may read. `choices` may change while the node runs. `keeper` has what
-    outlives the node.
+    outlives the node. `ports`: the node's own TCP ports.
     """
 
     reactor: Reactor
@@ -57,6 +57,7 @@ class Host:
     withheld: Sequence[Path] = ()
     choices: Choices = field(default_factory=Choices)
     keeper: Keeper = field(default_factory=Keeper)
+    ports: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,10 @@ class Plan(Protocol):
     @property
     def warnings(self) -> Sequence[str]:
         """Warnings for the operator about this configuration."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the node has added to the configuration, a line each."""
 
     def account(self, tag: str, user: User) -> Account | None:
         """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""

@@ -172,6 +172,8 @@ class NodeProcess:
             "XRAY_EXECUTABLE_PATH": str(self.core),
             "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
+            # Users' targets are on this machine.
+            "PROXY_TO_SERVER": "allow",
             # The node downloads nothing from outside.
             "GEO_URL": NOWHERE,
             "XRAY_DOWNLOAD_URL": NOWHERE,

@@ -58,7 +58,7 @@ class ScriptDriver:
 
 
 class ScriptPlan:
-    warnings = ()
+    warnings = notes = ()
 
     def __init__(self, host: Host, tag: str) -> None:
         self._host, self.tags = host, (tag,)

@@ -30,6 +30,7 @@ class MemoryPlan:
     tags: tuple[str, ...]
     driver: MemoryDriver | None = None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def account(self, tag: str, user: User) -> Account | None:
         password = user.proxies.trojan.password

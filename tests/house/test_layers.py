@@ -362,6 +362,7 @@ OVER_REST = {"node.client.rest"}
                 "node.machine.system",
                 "node.machine.usage",
                 "node.certificate",
+                "drivers.process.closed",
                 "drivers.process.orphans",
             },
         ),

@@ -1,0 +1,108 @@
+"""The rules that keep users of sing-box from the server: where the node puts them, and what they leave alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivers.process.closed import Closed
+from drivers.sing_box.closed import close
+
+CLOSED = Closed(("127.0.0.0/8",), ("192.0.2.10",), (62050,), interface="eth0")
+NETWORKS = ["127.0.0.0/8", "::ffff:127.0.0.0/104"]
+REJECT: dict[str, Any] = {"ip_cidr": NETWORKS, "action": "reject"}
+REJECT_PORTS = {"ip_cidr": ["192.0.2.10", "::ffff:192.0.2.10/128"], "port": [62050], "action": "reject"}
+DIRECT = {"type": "direct", "tag": "direct"}
+PROXY = {"type": "socks", "tag": "warp", "server": "127.0.0.1", "server_port": 40000}
+
+
+def rules(*own: dict[str, Any], closed: Closed = CLOSED, **tree: Any) -> list[dict[str, Any]]:
+    tree = {"outbounds": [dict(DIRECT), dict(PROXY)], **tree}
+    tree["route"] = {"rules": [*own], **tree.get("route", {})}
+    close(tree, closed)
+    found: list[dict[str, Any]] = tree["route"]["rules"]
+    return found
+
+
+def test_by_default() -> None:
+    """Addresses first; names only at the end, where they leave by the direct outbound."""
+    assert rules() == [REJECT, REJECT_PORTS, {"action": "resolve"}, REJECT, REJECT_PORTS]
+
+
+def test_a_proxy_resolves_by_itself() -> None:
+    """Names that another proxy resolves do not become known to this machine's DNS."""
+    own = {"domain": ["a.test"], "outbound": "warp"}
+    assert rules(own, route={"final": "warp"}) == [REJECT, REJECT_PORTS, own]
+
+
+def test_before_a_rule_to_direct() -> None:
+    own = {"domain": ["a.test"], "outbound": "direct", "tls_fragment": True}
+    added = rules(own, route={"final": "warp"})[2:]
+    condition = {"domain": ["a.test"]}
+    assert added == [
+        {**condition, "action": "resolve"},
+        {"type": "logical", "mode": "and", "rules": [condition, {"ip_cidr": NETWORKS}], "action": "reject"},
+        {
+            "type": "logical",
+            "mode": "and",
+            "rules": [condition, {key: REJECT_PORTS[key] for key in ("ip_cidr", "port")}],
+            "action": "reject",
+        },
+        own,
+    ]
+
+
+def test_other_actions_stay() -> None:
+    """The node resolves nothing for rules that decide no way, or that have a target of their own."""
+    sniff, hijack = {"action": "sniff"}, {"protocol": "dns", "action": "hijack-dns"}
+    fixed = {"port": [80], "outbound": "direct", "override_address": "127.0.0.1"}
+    assert rules(sniff, hijack, fixed, route={"final": "warp"}) == [REJECT, REJECT_PORTS, sniff, hijack, fixed]
+
+
+def test_groups() -> None:
+    """A group with a direct outbound, also within another group, counts as direct."""
+    groups = [
+        {"type": "selector", "tag": "outer", "outbounds": ["inner"]},
+        {"type": "urltest", "tag": "inner", "outbounds": ["warp", "direct"]},
+    ]
+    found = rules(outbounds=[*groups, dict(DIRECT), dict(PROXY)])
+    assert {"action": "resolve"} in found
+
+
+def test_the_resolver() -> None:
+    """The core resolves by the outbound's own resolver, else by the common one."""
+    own = {**DIRECT, "domain_resolver": {"server": "dns", "strategy": "ipv4_only", "detour": "x"}}
+    assert {"action": "resolve", "server": "dns", "strategy": "ipv4_only"} in rules(outbounds=[own])
+    assert {"action": "resolve", "server": "all"} in rules(route={"default_domain_resolver": "all"})
+
+
+def test_fixed_targets() -> None:
+    """Clients of a direct inbound do not choose the target."""
+    first = rules(inbounds=[{"type": "direct", "tag": "web"}, {"type": "vless", "tag": "in"}])[0]
+    others = {"inbound": ["web"], "invert": True}
+    assert first == {"type": "logical", "mode": "and", "rules": [{"ip_cidr": NETWORKS}, others], "action": "reject"}
+
+
+def test_own_rules_first() -> None:
+    """With `rules`, what the configuration names on purpose comes first, and nothing else."""
+    yields = Closed(CLOSED.networks, yields=True)
+    every = {"port": [443], "outbound": "direct"}
+    named = {"ip_cidr": ["127.0.0.9"], "outbound": "direct"}
+    found = rules(every, named, closed=yields, route={"final": "warp"})
+    condition = {"port": [443]}
+    reject = {"type": "logical", "mode": "and", "rules": [condition, {"ip_cidr": NETWORKS}], "action": "reject"}
+    assert found == [{**condition, "action": "resolve"}, reject, every, named, REJECT]
+
+
+def test_bound() -> None:
+    tree: dict[str, Any] = {
+        "outbounds": [dict(DIRECT), {**DIRECT, "tag": "b", "bind_interface": "wg0"}, {**DIRECT, "detour": "warp"}]
+    }
+    close(tree, CLOSED)
+    assert [outbound.get("bind_interface") for outbound in tree["outbounds"]] == ["eth0", "wg0", None]
+
+
+def test_open() -> None:
+    """Without the setting a configuration stays as it is."""
+    tree: dict[str, Any] = {"outbounds": [dict(DIRECT)]}
+    assert close(tree, Closed()).notes == ()
+    assert tree == {"outbounds": [DIRECT]}
