@@ -23,6 +23,7 @@ import psutil
 from drivers.install import install
 from drivers.install.leash import leashed
 from drivers.install.releases import SING_BOX, XRAY, Core
+from drivers.process.closed import own_addresses
 from drivers.registry import DRIVER_SETTINGS
 from node.base.errors import NodeError
 from node.settings import BadSettings, Settings, load
@@ -152,13 +153,18 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
     ports = settings.door.rest_port, settings.door.grpc_port
     node = Address(_host(settings), *ports, settings.keys.key, settings.door.cert_file.read_text())
     person, port = TestUser.new("demo"), free_port()
+    # Users do not get to loopback: see docs/proxied-users.md.
+    own = next((address for address in own_addresses() if ":" not in address), None)
+    if own is None:
+        say("skipped", "the demonstration needs an address of this machine that is not loopback")
+        return False
     with closing(RpcController(node)) as rpc:
         state = rpc.info().state
         if state != "stopped":
             say("skipped", f"the node already has a backend ({state}), which the demonstration would end")
             return False
         with _backend(rpc, shown.backend(port, person), port):
-            with EchoServer() as destination, _client(settings, shown, port, person) as socks:
+            with EchoServer(own) as destination, _client(settings, shown, port, person) as socks:
                 _change(rpc, socks, destination, shown.backend(port, person, **shown.more))
                 _send(rpc, socks, destination, person)
             _print_counted(rpc, person)

@@ -30,7 +30,7 @@ _MODE = Setting(
     BLOCK,
     choices=(BLOCK, RULES, ALLOW),
     details="With `rules` the configuration's own routing rules and `finalRules` for such targets come first. See "
-    "[What proxied users can reach](configuration.md#what-proxied-users-can-reach).",
+    "[proxied-users.md](proxied-users.md).",
 )
 _PRIVATE = Setting(
     "PROXY_TO_PRIVATE",
@@ -104,7 +104,7 @@ class Closed:
             return cls()
         chosen = _value(host.settings, _INTERFACE)
         interface = _only_interface() if chosen == _AUTO else "" if chosen == _NONE else chosen
-        own, ports = (_own_addresses(), tuple(host.ports)) if mode != ALLOW else ((), ())
+        own, ports = (own_addresses(), tuple(host.ports)) if mode != ALLOW else ((), ())
         return cls(networks, own if ports else (), ports, mode == RULES, interface, chosen == _AUTO)
 
     @property
@@ -150,7 +150,7 @@ def _with_mapped(networks: Sequence[str]) -> tuple[str, ...]:
     return (*networks, *(f"::ffff:{one.network_address}/{96 + one.prefixlen}" for one in some))
 
 
-def _own_addresses() -> tuple[str, ...]:
+def own_addresses() -> tuple[str, ...]:
     """The addresses of this machine's interfaces, without those that are closed whatever the port."""
     texts = {one.address.partition("%")[0] for some in psutil.net_if_addrs().values() for one in some}
     found = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from typing import Any
 from unittest import mock
 
@@ -88,6 +89,13 @@ class ConnectionsTests(TestCase):
         self.addCleanup(self.accepted[again].close)
         return again
 
+    async def soon_ended(self, link: socket.socket) -> None:
+        """Wait until the node has gathered what to close, and has closed this."""
+        deadline = time.monotonic() + 10
+        while not ended(link):
+            self.assertLess(time.monotonic(), deadline, "the connection goes on")
+            await deferLater(reactor, connections.GATHER / 4)
+
     async def where(self, key: str) -> set[bytes]:
         """The endpoint of a user's connection, as the node has it."""
         return {rest_of(live.handle) for live in await self.connections.look([key])}
@@ -164,8 +172,7 @@ class ConnectionsTests(TestCase):
             self.line(link, "anna")
             self.assertFalse(await self.where("bert"))
             await self.put_out("anna")
-        await deferLater(reactor, connections.GATHER * 3)
-        self.assertTrue(ended(link))
+        await self.soon_ended(link)
 
     async def _slow_to_list(self) -> None:
         """A core that is slow to list the users online gets one call at a time, and delays nothing else."""
@@ -233,8 +240,7 @@ class ConnectionsTests(TestCase):
         self.connections.note_removed([("home", "anna"), ("elsewhere", "anna")])
         for _ in range(2):
             await self.looked()
-        await deferLater(reactor, connections.GATHER * 3)
-        self.assertTrue(ended(unlined))
+        await self.soon_ended(unlined)
         self.assertFalse(ended(lined))
         self.assertEqual(self.connections.cut, 1)
 
