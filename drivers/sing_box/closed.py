@@ -56,7 +56,8 @@ def close(tree: Json, closed: Closed) -> Effect:
     for outbound in tree.get("outbounds", []):
         if closed.interface and outbound.get("type") == "direct" and not outbound.get("detour"):
             outbound.setdefault("bind_interface", closed.interface)
-    return Effect.of(closed, first_only=True)
+    # Without any outbound the core uses one of its own, which cannot be bound.
+    return Effect.of(closed, first_only=True, all_bound=bool(tree.get("outbounds")))
 
 
 def _closing(closed: Closed) -> list[Json]:
@@ -109,20 +110,21 @@ def _default(tree: Mapping[str, Any]) -> str:
 
 
 def _direct(tree: Mapping[str, Any]) -> dict[str, Json]:
-    """How to resolve names, by the tags of outbounds that are direct, or groups with such a one."""
+    """How to resolve names, by the tags of outbounds that are direct, or lead to one: as a group, or by `detour`."""
     common = tree.get("route", {}).get("default_domain_resolver")
     found = {"": _resolver(common)} if not tree.get("outbounds") else {}
-    groups = []
+    leading: dict[str, list[str]] = {}
     for outbound in tree.get("outbounds", []):
-        if outbound.get("type") == "direct" and not outbound.get("detour"):
+        is_direct, detour = outbound.get("type") == "direct", outbound.get("detour")
+        if is_direct and not detour:
             found[outbound["tag"]] = _resolver(outbound.get("domain_resolver") or common)
-        elif "outbounds" in outbound:
-            groups.append(outbound)
-    for _ in groups:  # groups may contain groups
-        for group in groups:
-            inner = next((tag for tag in group["outbounds"] if tag in found), None)
+        elif is_direct or "outbounds" in outbound:
+            leading[outbound["tag"]] = [detour] if is_direct else outbound["outbounds"]
+    for _ in leading:  # one may lead to another
+        for tag, others in leading.items():
+            inner = next((other for other in others if other in found), None)
             if inner is not None:
-                found.setdefault(group["tag"], found[inner])
+                found.setdefault(tag, found[inner])
     return found
 
 

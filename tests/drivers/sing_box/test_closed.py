@@ -66,6 +66,7 @@ def test_groups() -> None:
     ]
     found = rules(outbounds=[*groups, dict(DIRECT), dict(PROXY)])
     assert {"action": "resolve"} in found
+    assert {"action": "resolve"} in rules(outbounds=[{**DIRECT, "tag": "by", "detour": "direct"}, dict(DIRECT)])
 
 
 def test_the_resolver() -> None:
@@ -99,6 +100,13 @@ def test_bound() -> None:
     }
     close(tree, CLOSED)
     assert [outbound.get("bind_interface") for outbound in tree["outbounds"]] == ["eth0", "wg0", None]
+
+
+def test_no_outbounds() -> None:
+    """The core has a direct outbound of its own then, and the node warns that it is bound to no interface."""
+    tree: dict[str, Any] = {}
+    assert close(tree, CLOSED).warnings
+    assert {"action": "resolve"} in tree["route"]["rules"]
 
 
 def test_open() -> None:
