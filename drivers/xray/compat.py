@@ -25,7 +25,9 @@ UNTRUSTED_SEEN = (
     "a reverse proxy sends X-Forwarded-For, which this core does not trust: users appear at the proxy's address; "
     'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]} in the inbound'
 )
-_FORWARDING = ("websocket", "httpupgrade", "splithttp", "grpc")
+_FORWARDED_FOR = "x-forwarded-for"
+# The transports with that header. gRPC had another one, which no setting turns off.
+FORWARDING = ("websocket", "httpupgrade", "splithttp")
 
 
 def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
@@ -41,7 +43,13 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
                 f"inbound {inbound.tag!r}: REALITY accepts only clients of Xray 26.3.27 and newer and forwards others "
                 '(sing-box, mihomo) to the target; set "minClientVer": "1.8.0" to accept all'
             )
-        if version >= FORWARDED and _is_behind_a_proxy(receiver):
+        stream, named = receiver.stream_settings, receiver.stream_settings.socket_settings.trusted_x_forwarded_for
+        if _FORWARDED_FOR in map(str.lower, named) and stream.protocol_name in FORWARDING and not _is_local(receiver):
+            yield (
+                f"inbound {inbound.tag!r}: a client that connects directly chooses its own address by X-Forwarded-For; "
+                "let it listen on loopback, or put a header that only your proxy sends into trustedXForwardedFor"
+            )
+        if not named and is_distrusted(stream, version) and _is_local(receiver):
             yield (
                 f"inbound {inbound.tag!r}: users behind a reverse proxy appear at the proxy's address, and never as "
                 'online if that is a loopback address; set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}'
@@ -58,11 +66,13 @@ def unread_users(inbound: InboundHandlerConfig, hint: text.Hints, version: Versi
     return f"inbound {inbound.tag!r}: this core reads `clients`, not `users`: the users listed there cannot connect"
 
 
-def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:
-    """Whether only local programs can connect, by a transport with X-Forwarded-For."""
-    stream = receiver.stream_settings
-    if stream.protocol_name not in _FORWARDING or stream.socket_settings.trusted_x_forwarded_for:
-        return False
+def is_distrusted(stream: xray_pb2.StreamConfig, version: Version) -> bool:
+    """Whether the core believes no forwarded address by this transport, unless the inbound says so."""
+    return stream.protocol_name in FORWARDING or (stream.protocol_name == "grpc" and version >= FORWARDED)
+
+
+def _is_local(receiver: xray_pb2.ReceiverConfig) -> bool:
+    """Whether only local programs can connect."""
     listen = receiver.listen
     is_loopback = len(listen.ip) in (4, 16) and ipaddress.ip_address(listen.ip).is_loopback
     return is_loopback or listen.domain.startswith(("/", "@"))

@@ -173,6 +173,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
         messages.override_transport(handler)
+        overrides.distrust_forwarded(handler, version)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed

@@ -8,15 +8,20 @@ the requested name where rules match a sniffed one. Numbers of fields: Xray-core
 
 from __future__ import annotations
 
+import secrets
+
 from drivers.xray import messages
 from drivers.xray.access import BadMask, Mask, Shown
+from drivers.xray.compat import FORWARDED, FORWARDING
 from drivers.xray.messages import Version, edited, field
 from drivers.xray.text import names_lists
 from node.base.errors import InvalidConfig
 from protos import xray_pb2
-from protos.xray_pb2 import Config, GeodataConfig, OutboundHandlerConfig, TypedMessage
+from protos.xray_pb2 import Config, GeodataConfig, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 
 _CONSOLE = 1
+# A header whose presence makes the core believe the client. No client can guess it.
+_SENT_BY_NO_CLIENT = f"X-{secrets.token_hex(16)}"
 # The first version with the app that reloads geo files; older ones do not start with it.
 RELOADS_SINCE: Version = (26, 4, 25)
 # The first version whose DNS takes long names.
@@ -51,6 +56,15 @@ def override(base: Config, count_inbounds: bool) -> Shown:
     for needed in (messages.ROUTER, messages.STATS):
         _app(base, needed)
     return shown
+
+
+def distrust_forwarded(inbound: InboundHandlerConfig, version: Version) -> None:
+    """Have older cores believe no X-Forwarded-For in an inbound that names no trusted header, as newer ones do."""
+    if version < FORWARDED:
+        with edited(inbound.receiver_settings, xray_pb2.ReceiverConfig) as receiver:
+            stream = receiver.stream_settings
+            if stream.protocol_name in FORWARDING and not stream.socket_settings.trusted_x_forwarded_for:
+                stream.socket_settings.trusted_x_forwarded_for.append(_SENT_BY_NO_CLIENT)
 
 
 def have_reloaded(base: Config, source: str, version: Version) -> None:

@@ -396,7 +396,7 @@ def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, 
 def test_a_reverse_proxy_that_is_not_believed(
     controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
 ) -> None:
-    """A core that sees all users at their proxy's address logs that for each connection, the node once."""
+    """By default users are at the address of their connections. Newer cores log that for each, the node once."""
     place, port = Place(all_kinds["vless-ws-tls"], "websocket"), free_port()
     run(controller, [place], [member(ANNA, place)])
     newer = xray_number() >= FORWARDED_VERSION
@@ -404,11 +404,15 @@ def test_a_reverse_proxy_that_is_not_believed(
         # From the beginning: a late reader gets only the last lines.
         logs = stack.enter_context(controller.logs())
         connect(stack, place, port, echo, 3)
+        assert set(controller.online_ips(ANNA.email).ips) == {SOURCE}
         until(lambda: (UNTRUSTED_SEEN in controller.info().warnings) is newer, what="it is told")
         until(lambda: sum(ANNA.email in line for line in logs.lines) >= 3, what="each connection is in the log")
         # A core writes access lines and others concurrently.
         until(lambda: any(UNTRUSTED in line for line in logs.lines) is newer, what="the core's own words")
         assert sum(UNTRUSTED in line for line in logs.lines) == newer
+        anna = connect(stack, place, port, echo, 1)
+        controller.sync_user(member(ANNA))
+        anna.end("a connection with a forged header is cut")
 
 
 @over("grpc")

@@ -15,7 +15,7 @@ from drivers.xray.compat import UNTRUSTED
 from drivers.xray.config import ApiAddress, plan
 from drivers.xray.connections import Connections
 from drivers.xray.generation import Output
-from drivers.xray.messages import REALITY
+from drivers.xray.messages import REALITY, receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
 from scripts.staging.core import Json
@@ -73,13 +73,42 @@ def test_a_version_of_reality_that_is_written_down() -> None:
 @pytest.mark.core
 @pytest.mark.parametrize("network", ["ws", "httpupgrade", "xhttp", "grpc"])
 def test_behind_a_reverse_proxy(network: str) -> None:
-    """An inbound that only local programs reach is named, for cores that do not trust the header by default."""
+    """An inbound that only local programs reach is named, where the header is not trusted by default."""
     trusted = {"sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
     for listen in ("127.0.0.1", "::1", "@here"):
         assert "trustedXForwardedFor" in str(warned(NEW, inbounds=[inbound(listen, {"network": network})]))
-    for version, listen, more in ((OLD, "127.0.0.1", {}), (NEW, "127.0.0.1", trusted), (NEW, "0.0.0.0", {})):
-        assert warned(version, inbounds=[inbound(listen, {"network": network, **more})]) == []
+    for listen, more in (("127.0.0.1", trusted), ("0.0.0.0", {})):
+        assert warned(NEW, inbounds=[inbound(listen, {"network": network, **more})]) == []
+    # There gRPC has another header, which cannot be turned off.
+    assert len(warned(OLD, inbounds=[inbound("127.0.0.1", {"network": network})])) == (network != "grpc")
     assert warned(NEW, inbounds=[inbound()]) == []
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("listen", ["0.0.0.0", "127.0.0.1"])
+def test_a_header_that_anybody_may_send(listen: str) -> None:
+    """Trust in every client who sends the header is named, unless only local programs connect."""
+    for name, anybody in (("x-forwarded-for", True), ("X-Of-My-Proxy", False)):
+        stream = {"network": "ws", "sockopt": {"trustedXForwardedFor": [name]}}
+        found = warned(NEW, inbounds=[inbound(listen, stream)])
+        assert ("chooses its own address" in str(found)) == (anybody and listen == "0.0.0.0")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("network", ["ws", "httpupgrade", "xhttp", "grpc", "tcp"])
+def test_nobody_is_believed(network: str) -> None:
+    """On older cores the node sets a header that no client can guess, unless the inbound says whom to believe."""
+
+    def believed(version: tuple[int, ...], **stream: Json) -> list[str]:
+        text = json.dumps({"inbounds": [inbound("0.0.0.0", {"network": network, **stream})]})
+        [made] = plan(convert(text), text, frozenset(), version).base.inbound
+        return list(receiver_of(made).stream_settings.socket_settings.trusted_x_forwarded_for)
+
+    assert len(believed(OLD)) == (network not in ("grpc", "tcp"))
+    assert believed(OLD) == believed(OLD)
+    assert all(len(name) > 30 for name in believed(OLD))
+    assert believed(NEW) == []
+    assert believed(OLD, sockopt={"trustedXForwardedFor": ["A"]}) == ["A"]
 
 
 def leading(*addresses: str, to: str = "direct") -> Json:
