@@ -61,6 +61,11 @@ def set_for(what: str, values: Mapping[str, str]) -> dict[str, str]:
     return {kind.core.name: values.get(kind.core.variable(what), "") for kind in REGISTRY.values()}
 
 
+def newest_releases() -> dict[str, str]:
+    """Return the newest known version of each core, by its name."""
+    return {kind.core.name: releases.newest(kind.core.name) for kind in REGISTRY.values()}
+
+
 class Drivers(Mapping[int, Driver]):
     """The drivers on a host, each made at its first use."""
 

@@ -13,8 +13,9 @@ from typing import Any, cast
 
 from twisted.application.service import IService
 
-from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
+from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, newest_releases, set_for
 from node.api.auth import Authenticator
+from node.api.buttons import Buttons
 from node.api.calls import Calls
 from node.api.keyring import Keyring
 from node.api.operations import Operations
@@ -106,6 +107,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     place = Place(state.door_dir, settings.metrics.port, keeper)
     ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
     monitoring = _monitoring(reactor, settings, engine, house, certificates, ports, meters)
+    ports.serve(monitoring.pages, Buttons(reactor, updates))
 
     watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
     # Each part may use those before it; they stop in the reverse order.
@@ -149,7 +151,7 @@ def _updates(
     kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
     jobs = Jobs(reactor, changes / "jobs", house.ring, house.journal)
     releases = Releases(kit, settings.state.dir / "program", settings.updates.program_url, upgrades)
-    sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS)
+    sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS, newest_releases())
     return Updates(kit, jobs, releases, drivers, settings.updates, sources)
 
 
@@ -173,7 +175,7 @@ def _monitoring(
     ports: Ports,
     meters: Meters,
 ) -> Monitoring:
-    """Make the monitoring, and give the ports its pages."""
+    """Make the monitoring of the node."""
     measured = Measured(
         engine,
         house.parts,
@@ -184,9 +186,7 @@ def _monitoring(
         connections=ports.clients,
         expires=lambda: certificates.current.expires,
     )
-    monitoring = Monitoring(reactor, measured, meters, ports.rpc.set_ready)
-    ports.serve(monitoring.pages)
-    return monitoring
+    return Monitoring(reactor, measured, meters, ports.rpc.set_ready)
 
 
 def _withheld(settings: Settings) -> tuple[Path, ...]:

@@ -198,6 +198,12 @@ CORES: Mapping[str, tuple[Core, ...]] = {
 ANY: Mapping[str, Callable[..., Core]] = {XRAY.name: _xray, SING_BOX.name: _sing_box}
 
 
+def newest(name: str) -> str:
+    """Return the newest version of the core `name` with a known archive for this machine."""
+    versions = [core.version for core in CORES[name] if cpu() in core.archives]
+    return max(versions, key=lambda version: tuple(map(int, version.split("."))))
+
+
 def choose(name: str, version: str | None = None) -> Core:
     """Return the release of the core `name` to obtain: the pinned one, or that of this version.
 

@@ -1,9 +1,9 @@
-"""Download what an update needs: `python -m drivers.install.update core|lists|wheel JSON`.
+"""Download what an update needs: `python -m drivers.install.update core|lists|wheel|latest JSON`.
 
-The JSON object has the parameters of `bring_core`, `bring_lists` or `bring_wheel`. A program of its own, like
+The JSON object has the parameters of `bring_core`, `bring_lists`, `bring_wheel` or `latest`. A program of its own, like
 `drivers.install`: it blocks and needs only the standard library. The result is complete, verified and tried, or does
-not exist. Each line on stderr reports progress or the error; the last line on stdout is the path of the result. The
-proxy variables are used.
+not exist. Each line on stderr reports progress or the error; the last line on stdout is the result, for files their
+path. The proxy variables are used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def release(name: str, version: str, sha256: str = "") -> Core:
                 raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, not the one in the request")
             return core
     if not sha256:
-        raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: give the SHA-256 of its archive")
+        how = f"give the SHA-256 of its archive (nodectl update core {name} {version} --sha256 DIGEST)"
+        raise InstallError(f"no digest of {CORES[name][0].title} {version} is known: {how}")
     return ANY[name](version, **{cpu(): sha256})
 
 
@@ -134,6 +135,17 @@ def bring_wheel(url: str, sha256: str, into: Path) -> Path:
     return file
 
 
+def latest(url: str, into: Path) -> str:
+    """Read from the file `latest` which wheel is the newest: its version and its SHA-256. Raises `InstallError`."""
+    where = f"{url.rstrip('/')}/latest"
+    with deadline():
+        words = text(where).split()
+    if len(words) != 2:
+        raise InstallError(f"{where} is not a version and a SHA-256: the newest version is not known")
+    _require_digest(words[1], f"{where}: ")
+    return " ".join(words)
+
+
 def _bring(into: Path, *files: _File) -> None:
     """Download these files below `into`, and remove what other tries left there.
 
@@ -206,7 +218,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-KINDS: Mapping[str, Callable[..., Path]] = {"core": bring_core, "lists": bring_lists, "wheel": bring_wheel}
+KINDS: Mapping[str, Callable[..., Path | str]] = {
+    "core": bring_core,
+    "lists": bring_lists,
+    "wheel": bring_wheel,
+    "latest": latest,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -216,14 +233,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     into = Path(parameters.pop("into"))
     try:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = KINDS[kind](into=into, **parameters)
+        result = KINDS[kind](into=into, **parameters)
     except InstallError as error:
         say(str(error))
         return 1
     except OSError as error:
         say(f"cannot write below {into}: {error}")
         return 1
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{result}\n")
     return 0
 
 

@@ -22,9 +22,10 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
 from node.api.auth import Dialect
+from node.api.buttons import Button, Buttons, refusal
 from node.api.calls import REPEATED, Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
-from node.api.pages import Page
+from node.api.pages import Answer, Page
 from node.api.readers import PlacedReader
 from node.base.alarm import Alarm
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
@@ -32,6 +33,7 @@ from node.base.logs import Logger
 from node.base.slices import a_turn
 from node.base.waiting import fire, lasting
 from node.door.site import Request
+from node.keys.keyfile import Scope
 from protos.service_pb2 import Event, EventsRequest
 
 MEDIA_TYPE = "application/x-protobuf"
@@ -57,11 +59,14 @@ Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, by
 _logger = Logger()
 
 
-def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
-    """Make the resource for these pages and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
+def make_app(calls: Calls | None, pages: Iterable[Page] = (), buttons: Buttons | None = None) -> IResource:
+    """Make the resource for pages, buttons and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
     app = Klein()
     for page in pages:
         app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+    if buttons is not None:
+        for button in buttons.all():
+            app.route(button.path, methods=("POST",), endpoint=f"POST {button.path}")(_presser(buttons, button))
     if calls is not None:
         for method in METHODS:
             route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
@@ -72,13 +77,27 @@ def make_app(calls: Calls | None, pages: Iterable[Page] = ()) -> IResource:
 
 def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
     async def show(request: Request) -> bytes:
-        answer = await page.answer(_header(request, "Accept"), request.caller.known)
-        request.setResponseCode(answer.status)
-        request.setHeader(b"Content-Type", answer.media_type)
-        request.setHeader(b"Content-Length", b"%d" % len(answer.body))
-        return answer.body
+        return _shown(request, await page.answer(_header(request, "Accept"), request.caller.known))
 
     return show
+
+
+def _presser(buttons: Buttons, button: Button) -> Callable[[Request], Awaitable[bytes]]:
+    async def press(request: Request) -> bytes:
+        try:
+            request.caller.require(Scope.ALL)
+        except NodeError as error:
+            return _shown(request, refusal(error))
+        return _shown(request, await buttons.press(button, request.content.getvalue()))
+
+    return press
+
+
+def _shown(request: Request, answer: Answer) -> bytes:
+    request.setResponseCode(answer.status)
+    request.setHeader(b"Content-Type", answer.media_type)
+    request.setHeader(b"Content-Length", b"%d" % len(answer.body))
+    return answer.body
 
 
 class _Root(KleinResource):

@@ -19,6 +19,7 @@ from node.base.logs import Logger, LogRing, printable
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.base.secret_file import write_secret
+from node.base.waiting import fire
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from protos import service_pb2 as pb
@@ -104,6 +105,7 @@ class Jobs:
         self._now = now
         self._known: list[pb.Job] = []
         self._asked: list[_Asked] = []
+        self._waiting: list[tuple[pb.Job, Deferred[None]]] = []
         self._writing = DeferredLock()
         self._closed = False
         # The text of a job that is cancelled.
@@ -154,11 +156,30 @@ class Jobs:
             self._begin(asked)
         return job
 
+    def ended(self, job: pb.Job) -> Deferred[None]:
+        """Fires when the job has ended, or goes on in the next process of the node."""
+        waiting: Deferred[None] = Deferred()
+        if job.state in (WAITING, RUNNING):
+            self._waiting.append((job, waiting))
+        else:
+            waiting.callback(None)
+        return waiting
+
+    def release(self, *jobs: pb.Job) -> None:
+        """Let those go on who wait for these jobs, or for any."""
+        waiting, self._waiting = self._waiting, []
+        for job, waiter in waiting:
+            if job in jobs or not jobs:
+                fire(waiter, None)
+            else:
+                self._waiting.append((job, waiter))
+
     def end(self, job: pb.Job, state: str, text: str) -> None:
         """End a job and report its result."""
         job.state, job.ended = state, self._now()
         kind = Kind.UPDATE_DONE if state == DONE else Kind.UPDATE_FAILED
         self.report(job, text, kind)
+        self.release(job)
 
     def report(self, job: pb.Job, text: str = "", kind: Kind = Kind.UPDATE_STEP) -> None:
         """Report a job's progress: ring, journal, log and disk."""

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.base.settings import Options, address, chosen, setting, word
 
 # Seconds between two checks for newer geo files, by the values of GEO_UPDATE.
 EVERY = {"never": 0.0, "daily": 86_400.0, "weekly": 7 * 86_400.0, "monthly": 30 * 86_400.0}
-LISTS_URL = "https://github.com/Loyalsoldier/v2ray-rules-dat/releases/latest/download"
+# The geo files of each region: a release for users there, with digests.
+REGIONS = {
+    "china": "https://github.com/Loyalsoldier/v2ray-rules-dat/releases/latest/download",
+    "iran": "https://github.com/Chocolate4U/Iran-v2ray-rules/releases/latest/download",
+    "russia": "https://github.com/runetfreedom/russia-v2ray-rules-dat/releases/latest/download",
+}
+LISTS_URL = REGIONS["china"]
 
 
 def _proxy(text: str) -> str:
@@ -49,13 +55,18 @@ class Policy(Options):
         "Set it to use other lists, or a mirror.",
     )
 
+    def lists_of(self, region: str) -> str:
+        """The base URL of a region's geo files; the operator's own server has the same for all regions."""
+        return REGIONS.get(region, LISTS_URL) if self.lists_url == LISTS_URL else self.lists_url
+
 
 @dataclass(frozen=True)
 class Sources:
-    """By a core's name, `mirrors` has the base URL of `/v<version>/<archive>`.
+    """By a core's name, `mirrors` has the base URL of `/v<version>/<archive>`, and `newest` the newest known version.
 
     `reads_lists` is the type of the core that reads geo files.
     """
 
     mirrors: Mapping[str, str]
     reads_lists: int
+    newest: Mapping[str, str] = field(default_factory=dict)

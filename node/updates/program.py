@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
@@ -63,6 +63,23 @@ class Program:
         if version:
             await self.put_back(step)
         raise Refused(reason)
+
+    async def update_to_newest(self, step: Step) -> None:
+        """Upgrade to the newest version at `url`, or without one to what is installed now. Raises `Refused`."""
+        if not self._url:
+            return await self.update("", "", step)
+        step.say("asking for the newest version", before=__version__)
+        version, sha256 = (await self._tool.ask(step, "latest", self._directory, url=self._url)).split()
+        if version == __version__:
+            step.conclude(f"{version} is the newest version already", version)
+            return None
+        return await self.update(version, sha256, step)
+
+    async def reset(self, step: Step, renew: Callable[[], Awaitable[object]]) -> None:
+        """Start a fresh core beside the old one by `renew`, and hand over to a fresh process. Raises `Refused`."""
+        step.say("starting a fresh core beside the old one")
+        await renew()
+        await self.update("", "", step)
 
     async def _install(self, version: str, sha256: str, step: Step) -> None:
         place, _ = installation(self._kept)

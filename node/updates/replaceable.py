@@ -302,6 +302,16 @@ class Trial:
         self._reactor = reactor
         self._runner = runner
 
+    @property
+    def core(self) -> str:
+        """The name of the core of the accepted backend; empty without one."""
+        accepted = self._runner.accepted
+        return accepted.driver.name if accepted else ""
+
+    async def renew(self) -> None:
+        """Start a fresh core beside the running one, if one runs. Raises as `bring_in`."""
+        await self.bring_in(self.core, lambda: None, lambda: None, lambda _: True)
+
     async def bring_in(
         self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
     ) -> bool:

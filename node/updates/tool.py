@@ -42,6 +42,10 @@ class Tool:
 
     async def bring(self, step: Step, kind: str, into: Path, **parameters: object) -> Path:
         """Run `drivers.install.update` with these parameters and return the path that it prints. Raises `Refused`."""
+        return Path(await self.ask(step, kind, into, **parameters))
+
+    async def ask(self, step: Step, kind: str, into: Path, **parameters: object) -> str:
+        """Run `drivers.install.update` with these parameters and return what it prints. Raises `Refused`."""
         words = json.dumps({"into": str(into), **parameters})
         command = [sys.executable, "-P", "-m", "drivers.install.update", kind, words]
 
@@ -55,7 +59,7 @@ class Tool:
 
         step.jobs.stage = Stage.FETCHING
         try:
-            return Path((await self.run(step, command, heard, PYTHONPATH=str(ROOT))).decode().strip())
+            return (await self.run(step, command, heard, PYTHONPATH=str(ROOT))).decode().strip()
         finally:
             step.jobs.stage = Stage.CHANGING
 

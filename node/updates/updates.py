@@ -20,7 +20,7 @@ from node.updates.program import Program
 from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 
-CORE, GEO, NODE = "core", "geo", "node"
+CORE, GEO, NODE, RESET = "core", "geo", "node", "reset"
 # The most files of one request.
 FILES = 8
 # The most characters of a version, a digest or a name in a request: all real ones are shorter.
@@ -79,8 +79,16 @@ class Updates(Part):
         which = "back to the earlier release" if request.back else shown(request.version)[1:-1]
         return self._ask(CORE, f"{driver.name} {which}", request, core.go_back if request.back else update)
 
-    def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
-        """Queue an update of geo files."""
+    def newest_core(self, version: str) -> pb.Job:
+        """Queue an update of the core that runs, or of the default one, to this version or the newest known one."""
+        running = self._kit.trial.core
+        types = [kind for kind in self._drivers if running and self._drivers[kind].name == running]
+        kind = next(iter(types), min(self._drivers))
+        known = version or self._sources.newest[self._drivers[kind].name]
+        return self.core(pb.UpdateCoreRequest(type=kind, version=known))  # type: ignore[arg-type]
+
+    def geo(self, request: pb.UpdateGeoFilesRequest, region: str = "") -> pb.Job:
+        """Queue an update of geo files, from the usual server or from that of a region."""
         if not self._policy.lists:
             raise Forbidden("geo file updates are off on this node (GEO_UPDATES=off)")
         if len(request.files) > FILES or (request.back and request.files):
@@ -88,9 +96,19 @@ class Updates(Part):
         _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
         lists = ReplaceableLists(self._kit, self._drivers[self._sources.reads_lists])
-        update = partial(lists.update, wanted, self._policy.lists_url)
-        subject = "geo files back to the earlier ones" if request.back else "geo files"
+        update = partial(lists.update, wanted, self._policy.lists_of(region) if region else self._policy.lists_url)
+        subject = "geo files back to the earlier ones" if request.back else " ".join(("geo files", region)).strip()
         return self._ask(GEO, subject, request, lists.go_back if request.back else update)
+
+    def newest_node(self) -> pb.Job:
+        """Queue an update of the node to the newest version at UPDATE_URL, or to the installed one."""
+        self._require_programs()
+        return self._ask(NODE, "txnode, the newest", pb.UpdateNodeRequest(), self._program.update_to_newest)
+
+    def reset(self) -> pb.Job:
+        """Queue a fresh start of the core beside the old one, and a hand-over to a fresh process of the node."""
+        reset = partial(self._program.reset, renew=self._kit.trial.renew)
+        return self._ask(RESET, "a fresh core and a fresh process", pb.Empty(), reset)
 
     def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
         """Queue an update of the node."""
@@ -138,7 +156,7 @@ class Updates(Part):
         """
         for job in self._left:
             # Only a job that ran may have succeeded; those that waited have not begun.
-            if job.kind == NODE and job.state == RUNNING:
+            if job.kind in (NODE, RESET) and job.state == RUNNING:
                 self._end_update(job, outcome)
             else:
                 self.jobs.end(job, FAILED, ENDED)
@@ -151,6 +169,10 @@ class Updates(Part):
     def unsteady(self) -> str:
         subject = self.jobs.under_way
         return f"an update of {subject} is under way" if subject else ""
+
+    async def finish(self) -> None:
+        """Answer those who wait for a job: it goes on in the next process."""
+        self.jobs.release()
 
     async def leave(self) -> None:
         await self.jobs.leave()

@@ -24,11 +24,11 @@ class Tools:
 
     directory: Path
 
-    def python(self, name: str, *requirements: str) -> Path:
+    def python(self, name: str, *requirements: str, interpreter: str = sys.executable) -> Path:
         """The `bin` of a virtual environment with these packages."""
         place = self.directory / name
         if not (place / "complete").exists():
-            run([sys.executable, "-m", "venv", "--clear", place])
+            run([interpreter, "-m", "venv", "--clear", place])
             run([place / "bin" / "pip", "install", "--quiet", *requirements])
             (place / "complete").touch()
         return place / "bin"

@@ -1,0 +1,108 @@
+"""The buttons of a deployed panel: update the node, the core or the geo files, and reset the node. REST with JSON.
+
+Each is a job of `node.updates`, and is answered when the job has ended. Paths, bodies and waits: the panel's client
+library 0.9.4, which shows `detail` of the reply.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import TimeoutError as Waited
+from twisted.internet.interfaces import IReactorTime
+
+from node.api.pages import Answer, Page
+from node.base.errors import InvalidRequest, NodeError, shown
+from node.updates.jobs import DONE, FAILED
+from node.updates.policy import REGIONS
+from node.updates.updates import Updates
+from protos.service_pb2 import Job, UpdateGeoFilesRequest
+
+# Seconds that the panel waits, less a reserve: 330 for updates, 90 for a reset.
+UPDATED, RESET = 300.0, 80.0
+_VERSION = re.compile(r"latest|v?(\d{1,5}\.\d{1,5}\.\d{1,5})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Button:
+    """`ask` begins a job for the JSON of a request, for whose end the caller waits at most `seconds`."""
+
+    path: str
+    ask: Callable[[dict[str, Any]], Job]
+    seconds: float = UPDATED
+
+
+class Buttons:
+    """The buttons and the page `/`, which the panel reads before each of them."""
+
+    def __init__(self, reactor: IReactorTime, updates: Updates) -> None:
+        self._reactor = reactor
+        self._updates = updates
+
+    @property
+    def pages(self) -> Sequence[Page]:
+        return [Page("/", _root)]
+
+    def all(self) -> Sequence[Button]:
+        return [
+            Button("/node/update", lambda _: self._updates.newest_node()),
+            Button("/node/core_update", self._core),
+            Button("/node/geofiles", self._geo),
+            Button("/node/hard_reset", lambda _: self._updates.reset(), RESET),
+        ]
+
+    async def press(self, button: Button, body: bytes) -> Answer:
+        """Do what a button asks for, and answer when it is done."""
+        try:
+            job = button.ask(_read(body))
+        except NodeError as error:
+            return refusal(error)
+        try:
+            await self._updates.jobs.ended(job).addTimeout(button.seconds, self._reactor)
+        except Waited:
+            return _answer(202, f"{job.text}; the job {job.id} goes on")
+        if job.state == FAILED:
+            return _answer(500, job.text)
+        over = f"the next process of the node takes over; the job {job.id} has the result"
+        return _answer(200, job.text if job.state == DONE else over)
+
+    def _core(self, asked: dict[str, Any]) -> Job:
+        version = _VERSION.fullmatch(str(asked.get("core_version", "")))
+        if version is None:
+            raise InvalidRequest("core_version must be latest, or a version such as v26.7.28")
+        return self._updates.newest_core(version[1] or "")
+
+    def _geo(self, asked: dict[str, Any]) -> Job:
+        region = str(asked.get("region", ""))
+        if region not in REGIONS:
+            raise InvalidRequest(f"{shown(region)} is none of the regions {', '.join(REGIONS)}")
+        return self._updates.geo(UpdateGeoFilesRequest(), region)
+
+
+def refusal(error: NodeError) -> Answer:
+    """An error, with its text where the panel looks for it."""
+    return _answer(error.http, error.text)
+
+
+async def _root(_: str, __: bool) -> Answer:
+    """Any reply with 200 means that the node is there."""
+    return _answer(200, "ok")
+
+
+def _answer(status: int, detail: str) -> Answer:
+    return Answer(status, b"application/json", json.dumps({"detail": detail}).encode())
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """Parse the JSON object of a request; no body is an empty one. Raises `InvalidRequest`."""
+    try:
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body is not a JSON object")
+    return found
