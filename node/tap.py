@@ -15,7 +15,6 @@ from twisted.application.service import IService
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, newest_releases, set_for
 from node.api.auth import Authenticator
-from node.api.buttons import Buttons
 from node.api.calls import Calls
 from node.api.keyring import Keyring
 from node.api.operations import Operations
@@ -48,6 +47,7 @@ from node.service import NodeService, use_monotonic_clock
 from node.settings import BadSettings, Settings, environment, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
+from node.updates.buttons import ROOT, Buttons
 from node.updates.jobs import Jobs
 from node.updates.policy import Sources
 from node.updates.program import Program as Releases
@@ -107,7 +107,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     place = Place(state.door_dir, settings.metrics.port, keeper)
     ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
     monitoring = _monitoring(reactor, settings, engine, house, certificates, ports, meters)
-    ports.serve(monitoring.pages, Buttons(reactor, updates))
+    ports.serve(monitoring.pages, ROOT, Buttons(reactor, updates).all())
 
     watches = FileWatch("a new certificate", certificates, reactor), FileWatch("new keys", keyring, reactor)
     # Each part may use those before it; they stop in the reverse order.

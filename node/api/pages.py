@@ -1,7 +1,8 @@
-"""Pages of REST beside METHODS, such as metrics and readiness: read-only, selected by path alone."""
+"""Pages and buttons of REST beside METHODS, selected by path: pages are read-only, as metrics and readiness."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -25,3 +26,16 @@ class Page:
     path: str
     answer: Callable[[str, bool], Awaitable[Answer]]
     is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Button:
+    """What a POST with a key of scope all does. `press` is called with the body."""
+
+    path: str
+    press: Callable[[bytes], Awaitable[Answer]]
+
+
+def answer(status: int, detail: str) -> Answer:
+    """An answer in JSON with its text as `detail`, where deployed panels look for it."""
+    return Answer(status, b"application/json", json.dumps({"detail": detail}).encode())

@@ -18,9 +18,8 @@ from twisted.internet import tcp
 from twisted.internet.defer import gatherResults, maybeDeferred
 
 from node.api.auth import Authenticator
-from node.api.buttons import Buttons
 from node.api.calls import Calls
-from node.api.pages import Page
+from node.api.pages import Button, Page
 from node.base.aio import Aio
 from node.base.part import Part
 from node.base.reactor import Reactor
@@ -107,7 +106,9 @@ class Ports(Part):
         self._options = options
         self._place = place
         self._pages: Sequence[Page] = ()
-        self._buttons: Buttons | None = None
+        # Not a page of the site: strangers ask for `/`, too, which must not show that there is more.
+        self._root: Sequence[Page] = ()
+        self._buttons: Sequence[Button] = ()
         self._upstream = Upstream(reactor, place.directory)
         self._few = Connections(reactor, FEW, authenticator.lets_in)
         self.connections = Connections(reactor, Limits(), authenticator.lets_in)
@@ -115,9 +116,9 @@ class Ports(Part):
         self.listening: dict[str, Port] = {}
         self._ending = False
 
-    def serve(self, pages: Sequence[Page], buttons: Buttons) -> None:
-        """Serve these pages on all ports, and the buttons on those of the interface. Call it before `start`."""
-        self._pages, self._buttons = pages, buttons
+    def serve(self, pages: Sequence[Page], root: Page, buttons: Sequence[Button]) -> None:
+        """Serve pages on all ports, `root` and buttons on those of the interface. Call it before `start`."""
+        self._pages, self._root, self._buttons = pages, (root,), buttons
 
     def start(self) -> None:
         """Start the gRPC server and open the ports. Raises `OSError` and `CannotListenError`."""
@@ -154,9 +155,7 @@ class Ports(Part):
         return None
 
     def _site(self) -> Site:
-        # Not a page of the site: strangers ask for `/`, too, which must not show that there is more.
-        root = self._buttons.pages if self._buttons else ()
-        app = make_app(self._calls, [*self._pages, *root], self._buttons)
+        app = make_app(self._calls, [*self._pages, *self._root], self._buttons)
         debug, touch = self._options.debug, self._calls.touch
         return Site(app, self._authenticator, self.connections, debug, touch, self._pages, is_open_here)
 

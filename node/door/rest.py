@@ -22,10 +22,9 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
 from node.api.auth import Dialect
-from node.api.buttons import Button, Buttons, refusal
 from node.api.calls import REPEATED, Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
-from node.api.pages import Answer, Page
+from node.api.pages import Answer, Button, Page, answer
 from node.api.readers import PlacedReader
 from node.base.alarm import Alarm
 from node.base.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
@@ -59,14 +58,13 @@ Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, by
 _logger = Logger()
 
 
-def make_app(calls: Calls | None, pages: Iterable[Page] = (), buttons: Buttons | None = None) -> IResource:
+def make_app(calls: Calls | None, pages: Iterable[Page] = (), buttons: Iterable[Button] = ()) -> IResource:
     """Make the resource for pages, buttons and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
     app = Klein()
     for page in pages:
         app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
-    if buttons is not None:
-        for button in buttons.all():
-            app.route(button.path, methods=("POST",), endpoint=f"POST {button.path}")(_presser(buttons, button))
+    for button in buttons:
+        app.route(button.path, methods=("POST",), endpoint=f"POST {button.path}")(_presser(button))
     if calls is not None:
         for method in METHODS:
             route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
@@ -82,13 +80,13 @@ def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
     return show
 
 
-def _presser(buttons: Buttons, button: Button) -> Callable[[Request], Awaitable[bytes]]:
+def _presser(button: Button) -> Callable[[Request], Awaitable[bytes]]:
     async def press(request: Request) -> bytes:
         try:
             request.caller.require(Scope.ALL)
         except NodeError as error:
-            return _shown(request, refusal(error))
-        return _shown(request, await buttons.press(button, request.content.getvalue()))
+            return _shown(request, answer(error.http, error.text))
+        return _shown(request, await button.press(request.content.getvalue()))
 
     return press
 

@@ -46,7 +46,9 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.door": {"node.api", "node.contract.keeper", "node.http2", "node.keys.keyfile", "node.machine.peer_user"},
     "node.http2": set(),
-    "node.updates": {"node", "node.backend", "node.contract", "node.events", "node.handover.upgrade"},
+    "node.updates": {
+        *("node", "node.api.pages", "node.backend", "node.contract", "node.events", "node.handover.upgrade"),
+    },
     "node.client": {"node.api", "node.keys.keyfile"},
     "node.nodectl": {
         *("node", "node.certificate", "node.client", "node.doctor", "node.contract", "node.settings"),

@@ -11,10 +11,11 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
 from drivers.install.releases import CORES, newest
-from node.api.buttons import RESET, UPDATED, Buttons
+from node.api.pages import Answer
 from node.base.errors import Forbidden
 from node.base.logs import LogRing
 from node.events.journal import Journal
+from node.updates.buttons import RESET, UPDATED, Buttons
 from node.updates.jobs import DONE, FAILED, RUNNING, Jobs
 from node.updates.policy import LISTS_URL, REGIONS, Policy
 from node.updates.updates import Updates
@@ -66,8 +67,9 @@ def updates(clock: Clock, tmp_path: Path) -> Asked:
 def pressed(clock: Clock, updates: Asked, path: str, sent: object = SENT) -> Deferred[tuple[int, str]]:
     buttons = Buttons(clock, cast(Updates, updates))
     [button] = [each for each in buttons.all() if each.path == path]
-    answer = ensureDeferred(buttons.press(button, b"" if sent is None else json.dumps(sent).encode()))
-    return answer.addCallback(lambda answer: (answer.status, json.loads(answer.body)["detail"]))
+    body = b"" if sent is None else json.dumps(sent).encode()
+    pressing: Deferred[Answer] = ensureDeferred(cast(Any, button.press(body)))
+    return pressing.addCallback(lambda answer: (answer.status, json.loads(answer.body)["detail"]))
 
 
 def result(answer: Deferred[tuple[int, str]]) -> tuple[int, str]:

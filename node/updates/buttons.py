@@ -1,7 +1,7 @@
 """The buttons of a deployed panel: update the node, the core or the geo files, and reset the node. REST with JSON.
 
-Each is a job of `node.updates`, and is answered when the job has ended. Paths, bodies and waits: the panel's client
-library 0.9.4, which shows `detail` of the reply.
+Each is a job, and is answered when the job has ended. Paths, bodies and waits: the panel's client library 0.9.4, which
+shows `detail` of the reply.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import TimeoutError as Waited
 from twisted.internet.interfaces import IReactorTime
 
-from node.api.pages import Answer, Page
+from node.api.pages import Answer, Button, Page, answer
 from node.base.errors import InvalidRequest, NodeError, shown
 from node.updates.jobs import DONE, FAILED
 from node.updates.policy import REGIONS
@@ -27,48 +27,36 @@ UPDATED, RESET = 300.0, 80.0
 _VERSION = re.compile(r"latest|v?(\d{1,5}\.\d{1,5}\.\d{1,5})", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Button:
-    """`ask` begins a job for the JSON of a request, for whose end the caller waits at most `seconds`."""
-
-    path: str
-    ask: Callable[[dict[str, Any]], Job]
-    seconds: float = UPDATED
-
-
 class Buttons:
-    """The buttons and the page `/`, which the panel reads before each of them."""
+    """The buttons. The panel reads `ROOT` before each of them."""
 
     def __init__(self, reactor: IReactorTime, updates: Updates) -> None:
         self._reactor = reactor
         self._updates = updates
 
-    @property
-    def pages(self) -> Sequence[Page]:
-        return [Page("/", _root)]
-
     def all(self) -> Sequence[Button]:
-        return [
-            Button("/node/update", lambda _: self._updates.newest_node()),
-            Button("/node/core_update", self._core),
-            Button("/node/geofiles", self._geo),
-            Button("/node/hard_reset", lambda _: self._updates.reset(), RESET),
-        ]
+        rows: Sequence[tuple[str, Callable[[dict[str, Any]], Job], float]] = (
+            ("/node/update", lambda _: self._updates.newest_node(), UPDATED),
+            ("/node/core_update", self._core, UPDATED),
+            ("/node/geofiles", self._geo, UPDATED),
+            ("/node/hard_reset", lambda _: self._updates.reset(), RESET),
+        )
+        return [Button(path, partial(self._press, ask, seconds)) for path, ask, seconds in rows]
 
-    async def press(self, button: Button, body: bytes) -> Answer:
-        """Do what a button asks for, and answer when it is done."""
+    async def _press(self, ask: Callable[[dict[str, Any]], Job], seconds: float, body: bytes) -> Answer:
+        """Begin the job that `ask` makes of a request, and answer when it has ended, or after so many seconds."""
         try:
-            job = button.ask(_read(body))
+            job = ask(_read(body))
         except NodeError as error:
-            return refusal(error)
+            return answer(error.http, error.text)
         try:
-            await self._updates.jobs.ended(job).addTimeout(button.seconds, self._reactor)
+            await self._updates.jobs.ended(job).addTimeout(seconds, self._reactor)
         except Waited:
-            return _answer(202, f"{job.text}; the job {job.id} goes on")
+            return answer(202, f"{job.text}; the job {job.id} goes on")
         if job.state == FAILED:
-            return _answer(500, job.text)
+            return answer(500, job.text)
         over = f"the next process of the node takes over; the job {job.id} has the result"
-        return _answer(200, job.text if job.state == DONE else over)
+        return answer(200, job.text if job.state == DONE else over)
 
     def _core(self, asked: dict[str, Any]) -> Job:
         version = _VERSION.fullmatch(str(asked.get("core_version", "")))
@@ -83,18 +71,9 @@ class Buttons:
         return self._updates.geo(UpdateGeoFilesRequest(), region)
 
 
-def refusal(error: NodeError) -> Answer:
-    """An error, with its text where the panel looks for it."""
-    return _answer(error.http, error.text)
-
-
 async def _root(_: str, __: bool) -> Answer:
     """Any reply with 200 means that the node is there."""
-    return _answer(200, "ok")
-
-
-def _answer(status: int, detail: str) -> Answer:
-    return Answer(status, b"application/json", json.dumps({"detail": detail}).encode())
+    return answer(200, "ok")
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -106,3 +85,6 @@ def _read(body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequest("the body is not a JSON object")
     return found
+
+
+ROOT = Page("/", _root)
