@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from node.backend.desired import Desired
 from node.backend.runner import Runner
@@ -50,7 +51,8 @@ class Engine(Lasting):
         self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
         self.connected = Connected(reactor, self.runner, journal)
         self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
-        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
+        allowance = replace(options.quota, zone=options.limits.zone)
+        self.quota = NodeQuotaLimit(reactor, allowance, runs, store, journal, interval)
         self.keep_alive = KeepAlive(
             reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
         )
