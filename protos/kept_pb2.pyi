@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -74,3 +74,38 @@ class KeptNode(_message.Message):
     ahead: float
     zone: str
     def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
+
+class KeptDay(_message.Message):
+    __slots__ = ("users", "inbounds", "outbounds", "interfaces", "controllers", "transports")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    INBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    users: KeptBytes
+    inbounds: KeptBytes
+    outbounds: KeptBytes
+    interfaces: KeptBytes
+    controllers: KeptBytes
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, users: _Optional[_Union[KeptBytes, _Mapping]] = ..., inbounds: _Optional[_Union[KeptBytes, _Mapping]] = ..., outbounds: _Optional[_Union[KeptBytes, _Mapping]] = ..., interfaces: _Optional[_Union[KeptBytes, _Mapping]] = ..., controllers: _Optional[_Union[KeptBytes, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeptReading(_message.Message):
+    __slots__ = ("began", "boot", "uptime", "last")
+    class LastEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: KeptBytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KeptBytes, _Mapping]] = ...) -> None: ...
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    began: float
+    boot: str
+    uptime: float
+    last: _containers.MessageMap[str, KeptBytes]
+    def __init__(self, began: _Optional[float] = ..., boot: _Optional[str] = ..., uptime: _Optional[float] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ...) -> None: ...

@@ -11,7 +11,7 @@ from node.base.settings import Options, chosen, names, number, setting, word
 from node.events.kinds import Kind
 from node.limits.parsing import size
 from node.limits.periods import Period, known_zone, moved_to, period
-from node.machine.interfaces import Carried, Interfaces
+from node.machine.interfaces import Carried, Interfaces, carried_between
 from protos.kept_pb2 import KeptNode
 from protos.service_pb2 import NodeQuota
 
@@ -79,17 +79,9 @@ class Spent:
     zone: tzinfo = UTC
 
     def read(self, interfaces: Interfaces, counted: Collection[str]) -> Carried:
-        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading.
-
-        The kernel counts from when an interface appeared, and from zero when the machine starts. So a new interface
-        counts from zero, as do all interfaces after a start of the machine, and a counter that went down.
-        """
+        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading."""
         last, self.last = self.last, interfaces
-        before = last.carried if interfaces.boot == last.boot else {}
-        new = [_moved(before.get(name), now) for name, now in interfaces.carried.items() if name in counted]
-        if not last.boot:
-            return NOTHING
-        return Carried(sum(moved.received for moved in new), sum(moved.sent for moved in new))
+        return carried_between(last, interfaces, counted) if last.boot else NOTHING
 
     def book(self, moved: Carried, now: float, reset_day: int, zone: tzinfo = UTC) -> bool:
         """Add the bytes moved since the last reading. Returns whether a new period has begun since then.
@@ -134,13 +126,6 @@ class Spent:
             resets_at=int(period(self.seen, Period.MONTH, allowance.reset_day, self.zone)[1]),
             closed=self.over and allowance.closes,
         )
-
-
-def _moved(before: Carried | None, now: Carried) -> Carried:
-    """The difference of each direction: the 32-bit counters of old drivers overflow one at a time."""
-    if before is None:
-        return now
-    return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))
 
 
 def pack(spent: Spent) -> bytes:
