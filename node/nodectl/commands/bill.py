@@ -8,12 +8,14 @@ from datetime import datetime
 import click
 
 from node.limits.periods import known_zone
-from node.nodectl.fleet import Node
+from node.nodectl.fleet import answers
 from node.nodectl.output import Row, amount, note
 from node.nodectl.session import Session, options
 from protos import service_pb2 as pb
 
 COLUMNS = ("bytes", "received", "sent", "both")
+# Bytes that the kernel counts for each byte of users if the network card divides and joins all packets.
+ONCE = 2.0
 
 
 @click.command
@@ -25,14 +27,11 @@ def bill(session: Session, since: str, month: bool) -> None:
     if since and month:
         raise click.UsageError("give --since or --month, not both")
 
-    async def ask(node: Node) -> pb.Bill:
-        reply = await node.client.bill(since)
-        if not session.json:
-            for text in _notes(reply):
-                note(f"{node.name}: {text}")
-        return reply
-
-    session.report(session.ask(ask), COLUMNS, _rows)
+    outcomes = session.ask(lambda node: node.client.bill(since))
+    for name, reply in answers(outcomes) if not session.json else ():
+        for text in _notes(reply):
+            note(f"{name}: {text}")
+    session.report(outcomes, COLUMNS, _rows)
 
 
 def _notes(reply: pb.Bill) -> Iterator[str]:
@@ -42,8 +41,8 @@ def _notes(reply: pb.Bill) -> Iterator[str]:
     yield f"from {since} to {until} ({reply.timezone})"
     if reply.ratio:
         used = ", ".join(reply.transports) or "any transport"
-        measured = f"from {reply.least:.2f} (large transfers) to {reply.most:.2f} (small requests) were measured"
-        yield f"{reply.ratio:.2f} bytes carried for each byte of users; {measured} for {used}"
+        band = f"{reply.least:.2f} (large transfers) to {reply.most:.2f} (small requests) on the network by {used}"
+        yield f"{reply.ratio:.2f} bytes carried for each byte of users; {band}, from {ONCE:.2f} as the kernel counts"
     yield from (f"WARNING: {text}" for text in reply.warnings)
 
 

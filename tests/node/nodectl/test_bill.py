@@ -45,8 +45,8 @@ def test_notes() -> None:
     time, ratio, warning = _notes(bill)
     assert time == "from 2026-11-01 00:00 to 2026-11-26 13:20 (Europe/Berlin)"
     assert ratio == (
-        "4.10 bytes carried for each byte of users; from 2.11 (large transfers) to 3.29 (small requests) were measured "
-        "for tls"
+        "4.10 bytes carried for each byte of users; 2.11 (large transfers) to 3.29 (small requests) on the network by "
+        "tls, from 2.00 as the kernel counts"
     )
     assert warning.startswith("WARNING: the interfaces carried 8,")
     assert [*_notes(Bill(timezone="UTC"))] == ["from 1970-01-01 00:00 to 1970-01-01 00:00 (UTC)"]
