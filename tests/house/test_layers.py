@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.nodectl.commands": {
         *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.limits.periods"),
-        *("node.settings", "drivers.install"),
+        *("node.nodectl", "node.settings", "drivers.install"),
     },
     "drivers": set(),
     "drivers.install": set(),

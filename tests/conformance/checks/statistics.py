@@ -179,7 +179,7 @@ def _online(context: Context) -> dict[str, set[str]]:
 
 @check("stats.bill", Level.BEYOND)
 def billed(context: Context) -> None:
-    """GetBill has the bytes of users once, whatever is reset, and refuses what is no date."""
+    """GetBill has the bytes of users once, whatever is reset, and refuses an invalid date."""
     before = context.node.call("GetBill", BillRequest()).users
     with context.connect(context.anna) as link:
         transfer.download(link, 100_000)
@@ -191,7 +191,7 @@ def billed(context: Context) -> None:
     except Refused as error:
         assert error.status in ("400", "INVALID_ARGUMENT"), str(error)
     else:
-        raise AssertionError("GetBill succeeds for a date that is none")
+        raise AssertionError("GetBill succeeds for an invalid date")
 
 
 @check("stats.unknown-name", Level.BEYOND)

@@ -1,4 +1,4 @@
-"""The difference between what was carried and what was counted is explained to the byte."""
+"""The difference between carried and counted bytes is explained to the byte."""
 
 from __future__ import annotations
 
