@@ -186,9 +186,10 @@ class Bill(Lasting, Watcher):
         zone, now, today = self._allowance.zone, self._sources.now(), self._today()
         first = first or self._first("")
         total = self._days.between(first, today)
-        known = max(first, self._days.first or today)
+        known = self._days.first(first) or today
+        since = self._began if day_of(self._began, zone) == known else begin_of(known, zone)
         bill = service_pb2.Bill(
-            since=int(min(now, max(begin_of(known, zone), self._began))),
+            since=int(min(since, now)),
             until=int(now),
             timezone=str(zone),
             users=_billed(total.users.received, total.users.sent),

@@ -22,10 +22,10 @@ class Days:
         self._days: dict[str, KeptDay] = {}
         self._changed: set[str] = set()
 
-    @property
-    def first(self) -> date | None:
-        """The first day with bytes."""
-        return date.fromisoformat(min(self._days)) if self._days else None
+    def first(self, since: date) -> date | None:
+        """The first day with bytes, not before `since`."""
+        later = [key for key in self._days if key >= since.isoformat()]
+        return date.fromisoformat(min(later)) if later else None
 
     def of(self, day: date) -> KeptDay:
         """The sums of a day, to be added to. Makes room for it."""

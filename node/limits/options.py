@@ -69,8 +69,8 @@ class LimitOptions(Options):
     )
     zone: tzinfo = setting("TIMEZONE", "UTC", periods.zone).help(
         "time zone in which days, weeks and months of quotas and of NODE_QUOTA begin: a name such as Europe/Berlin",
-        "Set the zone in which you sell a month, or your hoster bills one. See "
-        "[limits.md](limits.md#when-a-period-begins) for summer time, and for a change of the zone.",
+        "Set the zone in which you sell a month, or your hoster bills one; days of the [bill](bill.md) begin there, "
+        "too. See [limits.md](limits.md#when-a-period-begins) for summer time, and for a change of the zone.",
     )
 
     @property

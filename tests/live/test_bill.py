@@ -20,6 +20,7 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, member, settled
 from tests.harness.grounds import Ground
+from tests.harness.upgraded import upgrade
 from tests.live.test_overlap import Changes
 from tests.live.test_own_quota import wire
 
@@ -43,7 +44,7 @@ def both(count: BilledBytes) -> int:
 def test_the_bill(
     tmp_path: Path, ground: Ground, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer
 ) -> None:
-    """Users' bytes count once in each day's sums: over a change of the core, kills of the node, and a restart."""
+    """Users' bytes count once in each day's sums: over another core, a kill, an upgrade and a restart."""
     anna, place = TestUser.new("anna@test"), Place(all_kinds["vless-raw"], "in", ground=ground)
     carried = wire(tmp_path)
     settings = {"NODE_QUOTA_INTERFACE": "wire", "TIMEZONE": ZONE, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -87,6 +88,9 @@ def test_the_bill(
         counts()
         killed = node.kill_node()
         until(lambda: node.node_pid != killed and controller.info().running, SOON, "the backend is back")
+        moves()
+        counts()
+        upgrade(node)
         moves()
         counts()
         carried(2 * moved + 3 * GB)

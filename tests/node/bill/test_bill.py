@@ -232,6 +232,20 @@ def test_a_clock_that_is_set() -> None:
     assert machine.carried("2026-11-20") == (1000, 1000)
 
 
+def test_a_clock_that_was_ahead_at_first() -> None:
+    """The first start does not count as the beginning then."""
+    machine = Machine()
+    machine.disk.clear()
+    machine.wall = NOON + 400 * DAY
+    machine.started()
+    machine.wall = NOON
+    machine.carry(5, 5)
+    machine.pass_time(INTERVAL)
+    bill = machine.since()
+    assert (bill.since, bill.interfaces.sent) == (NOON - 12 * 3600, 5)
+    assert machine.since("2020-01-01").since == NOON - 12 * 3600
+
+
 def test_counters_that_cannot_be_read() -> None:
     """A warning; when they can be read again nothing is missing."""
     machine = Machine()

@@ -65,13 +65,13 @@ def test_the_newest_days_are_kept(steps: list[tuple[int, int]], most: int) -> No
     assert disk == days.everything()
     again = Days(most)
     again.restore(disk.items())
-    assert again.everything() == disk and again.first == days.first
+    assert again.everything() == disk and again.first(FIRST) == days.first(FIRST)
     assert not days.changes()
 
 
 def test_sums_of_some_days() -> None:
     days = Days()
-    assert days.first is None and days.between(FIRST, FIRST) == KeptDay()
+    assert days.first(FIRST) is None and days.between(FIRST, FIRST) == KeptDay()
     for number in range(5):
         day = days.of(FIRST + timedelta(number))
         count(day.users, 10**number, 0)
@@ -79,7 +79,9 @@ def test_sums_of_some_days() -> None:
         day.transports.append("tls" if number < 3 else "tcp")
     total = days.between(FIRST + timedelta(1), FIRST + timedelta(3))
     assert (total.users.received, total.interfaces.sent, [*total.transports]) == (1110, 2220, ["tls", "tcp"])
-    assert days.first == FIRST
+    assert days.first(date.min) == days.first(FIRST) == FIRST
+    assert days.first(FIRST + timedelta(2)) == FIRST + timedelta(2)
+    assert days.first(FIRST + timedelta(5)) is None
 
 
 def test_days_that_are_loaded_late_add_up() -> None:
