@@ -23,6 +23,7 @@ from node.base.file_watch import FileWatch
 from node.base.logs import Logger, LogRing
 from node.base.part import Parts
 from node.base.reactor import Reactor
+from node.base.sockets import Passed
 from node.clock.clock import Clock
 from node.command_line import Options
 from node.contract.driver import Host
@@ -88,7 +89,8 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     host = Host(reactor, ring, state.run_dir, settings.cores, *own)
     drivers = Drivers(host)
     house = _house(reactor, settings, state, ring, drivers, ties)
-    engine = _engine(reactor, settings, drivers, house)
+    controllers = Passed()
+    engine = _engine(reactor, settings, drivers, house, controllers)
 
     # The next version, and other releases.
     arrival = Arrival(reactor, around, ties, settings.handover.adopt_seconds, engine.leaving, house)
@@ -104,7 +106,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     calls = Calls(operations, ring, authenticator.knows, house.journal, meters.called)
     keyring = _keyring(settings, authenticator, house.journal, calls)
     certificates = _certificates(settings, house.journal)
-    place = Place(state.door_dir, settings.metrics.port, keeper)
+    place = Place(state.door_dir, settings.metrics.port, keeper, controllers)
     ports = Ports(reactor, aio, calls, authenticator, certificates, settings.door, place)
     monitoring = _monitoring(reactor, settings, engine, house, certificates, ports, meters)
     ports.serve(monitoring.pages, ROOT, Buttons(reactor, updates).all())
@@ -132,9 +134,9 @@ def _house(
     return House(ring, Journal(reactor, store.event), store, parts, Systemd(notifier, reactor), drivers.sweep)
 
 
-def _engine(reactor: Reactor, settings: Settings, drivers: Drivers, house: House) -> Engine:
+def _engine(reactor: Reactor, settings: Settings, drivers: Drivers, house: House, controllers: Passed) -> Engine:
     chosen = EngineOptions(settings.backend, settings.traffic, settings.limits, settings.quota, settings.metrics.users)
-    return Engine(reactor, house.ring, drivers, house.store, house.journal, chosen)
+    return Engine(reactor, house.ring, drivers, house.store, house.journal, chosen, controllers)
 
 
 def _updates(

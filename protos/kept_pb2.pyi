@@ -1,13 +1,13 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KeptLimits(_message.Message):
-    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead")
+    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead", "zone")
     WORD_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class KeptLimits(_message.Message):
     OFF_SINCE_FIELD_NUMBER: _ClassVar[int]
     GONE_SINCE_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     word: bytes
     over: bytes
     since: int
@@ -34,7 +35,8 @@ class KeptLimits(_message.Message):
     off_since: float
     gone_since: float
     ahead: float
-    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ...) -> None: ...
+    zone: str
+    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class KeptBytes(_message.Message):
     __slots__ = ("received", "sent")
@@ -45,7 +47,7 @@ class KeptBytes(_message.Message):
     def __init__(self, received: _Optional[int] = ..., sent: _Optional[int] = ...) -> None: ...
 
 class KeptNode(_message.Message):
-    __slots__ = ("began", "seen", "used", "near", "over", "boot", "last", "ahead")
+    __slots__ = ("began", "seen", "used", "near", "over", "boot", "last", "ahead", "zone")
     class LastEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +63,7 @@ class KeptNode(_message.Message):
     BOOT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     began: float
     seen: float
     used: KeptBytes
@@ -69,4 +72,40 @@ class KeptNode(_message.Message):
     boot: str
     last: _containers.MessageMap[str, KeptBytes]
     ahead: float
-    def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ..., ahead: _Optional[float] = ...) -> None: ...
+    zone: str
+    def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
+
+class KeptDay(_message.Message):
+    __slots__ = ("users", "inbounds", "outbounds", "interfaces", "controllers", "transports")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    INBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    users: KeptBytes
+    inbounds: KeptBytes
+    outbounds: KeptBytes
+    interfaces: KeptBytes
+    controllers: KeptBytes
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, users: _Optional[_Union[KeptBytes, _Mapping]] = ..., inbounds: _Optional[_Union[KeptBytes, _Mapping]] = ..., outbounds: _Optional[_Union[KeptBytes, _Mapping]] = ..., interfaces: _Optional[_Union[KeptBytes, _Mapping]] = ..., controllers: _Optional[_Union[KeptBytes, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeptReading(_message.Message):
+    __slots__ = ("began", "boot", "uptime", "last")
+    class LastEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: KeptBytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KeptBytes, _Mapping]] = ...) -> None: ...
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    began: float
+    boot: str
+    uptime: float
+    last: _containers.MessageMap[str, KeptBytes]
+    def __init__(self, began: _Optional[float] = ..., boot: _Optional[str] = ..., uptime: _Optional[float] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ...) -> None: ...

@@ -167,6 +167,60 @@ class LatencyResponse(_message.Message):
     latencies: _containers.RepeatedCompositeFieldContainer[Latency]
     def __init__(self, latencies: _Optional[_Iterable[_Union[Latency, _Mapping]]] = ...) -> None: ...
 
+class BillRequest(_message.Message):
+    __slots__ = ("since",)
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    since: str
+    def __init__(self, since: _Optional[str] = ...) -> None: ...
+
+class BilledBytes(_message.Message):
+    __slots__ = ("received", "sent")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    sent: int
+    def __init__(self, received: _Optional[int] = ..., sent: _Optional[int] = ...) -> None: ...
+
+class Bill(_message.Message):
+    __slots__ = ("since", "until", "timezone", "users", "inbounds", "outbounds", "interfaces", "names", "controllers", "core", "headers", "others", "missing", "ratio", "least", "most", "transports", "warnings")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    TIMEZONE_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    INBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    INTERFACES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    CORE_FIELD_NUMBER: _ClassVar[int]
+    HEADERS_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    LEAST_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    until: int
+    timezone: str
+    users: BilledBytes
+    inbounds: BilledBytes
+    outbounds: BilledBytes
+    interfaces: BilledBytes
+    names: _containers.RepeatedScalarFieldContainer[str]
+    controllers: BilledBytes
+    core: int
+    headers: int
+    others: int
+    missing: int
+    ratio: float
+    least: float
+    most: float
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, since: _Optional[int] = ..., until: _Optional[int] = ..., timezone: _Optional[str] = ..., users: _Optional[_Union[BilledBytes, _Mapping]] = ..., inbounds: _Optional[_Union[BilledBytes, _Mapping]] = ..., outbounds: _Optional[_Union[BilledBytes, _Mapping]] = ..., interfaces: _Optional[_Union[BilledBytes, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., controllers: _Optional[_Union[BilledBytes, _Mapping]] = ..., core: _Optional[int] = ..., headers: _Optional[int] = ..., others: _Optional[int] = ..., missing: _Optional[int] = ..., ratio: _Optional[float] = ..., least: _Optional[float] = ..., most: _Optional[float] = ..., transports: _Optional[_Iterable[str]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class BackendStatsResponse(_message.Message):
     __slots__ = ("num_goroutine", "num_gc", "alloc", "total_alloc", "sys", "mallocs", "frees", "live_objects", "pause_total_ns", "uptime")
     NUM_GOROUTINE_FIELD_NUMBER: _ClassVar[int]

@@ -44,7 +44,7 @@ NOT_MEASURED = (
 
 
 class SingBoxGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsSome`, `ListsOnline`, `Paces` and `MeasuresLatency`."""
+    """Satisfies `Generation`, `Shares`, `CountsSome`, `ListsOnline`, `MeasuresLatency`, `NamesTransports`, `Paces`."""
 
     _api: Api
     _connections: Connections
@@ -83,6 +83,10 @@ class SingBoxGeneration(CoreGeneration[Api]):
     @property
     def cut(self) -> int:
         return self._api.cut
+
+    @property
+    def transports(self) -> Collection[str]:
+        return self.plan.transports
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -19,6 +19,9 @@ _QUIC = ("hysteria", "hysteria2", "tuic")
 _BOTH = ("shadowsocks", "direct", "naive", "tproxy")
 # … and types whose datagrams are independent of each other.
 _APART = ("shadowsocks", "direct")
+# Types of which users' bytes are in one TCP connection each; and words for others in the bill.
+_PLAIN = ("vless", "vmess", "trojan", "shadowsocks", "socks", "http", "mixed", "direct", "redirect", "tproxy")
+_NAMED = {"ws": "websocket", "httpupgrade": "websocket", "hysteria2": "hysteria"}
 # Transports that carry many requests over one connection.
 _MANY = ("http", "grpc")
 
@@ -83,10 +86,27 @@ class Listens:
         return frozenset(inbound["tag"] for inbound in self.bound if _is_shared(inbound))
 
     @property
+    def transports(self) -> frozenset[str]:
+        """How users connect, in words of `Bill.transports`; "local" behind a server of this machine."""
+        return frozenset(map(_transport_of, self.bound))
+
+    @property
     def multiplexed(self) -> frozenset[str]:
         """The tags of TCP inbounds where clients keep connections open, and open streams in them on demand."""
         detours = {inbound["detour"]: inbound for inbound in self.tree.get("inbounds", []) if inbound.get("detour")}
         return frozenset(one["tag"] for one in self.tcp if _keeps_open(one) or _keeps_open(detours.get(one["tag"], {})))
+
+
+def _transport_of(inbound: Json) -> str:
+    kind, tls = str(inbound["type"]), inbound.get("tls") or {}
+    transport = str((inbound.get("transport") or {}).get("type") or "")
+    if inbound.get("listen", "").startswith(("127.", "::1")):
+        return "local"
+    if transport or kind not in _PLAIN:
+        return _NAMED.get(transport or kind, transport or kind)
+    if tls.get("enabled"):
+        return "reality" if (tls.get("reality") or {}).get("enabled") else "tls"
+    return "shadowsocks" if kind == "shadowsocks" else "tcp"
 
 
 def _is_shared(inbound: Json) -> bool:

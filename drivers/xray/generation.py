@@ -19,7 +19,7 @@ from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
-from drivers.xray.ingress import unseen
+from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
@@ -79,7 +79,9 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
+    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `NamesTransports`, `Routes`
+    and `Paces`.
+    """
 
     _api: Api
     _connections: Connections
@@ -118,6 +120,10 @@ class XrayGeneration(CoreGeneration[Api]):
         )
         super().__init__(started, plan, connections, paced, [endpoint.socket])
         process.when_exited().addCallback(lambda _: connections.stop())
+
+    @property
+    def transports(self) -> Collection[str]:
+        return {*map(transport_of, self.plan.base.inbound)}
 
     @property
     def cut(self) -> int:

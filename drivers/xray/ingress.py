@@ -28,6 +28,14 @@ _APART = (messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_
 # How to describe a handler that only one process can have, by the type of its settings.
 _SINGLE = {messages.TUN: only_interface, messages.WIREGUARD: only_wireguard}
 
+# Words for transports and protocols in the bill, if they differ from the configuration's.
+_NAMED = {"httpupgrade": "websocket", "splithttp": "xhttp"}
+_OF_PROTOCOLS = {
+    **dict.fromkeys((messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_2022_SINGLE), "shadowsocks"),
+    messages.WIREGUARD: "wireguard",
+}
+_LOOPBACK = bytes(15) + b"\x01"
+
 _BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
 _BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
 
@@ -139,6 +147,19 @@ class Listens:
             f"clients of {handler.tag!r} (XHTTP over HTTP/3) would reach a new core only after half a minute"
             for handler in filter(_is_http_3, self.base.inbound)
         ]
+
+
+def transport_of(handler: InboundHandlerConfig) -> str:
+    """How users connect to an inbound, in a word of `Bill.transports`; "local" behind a server of this machine."""
+    receiver = receiver_of(handler)
+    stream, host = receiver.stream_settings, receiver.listen.ip
+    if _is_path(receiver) or host[:1] == b"\x7f" or host == _LOOPBACK:
+        return "local"
+    if stream.protocol_name not in _RAW:
+        return _NAMED.get(stream.protocol_name, stream.protocol_name)
+    if stream.security_type:
+        return "reality" if stream.security_type == messages.REALITY else "tls"
+    return _OF_PROTOCOLS.get(handler.proxy_settings.type, "tcp")
 
 
 def is_over_udp(handler: InboundHandlerConfig) -> bool:

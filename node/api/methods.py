@@ -77,6 +77,7 @@ METHODS: tuple[Method, ...] = (
         scope=Scope.READ,
     ),
     Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", needs_backend=True, scope=Scope.METRICS),
+    Method("GetBill", "bill", ("GET",), "/stats/bill", scope=Scope.METRICS),
     Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
     # POST, too: the older of the deployed clients sends it.
     Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),

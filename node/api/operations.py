@@ -95,6 +95,9 @@ class Operations:
                 raise UnknownName(f"no latency was measured for outbound {shown(request.name)}")
         return service_pb2.LatencyResponse(latencies=found)
 
+    async def bill(self, request: service_pb2.BillRequest, _: Call) -> service_pb2.Bill:
+        return await self._engine.bill.answer(request)
+
     # Users
 
     async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 from typing import Any
 
 from twisted.internet import tcp
+
+
+@dataclass
+class Passed:
+    """Bytes received and sent."""
+
+    received: int = 0
+    sent: int = 0
 
 
 class Prompt(tcp.Server):

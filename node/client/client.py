@@ -144,6 +144,10 @@ class Client:
     async def latency(self, name: str = "") -> pb.LatencyResponse:
         return await self.call("GetOutboundsLatency", pb.LatencyResponse, pb.LatencyRequest(name=name))
 
+    async def bill(self, since: str = "") -> pb.Bill:
+        """Read the bill since a date (YYYY-MM-DD), or since the month of NODE_QUOTA began."""
+        return await self.call("GetBill", pb.Bill, pb.BillRequest(since=since))
+
     # Users
 
     async def sync_user(self, *users: pb.User) -> None:

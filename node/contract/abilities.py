@@ -102,6 +102,15 @@ class Routes(Generation, Protocol):
         """The route that a connection would take. Raises `errors.InvalidRequest` and `errors.CoreFailed`."""
 
 
+@runtime_checkable
+class NamesTransports(Protocol):
+    """A generation that knows how users connect."""
+
+    @property
+    def transports(self) -> Collection[str]:
+        """A word for each kind of inbound: see `Bill.transports` in protos/service.proto."""
+
+
 class NotShared(Exception):
     """A run cannot share its listeners with another one; the text has the reason, for an operator."""
 

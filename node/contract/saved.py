@@ -35,7 +35,7 @@ class Changes:
     in stored order; None is a removal. `rows`: traffic not yet delivered; `totals`: sums since the state file began.
     `limits`: records of users, by key; None is a removal. `events` are appended; those before `margins.first` are
     deleted. `booked`: counters of runs that the rows include, by the runs' marks; `booked_only`: delete those of all
-    other runs.
+    other runs. `days`: those of the bill, by date; None for one to delete.
     """
 
     clean: bool = False
@@ -52,6 +52,7 @@ class Changes:
     events: list[Packed] = field(default_factory=list)
     booked: dict[str, dict[str, int]] = field(default_factory=dict)
     booked_only: Collection[str] | None = None
+    days: dict[str, bytes | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self != Changes()
@@ -63,7 +64,8 @@ class Saved:
 
     `left`: remaining seconds of the keep-alive; None for all. `routing`: packed routing changes. `margins` and
     `events`: the journal; None before the first event. `totals`: sums since the state file began. `limits`: records of
-    users with their keys. `booked`: counters of runs that the rows include, by the runs' marks.
+    users with their keys. `booked`: counters of runs that the rows include, by the runs' marks. `days`: those of the
+    bill with their dates.
     """
 
     request: bytes = b""
@@ -76,6 +78,7 @@ class Saved:
     totals: tuple[Row, ...] = ()
     limits: tuple[tuple[str, bytes], ...] = ()
     booked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    days: tuple[tuple[str, bytes], ...] = ()
 
 
 class Lasting(Part):

@@ -23,7 +23,7 @@ from node.api.pages import Button, Page
 from node.base.aio import Aio
 from node.base.part import Part
 from node.base.reactor import Reactor
-from node.base.sockets import Prompt
+from node.base.sockets import Passed, Prompt
 from node.base.waiting import until
 from node.contract.keeper import Keeper
 from node.door.connections import LOOK, Connections, Limits
@@ -50,10 +50,34 @@ ADMITTED = 16
 BACKLOG = 1024
 
 
+class Counted(Prompt):
+    """A connection whose bytes its port counts, unless the client is on this machine."""
+
+    server: Port
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._passed = Passed() if is_loopback(self.getPeer().host) else self.server.passed
+
+    def _dataReceived(self, data: bytes | None) -> Any:
+        self._passed.received += len(data or b"")
+        return super()._dataReceived(data)
+
+    def writeSomeData(self, data: bytes) -> Any:
+        written = super().writeSomeData(data)
+        if isinstance(written, int):
+            self._passed.sent += written
+        return written
+
+
 class Port(tcp.Port):
     """A listening port. Twisted's own accepts more at a time, the more connections come."""
 
-    transport = Prompt
+    transport = Counted  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.passed = Passed()
 
     def createInternetSocket(self) -> socket.socket:
         link: socket.socket = super().createInternetSocket()
@@ -75,12 +99,13 @@ class Port(tcp.Port):
 class Place:
     """`directory` has the socket between the listeners and gRPC's server. `metrics`: the port of the metrics.
 
-    `keeper` holds the ports for the next node process.
+    `keeper` holds the ports for the next node process. `passed`: the bytes of clients on other machines.
     """
 
     directory: Path
     metrics: int | None = None
     keeper: Keeper = field(default_factory=Keeper)
+    passed: Passed = field(default_factory=Passed)
 
 
 class Ports(Part):
@@ -141,6 +166,7 @@ class Ports(Part):
         if port is not None:
             held = self._held(name, interface, port)
             self.listening[name] = opened = listen(self._reactor, factory, port, interface, held)
+            opened.passed = self._place.passed
             self._place.keeper.put(f"listen/{name}", [opened.fileno()])
 
     def _held(self, name: str, interface: str, port: int) -> int | None:

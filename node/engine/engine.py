@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from node.backend.desired import Desired
 from node.backend.runner import Runner
 from node.base.logs import LogRing
 from node.base.reactor import PooledReactor
+from node.base.sockets import Passed
+from node.bill.bill import Bill, Sources
 from node.contract.counters import Scope
 from node.contract.driver import Driver
 from node.contract.generations import Generations
@@ -39,7 +42,9 @@ class Engine(Lasting):
         store: Store,
         journal: Journal,
         options: EngineOptions,
+        controllers: Passed,
     ) -> None:
+        """`controllers`: bytes of the node's own connections."""
         self.drivers = drivers
         self.stop_grace = options.backend.stop_grace
         interval = options.traffic.interval
@@ -50,14 +55,16 @@ class Engine(Lasting):
         self.runner = Runner(reactor, ring, desired, runs, self.traffic.read, options.backend, journal)
         self.connected = Connected(reactor, self.runner, journal)
         self.limits = UserLimits(reactor, self.runner, self.traffic, store, journal, options.limits)
-        self.quota = NodeQuotaLimit(reactor, options.quota, runs, store, journal, interval)
+        allowance = replace(options.quota, zone=options.limits.zone)
+        self.quota = NodeQuotaLimit(reactor, allowance, runs, store, journal, interval)
+        self.bill = Bill(reactor, Sources(runs, self.traffic, controllers), store, allowance, interval)
         self.keep_alive = KeepAlive(
             reactor, ring, self.runner, store, outlive=options.backend.outlive, interval=interval
         )
         self.leaving = Leaving(self.runner, drivers, self.traffic)
         self.resume = Resume(reactor, self.runner, drivers, self.keep_alive, self.leaving, options.backend.resume)
         # The last one ends first: the cores, then the counters, whose last bytes the limits count.
-        self.parts = self.quota, self.limits, self.traffic, self, self.keep_alive, self.resume
+        self.parts = self.quota, self.limits, self.bill, self.traffic, self, self.keep_alive, self.resume
 
     @property
     def warnings(self) -> list[str]:

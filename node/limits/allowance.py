@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from enum import StrEnum
 
 from node.base.settings import Options, chosen, names, number, setting, word
 from node.events.kinds import Kind
-from node.limits.limits import Period, period
 from node.limits.parsing import size
-from node.machine.interfaces import Carried, Interfaces
+from node.limits.periods import Period, known_zone, moved_to, period
+from node.machine.interfaces import Carried, Interfaces, carried_between
 from protos.kept_pb2 import KeptNode
 from protos.service_pb2 import NodeQuota
 
@@ -40,8 +41,8 @@ class Allowance(Options):
         "Set it where your hoster bills traffic. See [limits.md](limits.md#the-nodes-own-quota).",
     )
     reset_day: int = setting("NODE_QUOTA_RESET_DAY", "1", number(1, 31)).help(
-        "day of the month, 1 to 31, on which NODE_QUOTA starts again at midnight UTC; the last day of a shorter month",
-        "Set the day on which your hoster's billing period begins.",
+        "day of the month, 1 to 31, on which NODE_QUOTA starts again at midnight; the last day of a shorter month",
+        "Set the day on which your hoster's billing period begins, and its time zone as TIMEZONE.",
     )
     flow: Flow = setting("NODE_QUOTA_WAY", "both", lambda text: Flow(word(*Flow)(text))).help(
         "bytes that count towards NODE_QUOTA: both, out or in",
@@ -56,6 +57,8 @@ class Allowance(Options):
         "what the node does when NODE_QUOTA is used up: warn, or close (take no new connections of users)",
         "Set `close` where traffic beyond the quota costs too much.",
     )
+    # That of TIMEZONE: months begin at midnight there.
+    zone: tzinfo = UTC
 
 
 @dataclass
@@ -63,7 +66,7 @@ class Spent:
     """Bytes carried since `began`, the time of the last reading (`seen`, both Unix seconds), and what was reported.
 
     `last`: the last reading; it has no boot id before the first. `ahead`: the begin of the period that was counted
-    before the clock was set back to an earlier period, or 0.
+    before the clock was set back to an earlier period, or 0. `zone`: the time zone in which the period began.
     """
 
     began: float = 0.0
@@ -73,27 +76,23 @@ class Spent:
     over: bool = False
     last: Interfaces = UNREAD
     ahead: float = 0.0
+    zone: tzinfo = UTC
 
     def read(self, interfaces: Interfaces, counted: Collection[str]) -> Carried:
-        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading.
-
-        The kernel counts from when an interface appeared, and from zero when the machine starts. So a new interface
-        counts from zero, as do all interfaces after a start of the machine, and a counter that went down.
-        """
+        """Return the bytes that the `counted` interfaces carried since the last reading; zero for the first reading."""
         last, self.last = self.last, interfaces
-        before = last.carried if interfaces.boot == last.boot else {}
-        new = [_moved(before.get(name), now) for name, now in interfaces.carried.items() if name in counted]
-        if not last.boot:
-            return NOTHING
-        return Carried(sum(moved.received for moved in new), sum(moved.sent for moved in new))
+        return carried_between(last, interfaces, counted) if last.boot else NOTHING
 
-    def book(self, moved: Carried, now: float, reset_day: int) -> bool:
+    def book(self, moved: Carried, now: float, reset_day: int, zone: tzinfo = UTC) -> bool:
         """Add the bytes moved since the last reading. Returns whether a new period has begun since then.
 
         Bytes that moved across the reset day, while the node was away, are split by time: the new period gets its
-        part. A clock that is set back starts no new period, and neither does its correction.
+        part. A clock that is set back starts no new period, and neither does its correction or a change of the zone.
         """
-        begin, end = period(now, Period.MONTH, reset_day)
+        if zone is not self.zone:
+            self.began, self.ahead = (begun and moved_to(zone, begun, self.zone) for begun in (self.began, self.ahead))
+            self.zone = zone
+        begin, end = period(now, Period.MONTH, reset_day, zone)
         turned = 0 < (self.began or self.ahead) < begin and not begin <= self.ahead < end
         if self.began > begin:
             self.ahead = max(self.began, self.ahead)
@@ -124,23 +123,16 @@ class Spent:
         return NodeQuota(
             bytes=allowance.bytes,
             used=self.used(allowance.flow),
-            resets_at=int(period(self.seen, Period.MONTH, allowance.reset_day)[1]),
+            resets_at=int(period(self.seen, Period.MONTH, allowance.reset_day, self.zone)[1]),
             closed=self.over and allowance.closes,
         )
-
-
-def _moved(before: Carried | None, now: Carried) -> Carried:
-    """The difference of each direction: the 32-bit counters of old drivers overflow one at a time."""
-    if before is None:
-        return now
-    return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))
 
 
 def pack(spent: Spent) -> bytes:
     """Serialize for the state file."""
     kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.last.boot)
     kept.used.received, kept.used.sent = spent.carried
-    kept.ahead = spent.ahead
+    kept.ahead, kept.zone = spent.ahead, "" if spent.zone is UTC else str(spent.zone)
     for name, carried in spent.last.carried.items():
         kept.last[name].received, kept.last[name].sent = carried
     return kept.SerializeToString(deterministic=True)
@@ -152,4 +144,4 @@ def unpack(packed: bytes) -> Spent:
     last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
     used = Carried(kept.used.received, kept.used.sent)
     interfaces = Interfaces(kept.boot, last, frozenset())
-    return Spent(kept.began, kept.seen, used, kept.near, kept.over, interfaces, kept.ahead)
+    return Spent(kept.began, kept.seen, used, kept.near, kept.over, interfaces, kept.ahead, known_zone(kept.zone))

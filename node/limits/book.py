@@ -22,6 +22,7 @@ from node.limits.count import (
     NEAR,
     QUOTA,
     Count,
+    follow_zone,
     is_due,
     left,
     next_change,
@@ -241,8 +242,9 @@ class Book(Limiter):
 
     def _joined(self, key: str, earlier: Count) -> Count:
         """Merge an earlier node's count with what this node counted before it was loaded."""
-        count = self._counts.get(key)
-        if count is not None and is_due(earlier, self.in_force.of(key), self.now()):
+        count, limit = self._counts.get(key), self.in_force.of(key)
+        follow_zone(earlier, limit)
+        if count is not None and is_due(earlier, limit, self.now()):
             return count
         if count is not None:
             earlier.add(count.up, count.down)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from typing import NamedTuple
 
-from node.limits.limits import Limit, Period, Way, period
+from node.limits.limits import Limit, Way
+from node.limits.periods import Period, known_zone, moved_to
 from protos.kept_pb2 import KeptLimits
 
 # The part of a quota at which it counts as nearly used up.
@@ -27,7 +29,7 @@ class Count:
     `since` is Quota.since, the name of the count; None if the user has no quota. `before`: Quota.used, bytes that count
     from the start. `near`, `reached`, `expired`: what was reported. `off_since`: when the user was barred, or 0.
     `gone_since`: when the user was removed, or 0. `ahead`: when the count began, if the clock was set back to an
-    earlier period since, or 0.
+    earlier period since, or 0. `zone`: the time zone in which its periods begin.
     """
 
     began: float
@@ -41,6 +43,7 @@ class Count:
     off_since: float = 0.0
     gone_since: float = 0.0
     ahead: float = 0.0
+    zone: tzinfo = UTC
 
     @property
     def reported(self) -> bool:
@@ -62,19 +65,29 @@ class Count:
         self.near = self.reached = False
 
 
+def follow_zone(count: Count, limit: Limit) -> None:
+    """Move a count into the time zone of the limit, if TIMEZONE has changed."""
+    if count.zone is not limit.zone:
+        if count.since is not None and limit.period is not Period.NEVER:
+            count.began = moved_to(limit.zone, count.began, count.zone)
+            count.ahead = count.ahead and moved_to(limit.zone, count.ahead, count.zone)
+        count.zone = limit.zone
+
+
 def is_due(count: Count, limit: Limit, now: float) -> bool:
     """Whether a count has to start now, for the first time or again."""
     if not limit.quota:
         return count.since is not None
     if count.since is None or (limit.since != count.since and limit.since <= now):
         return True
-    begin, end = period(now, limit.period, limit.reset_day)
+    begin, end = limit.span(now)
     # In a period that was already counted before the clock was set back the count goes on.
     return count.began < begin and not begin <= count.ahead < end
 
 
 def restart_if_due(count: Count, limit: Limit, now: float) -> bool:
     """Start a new count if it is time to. Returns whether the count or its period has changed."""
+    follow_zone(count, limit)
     if not is_due(count, limit, now):
         return _follow(count, limit, now)
     if not limit.quota:
@@ -84,7 +97,7 @@ def restart_if_due(count: Count, limit: Limit, now: float) -> bool:
     elif count.since is None:
         count.begin(now, 0)
     else:
-        count.begin(period(now, limit.period, limit.reset_day)[0], count.since)
+        count.begin(limit.span(now)[0], count.since)
     return True
 
 
@@ -92,7 +105,7 @@ def _follow(count: Count, limit: Limit, now: float) -> bool:
     """Move the count into the current period if the clock was set back, or corrected. Returns whether it moved."""
     if not limit.quota:
         return False
-    begin, end = period(now, limit.period, limit.reset_day)
+    begin, end = limit.span(now)
     if count.began >= end:
         # With a clock at 1970 the period may begin at 0, which means that there is no count.
         count.began, count.ahead = max(begin, 1.0), max(count.began, count.ahead)
@@ -129,7 +142,7 @@ def next_change(count: Count, limit: Limit, now: float) -> float:
     if limit.quota and limit.since > now and limit.since != count.since:
         moments.append(limit.since)
     if limit.quota and limit.period is not Period.NEVER:
-        _, end = period(now, limit.period, limit.reset_day)
+        _, end = limit.span(now)
         moments.append(end)
     return min(moments, default=math.inf)
 
@@ -157,6 +170,7 @@ def pack(override: Override | None, count: Count | None) -> bytes:
         for name in _KEPT:
             setattr(kept, name, min(getattr(count, name), MOST))
         kept.since = -1 if count.since is None else count.since
+        kept.zone = "" if count.zone is UTC else str(count.zone)
     return kept.SerializeToString()
 
 
@@ -167,4 +181,4 @@ def unpack(packed: bytes) -> tuple[Override | None, Count | None]:
     if not kept.began:
         return override, None
     since = None if kept.since == -1 else kept.since
-    return override, Count(since=since, **{name: getattr(kept, name) for name in _KEPT})
+    return override, Count(since=since, zone=known_zone(kept.zone), **{name: getattr(kept, name) for name in _KEPT})

@@ -26,7 +26,7 @@ from node.limits.book import Book, Report
 from node.limits.connections import Connections, Enforcer
 from node.limits.events import LimitEvents
 from node.state.store import Store
-from node.traffic.polling import Limits, Traffic
+from node.traffic.polling import Traffic, Watcher
 from node.traffic.readings import FEW
 from node.traffic.sums import Sums
 
@@ -49,7 +49,7 @@ BURST, GROWTH = 62.5e6, 2.0
 SHORTEST, SHARE = 0.05, 0.03
 
 
-class Enforcement(Enforcer, Limits):
+class Enforcement(Enforcer, Watcher):
     """Bars users by their limits."""
 
     log = Logger()
@@ -88,10 +88,11 @@ class Enforcement(Enforcer, Limits):
 
     # Bytes
 
-    def booked(self, moved: Sums) -> None:
-        for key, added in self._book.book(moved):
-            self._readings.moved(key, added)
-        self.handle_soon()
+    def booked(self, moved: Mapping[Scope, Sums]) -> None:
+        if Scope.USER in moved:
+            for key, added in self._book.book(moved[Scope.USER]):
+                self._readings.moved(key, added)
+            self.handle_soon()
 
     def saving(self, keys: Collection[str]) -> None:
         self._keep(self._book.dirty.intersection(keys))

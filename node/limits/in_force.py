@@ -118,4 +118,4 @@ class InForce:
     def _merge(self, own: bytes, tags: Tags) -> Limit:
         inbounds = self._defaults.inbounds
         layers = [inbounds[tag] for tag in sorted(tags) if tag in inbounds]
-        return Limit.of([Limits.FromString(own), *layers, self._defaults.all_users])
+        return Limit.of([Limits.FromString(own), *layers, self._defaults.all_users], self._defaults.zone)

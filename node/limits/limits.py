@@ -1,14 +1,13 @@
-"""The limits that hold for one user, merged from their own limits and the defaults; periods of quotas. Pure."""
+"""The limits that hold for one user, merged from their own limits and the defaults. Pure."""
 
 from __future__ import annotations
 
-import math
-from calendar import monthrange
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, tzinfo
 from enum import Enum
 
+from node.limits.periods import Period, period
 from protos import service_pb2
 from protos.service_pb2 import LimitAction, Limits, Quota, Speed
 
@@ -25,21 +24,12 @@ class Way(Enum):
         return (up if self is not Way.DOWN else 0) + (down if self is not Way.UP else 0)
 
 
-class Period(Enum):
-    """Period after which a count starts again. The value is that of Quota.Period."""
-
-    NEVER = Quota.NEVER
-    DAY = Quota.DAY
-    WEEK = Quota.WEEK
-    MONTH = Quota.MONTH
-
-
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The limits of one user; 0 is no limit. See `Limits` in protos/service.proto for the meaning of each.
 
     `quota`: bytes. `expires_at`: Unix seconds. `down`, `up`: bits a second. `…_tells`: the action TELL, so that
-    reaching the limit only causes an event.
+    reaching the limit only causes an event. `zone`: where the periods of the quota begin at midnight.
     """
 
     quota: int = 0
@@ -55,11 +45,16 @@ class Limit:
     addresses_tells: bool = False
     down: int = 0
     up: int = 0
+    zone: tzinfo = UTC
 
     @property
     def any(self) -> bool:
         """Whether there is any limit."""
         return bool(self.quota or self.expires_at or self.addresses or self.down or self.up)
+
+    def span(self, now: float) -> tuple[float, float]:
+        """Begin and end of the quota's period that contains `now`."""
+        return period(now, self.period, self.reset_day, self.zone)
 
     def message(self) -> Limits:
         """The message for controllers, without the limits that are 0."""
@@ -78,7 +73,7 @@ class Limit:
         return message
 
     @classmethod
-    def of(cls, layers: Iterable[Limits]) -> Limit:
+    def of(cls, layers: Iterable[Limits], zone: tzinfo = UTC) -> Limit:
         """Merge layers of limits: each limit comes, with its action, from the first layer that has it."""
         layers = [layer for layer in layers if layer.ByteSize()]
 
@@ -101,6 +96,7 @@ class Limit:
             addresses_tells=addresses.addresses_action == service_pb2.TELL,
             down=speed.down,
             up=speed.up,
+            zone=zone,
         )
 
 
@@ -114,54 +110,11 @@ def _action(tells: bool) -> LimitAction:
 
 @dataclass(frozen=True)
 class Defaults:
-    """Default limits of all users, and by inbound tag, which take precedence; of several inbounds the first by name."""
+    """Default limits of all users, and by inbound tag, which take precedence; of several inbounds the first by name.
+
+    `zone`: where the periods of all quotas begin at midnight.
+    """
 
     all_users: Limits = field(default_factory=Limits)
     inbounds: Mapping[str, Limits] = field(default_factory=dict)
-
-
-# Periods: days begin at midnight UTC; times are Unix seconds.
-
-# Cache of the last period by kind and reset day: thousands of users share the same ones.
-_LAST: dict[tuple[Period, int], tuple[float, float]] = {}
-
-
-def period(now: float, kind: Period, reset_day: int = 0) -> tuple[float, float]:
-    """Begin and end of the period that contains `now`; infinite for NEVER.
-
-    `reset_day`: 1 (Monday) to 7 for a week; 1 to 31 for a month, where a shorter month takes its last day; 0 is the
-    first day.
-    """
-    begin, end = _LAST.get((kind, reset_day), (math.inf, -math.inf))
-    if not begin <= now < end:
-        begin, end = _LAST[kind, reset_day] = _period(now, kind, reset_day)
-    return begin, end
-
-
-def _period(now: float, kind: Period, reset_day: int) -> tuple[float, float]:
-    today = datetime.fromtimestamp(now, UTC).date()
-    match kind:
-        case Period.NEVER:
-            return -math.inf, math.inf
-        case Period.DAY:
-            begin, end = today, today + timedelta(1)
-        case Period.WEEK:
-            begin = today - timedelta((today.isoweekday() - max(reset_day, 1)) % 7)
-            end = begin + timedelta(7)
-        case Period.MONTH:
-            begin = _reset(today.year, today.month, reset_day)
-            if begin > today:
-                begin = _reset(today.year, today.month - 1, reset_day)
-            end = _reset(begin.year, begin.month + 1, reset_day)
-    return _moment(begin), _moment(end)
-
-
-def _reset(year: int, month: int, day: int) -> date:
-    """The reset day of a month; `month` may be 0 or 13."""
-    years, months = divmod(month - 1, 12)
-    year, month = year + years, months + 1
-    return date(year, month, min(max(day, 1), monthrange(year, month)[1]))
-
-
-def _moment(day: date) -> float:
-    return datetime.combine(day, time(), UTC).timestamp()
+    zone: tzinfo = UTC

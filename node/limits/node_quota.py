@@ -133,7 +133,7 @@ class NodeQuotaLimit(Lasting):
         named = self._allowance.interfaces
         self._lacking = sorted({*named} - interfaces.carried.keys())
         moved = spent.read(interfaces, named or of_machine(interfaces))
-        turned = spent.book(moved, now, self._allowance.reset_day)
+        turned = spent.book(moved, now, self._allowance.reset_day, self._allowance.zone)
         if turned:
             self._journal.tell(Kind.NODE_QUOTA_BEGUN, "a new period of NODE_QUOTA has begun")
         if self._judge() or turned or self._clock.seconds() >= self._kept + self._interval:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import tzinfo
 
 from node.base.settings import Options, number, seconds, setting
 from node.contract.connections import Address
-from node.limits import parsing
+from node.limits import parsing, periods
 from node.limits.limits import Defaults
 from protos.service_pb2 import Limits
 
@@ -66,10 +67,15 @@ class LimitOptions(Options):
         "length of a prefix: IPv6 addresses with this many leading bits in common count as one address, 32 to 128",
         "64 is one household as a rule. Set 56 or 48 where providers hand out larger networks.",
     )
+    zone: tzinfo = setting("TIMEZONE", "UTC", periods.zone).help(
+        "time zone in which days, weeks and months of quotas and of NODE_QUOTA begin: a name such as Europe/Berlin",
+        "Set the zone in which you sell a month, or your hoster bills one; days of the [bill](bill.md) begin there, "
+        "too. See [limits.md](limits.md#when-a-period-begins) for summer time, and for a change of the zone.",
+    )
 
     @property
     def defaults(self) -> Defaults:
-        return Defaults(self.all_users, self.inbounds)
+        return Defaults(self.all_users, self.inbounds, self.zone)
 
     @property
     def grouping(self) -> Grouping:

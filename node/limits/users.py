@@ -24,10 +24,11 @@ from node.limits.count import Count, reached, reasons
 from node.limits.enforcement import Enforcement
 from node.limits.events import LimitEvents
 from node.limits.in_force import InForce
-from node.limits.limits import Limit, Period, period
+from node.limits.limits import Limit
 from node.limits.node_quota import NODE
 from node.limits.options import LimitOptions
 from node.limits.pacer import Pacer
+from node.limits.periods import Period
 from node.state.store import Store
 from node.traffic.polling import Traffic
 from protos.service_pb2 import (
@@ -177,6 +178,6 @@ def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
         row.used_up, row.used_down, row.counted_since = count.up, count.down, count.began
         row.left = max(0, limit.quota - count.used(limit.way))
         if limit.period is not Period.NEVER:
-            row.resets_at = int(period(now, limit.period, limit.reset_day)[1])
+            row.resets_at = int(limit.span(now)[1])
     row.off_since = count.off_since
     row.off_for.extend(reasons(reached(count, limit, now), limit))

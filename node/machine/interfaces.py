@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,24 @@ def read_interfaces() -> Interfaces:
     carried = read_carried()
     devices = frozenset(name for name in carried if Path(_DEVICE.format(name)).exists())
     return Interfaces(proc.boot(), carried, devices)
+
+
+def carried_between(before: Interfaces, now: Interfaces, counted: Collection[str]) -> Carried:
+    """The bytes that the `counted` interfaces carried between two readings.
+
+    The kernel counts from when an interface appeared, and from zero when the machine starts. So a new interface counts
+    from zero, as do all interfaces after a start of the machine, and a counter that went down.
+    """
+    known = before.carried if now.boot == before.boot else {}
+    new = [_moved(known.get(name), carried) for name, carried in now.carried.items() if name in counted]
+    return Carried(sum(each.received for each in new), sum(each.sent for each in new))
+
+
+def _moved(before: Carried | None, now: Carried) -> Carried:
+    """The difference of each direction: the 32-bit counters of old drivers overflow one at a time."""
+    if before is None:
+        return now
+    return Carried(*(new - old if new >= old else new for old, new in zip(before, now, strict=True)))
 
 
 def of_machine(interfaces: Interfaces) -> frozenset[str]:

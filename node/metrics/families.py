@@ -138,6 +138,20 @@ READ = (
     Family("txnode_quota_used_bytes", Kind.GAUGE, "Bytes of NODE_QUOTA used in this month"),
     Family("txnode_quota_closed", Kind.GAUGE, "1 if the node takes no new connections because NODE_QUOTA is used up"),
     Family(
+        "txnode_bill_bytes",
+        Kind.GAUGE,
+        "Bytes since NODE_QUOTA's month began, as the machine receives and sends them: of users, inbounds, outbounds, "
+        "interfaces and controllers",
+        ("of", "direction"),
+    ),
+    Family(
+        "txnode_bill_unexplained_bytes",
+        Kind.GAUGE,
+        "Of these, bytes of interfaces that are more than headers and TLS can be (others), and bytes that were counted "
+        "and not carried (missing)",
+        ("what",),
+    ),
+    Family(
         "txnode_connections",
         Kind.GAUGE,
         "Connections of controllers by port; known ones have presented a key",

@@ -77,7 +77,7 @@ class Figures:
         began, sources = self._reactor.seconds(), self._sources
         await sources.engine.traffic.settled(PATIENCE)
         node = _node(sources, self._lag, self._readiness)
-        found = [*node, *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
+        found = [*node, *_core(sources), *_users(sources), *_traffic(sources), *_bill(sources), *_state(sources)]
         if self.prefix:
             up = await self._ask()
             self._readings += 1
@@ -194,6 +194,21 @@ def _traffic(sources: Sources) -> Iterator[Figure]:
     yield "txnode_counters_age_seconds", (), sources.engine.traffic.age
     for scope, rows in sources.engine.traffic.pending.items():
         yield "txnode_ledger_rows", (scope.value,), rows
+
+
+def _bill(sources: Sources) -> Iterator[Figure]:
+    bill = sources.engine.bill.current()
+    for name, count in (
+        ("users", bill.users),
+        ("inbounds", bill.inbounds),
+        ("outbounds", bill.outbounds),
+        ("interfaces", bill.interfaces),
+        ("controllers", bill.controllers),
+    ):
+        yield "txnode_bill_bytes", (name, "received"), count.received
+        yield "txnode_bill_bytes", (name, "sent"), count.sent
+    yield "txnode_bill_unexplained_bytes", ("others",), bill.others
+    yield "txnode_bill_unexplained_bytes", ("missing",), bill.missing
 
 
 def _state(sources: Sources) -> Iterator[Figure]:

@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "stop": "Stop the core.",
     "users": "Manage users: list, add, change, remove, drop, limits, limit, diff, sync.",
     "stats": "Show traffic of users, inbounds or outbounds, or figures of the machine or the core.",
+    "bill": "Show bytes of users beside those that the machine carried, and explain the difference.",
     "online": "Show which users are connected, and from where.",
     "logs": "Print log lines of the core and the node.",
     "top": "Show a live screen: the machine and its busiest users.",

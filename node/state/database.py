@@ -66,7 +66,7 @@ class Database:
         """Write changes in one transaction. Raises `Unwritable` and `Damaged`."""
         with self._converted_errors(), self._transaction() as connection:
             if changes.clean:
-                for table in ("traffic", "totals", "limits", "booked"):
+                for table in ("traffic", "totals", "limits", "booked", "days"):
                     connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
                 connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
@@ -79,6 +79,7 @@ class Database:
             _write_rows(connection, "traffic", changes.rows.values())
             _write_rows(connection, "totals", changes.totals.values())
             _write_packed(connection, "limits", changes.limits)
+            _write_packed(connection, "days", changes.days)
             _write_events(connection, changes)
             _write_booked(connection, changes)
 
@@ -213,6 +214,7 @@ def _load(connection: sqlite3.Connection) -> Saved:
         totals=_rows(connection, "totals"),
         limits=tuple(_all(connection, "limits", "key, packed")),
         booked=booked,
+        days=tuple(_all(connection, "days", "key, packed")),
     )
 
 
@@ -239,7 +241,7 @@ def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> Non
 
 
 def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[str, bytes | None]) -> None:
-    """Write users or limits by key; each user goes to the end of the order, as in `node.backend.roster.Roster`."""
+    """Write rows by key; each user goes to the end of the order, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, one in packed.items() if one is None]
     connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608 - ours
     there = (entry for entry in packed.items() if entry[1] is not None)

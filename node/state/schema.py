@@ -35,6 +35,7 @@ STEPS = (
         run TEXT NOT NULL, counter TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (run, counter)
     ) WITHOUT ROWID;
     """,
+    "CREATE TABLE days (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
 )
 
 # The name of the copy kept before an upgrade: the file's name and the version of its tables.

@@ -225,6 +225,11 @@ class Store(Lasting):
         self._changes.limits.update(records)
         self._write()
 
+    def days(self, records: Mapping[str, bytes | None]) -> None:
+        """Save changed days of the bill, by date; None for one to delete."""
+        self._changes.days.update(records)
+        self._write()
+
     def event(self, margins: Margins, event: Packed | None = None) -> None:
         """Append an event, if given, and save the margins."""
         self._changes.margins = margins

@@ -46,14 +46,14 @@ _ASKED = {
 }
 
 
-class Limits:
-    """The enforcement of users' limits: see `node.limits`. This one enforces none."""
+class Watcher:
+    """Follows the bytes as they are booked. It overrides those of these methods that concern it."""
 
-    def booked(self, moved: Sums) -> None:
-        """Called with the bytes of users, by key, as they are booked."""
+    def booked(self, moved: Mapping[Scope, Sums]) -> None:
+        """Called with bytes as they are booked, those of users by key."""
 
     def saving(self, keys: Collection[str]) -> None:
-        """Called when the rows of these users are being saved, so that their limits are saved with them."""
+        """Called when the rows of these users are being saved, so that what follows from them is saved with them."""
 
 
 class Traffic(Lasting):
@@ -77,7 +77,7 @@ class Traffic(Lasting):
         self._store = store
         self.interval = interval
         self._ledger = Ledger(totals)
-        self._limits = Limits()
+        self._watchers: tuple[Watcher, ...] = ()
         self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and saving the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a run failed.
@@ -110,9 +110,9 @@ class Traffic(Lasting):
         rows = self._sums.get(scope, ())
         return (row for row in rows if scope is not Scope.USER or row.key == OTHERS or self._is_user(row.key))
 
-    def watched(self, limits: Limits) -> None:
-        """Report the bytes of users to these limits from now on."""
-        self._limits = limits
+    def watched(self, watcher: Watcher) -> None:
+        """Report the bytes to this watcher, too, from now on."""
+        self._watchers += (watcher,)
 
     def known(self, run: Generation) -> Mapping[str, int]:
         """The booked counters of a run."""
@@ -235,7 +235,9 @@ class Traffic(Lasting):
         if rows:
             for run, mark in self._adoptable.items():
                 self._store.booked(mark, self._ledger.counters(run, rows))
-        self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
+        keys = [row.key for row in rows if row.scope is Scope.USER]
+        for watcher in self._watchers:
+            watcher.saving(keys)
 
     def _settle(self, taken: SetAside, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)
@@ -293,8 +295,8 @@ class Traffic(Lasting):
         async for part in slices(self._reactor, reading.items(), SLICE):
             booked = self._ledger.book(generation, reading if len(part) == len(reading) else dict(part))
             moved |= any(sums.moved for sums in booked.values())
-            if Scope.USER in booked:
-                self._limits.booked(booked[Scope.USER])
+            for watcher in self._watchers:
+                watcher.booked(booked)
         return moved
 
     async def _reply(self, rows: Iterator[NamedBytes], zeros: bool) -> Stats:

@@ -34,6 +34,7 @@ PATHS = {
     "GetUserOnlineStats": "GET /stats/user/online",
     "GetUserOnlineIpListStats": "GET /stats/user/online_ip",
     "GetOutboundsLatency": "GET /stats/latency",
+    "GetBill": "GET /stats/bill",
     "SyncUser": "PUT /user/sync",
     "SyncUsers": "PUT /users/sync",
     "SyncUsersChunked": "PUT /users/sync/chunked",

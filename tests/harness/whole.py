@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any
 
 from node.api.operations import Operations
@@ -11,16 +12,20 @@ from node.backend.options import BackendOptions
 from node.backend.runner import Runner
 from node.base.logs import LogRing
 from node.base.part import Parts
+from node.base.sockets import Passed
 from node.contract.driver import Driver, Generation
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
 from node.engine.engine import Engine
 from node.engine.options import EngineOptions
 from node.events.journal import Journal
+from node.machine.interfaces import Carried, Interfaces
 from node.machine.system import SystemStats
 
 OPTIONS = BackendOptions()
 ENGINE = EngineOptions()
+# The interfaces of a machine that carries nothing; its clocks stand still.
+IDLE = Interfaces("boot", {"eth0": Carried(1, 1)}, frozenset({"eth0"}))
 
 
 def make_runner(
@@ -56,7 +61,9 @@ class Whole(Operations):
     ) -> None:
         self.parts = parts or Parts()
         self.journal = Journal(clock)
-        self.engine = Engine(clock, ring, drivers, store, self.journal, options)
+        self.engine = Engine(clock, ring, drivers, store, self.journal, options, Passed())
+        bill: Any = self.engine.bill
+        bill._sources = replace(bill._sources, read=lambda: (1.0, IDLE), now=lambda: 1.0)
         self.parts.add(*self.engine.parts)
         super().__init__(self.engine, SystemStats(clock), self.parts)
 

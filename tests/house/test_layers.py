@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.limits.allowance", "node.limits.options", "node.metrics.options", "node.state.directory"),
         *("node.traffic.options", "node.updates.policy"),
     },
+    "node.bill": {"node.contract", "node.limits", "node.machine", "node.state", "node.traffic"},
     "node.base": set(),
     "node.keys": {"node.settings"},
     "node.contract": set(),
@@ -31,7 +32,9 @@ ROOMS: dict[str, set[str]] = {
     "node.handover": {
         *("node", "node.contract", "node.engine.leaving", "node.events", "node.machine.systemd", "node.state.store"),
     },
-    "node.engine": {"node.backend", "node.contract", "node.events", "node.limits", "node.state", "node.traffic"},
+    "node.engine": {
+        *("node.backend", "node.bill", "node.contract", "node.events", "node.limits", "node.state", "node.traffic"),
+    },
     "node.api": {
         *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
@@ -54,8 +57,8 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.certificate", "node.client", "node.doctor", "node.contract", "node.settings"),
     },
     "node.nodectl.commands": {
-        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.nodectl"),
-        *("node.settings", "drivers.install"),
+        *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.limits.periods"),
+        *("node.nodectl", "node.settings", "drivers.install"),
     },
     "drivers": set(),
     "drivers.install": set(),

@@ -256,6 +256,16 @@ async def updates(client: Client) -> None:
     assert job.id in [each.id for each in await client.jobs()]
 
 
+async def bill(client: Client) -> None:
+    """Since the month began, or since a date."""
+    month, year = await client.bill(), await client.bill("2026-01-01")
+    assert (month.timezone, month.core) == ("UTC", 0)
+    assert month.names and month.since <= month.until <= year.until
+    for bad in ("yesterday", "2999-01-01"):
+        with pytest.raises(errors.InvalidRequest):
+            await client.bill(bad)
+
+
 WORK: dict[str, Work[None]] = {
     "start": lifecycle,
     "stop": lifecycle,
@@ -267,6 +277,7 @@ WORK: dict[str, Work[None]] = {
     "online": online,
     "online_ips": online_addresses,
     "latency": unsupported(lambda client: client.latency()),
+    "bill": bill,
     "sync_user": single_users,
     "sync_users": all_users,
     "sync_chunked": users_in_chunks,

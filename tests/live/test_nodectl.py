@@ -87,6 +87,20 @@ def test_a_backend_from_start_to_stop(transport: str, nodectl: Nodectl, config: 
     assert "nodectl start" in refused.err
 
 
+def test_the_bill(nodectl: Nodectl, traffic: None) -> None:
+    """What users and the machine have carried, as a table with notes, or as JSON; a bad date is refused."""
+    shown = nodectl("bill", "--month", "--node", "rest")
+    assert shown.code == 0 and shown.rows[0] == ["bytes", "received", "sent", "both"]
+    users = {row[0]: row[1:] for row in shown.rows}["users"]
+    assert int(users[1]) >= SIZE and int(users[2]) == int(users[0]) + int(users[1])
+    assert shown.err.startswith("rest: from ")
+    [answer] = nodectl("bill", "--since", "2026-01-01", "--node", "grpc", "--json").json
+    assert answer["result"]["users"]["sent"] >= SIZE and answer["result"]["timezone"] == "UTC"
+    assert nodectl("bill", "--since", "2026-01-01", "--month").code == 2
+    refused = nodectl("bill", "--since", "today", "--node", "grpc")
+    assert refused.code == 1 and "is not a date: write YYYY-MM-DD" in refused.err
+
+
 def test_users_who_are_refused(nodectl: Nodectl, config: Path) -> None:
     """The others are applied; refused users are named with the reason, and by the exit status."""
     bad = [{"email": "cora", "inbounds": ["home"], "proxies": {"vless": {"id": "no id " * 10}}}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,19 @@ def test_the_defaults_are_these() -> None:
     )
     assert HandoverOptions() == HandoverOptions(adopt_seconds=300, keeper=True)
     assert TrafficOptions() == TrafficOptions(interval=10)
-    assert LimitOptions().defaults == Defaults()
+    assert LimitOptions().defaults == Defaults(zone=UTC)
     assert (LimitOptions().grace, LimitOptions().grouping) == (30, Grouping(32, 64))
     assert MetricsOptions() == MetricsOptions(port=None, users=False, prefix="")
     assert ClockOptions().jump == 60
     assert Allowance() == Allowance(bytes=0, reset_day=1, flow=Flow.BOTH, interfaces=(), closes=False)
+
+
+def test_time_zone(home: Path) -> None:
+    """Quotas of users have the zone; a name that the machine does not know is a fault."""
+    assert str(loaded(home, {"TIMEZONE": "Asia/Tehran"}).limits.defaults.zone) == "Asia/Tehran"
+    assert faults(home, TIMEZONE="Tehran") == [
+        "TIMEZONE: 'Tehran' is not a time zone: write a name such as Europe/Berlin, in upper and lower case like that"
+    ]
 
 
 def test_later_sources_override(home: Path) -> None:

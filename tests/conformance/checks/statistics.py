@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from protos.service_pb2 import (
+    BillRequest,
     Empty,
     Inbound,
     Inbounds,
@@ -18,6 +19,7 @@ from protos.service_pb2 import (
     UsersStat,
     UserStat,
 )
+from scripts.staging import transfer
 from tests.conformance import registry
 from tests.conformance.context import Context, Traffic
 from tests.conformance.registry import Level, State
@@ -173,6 +175,23 @@ def _online(context: Context) -> dict[str, set[str]]:
         found |= {user.name: set(user.ips) for user in page.users}
         after, more = page.next, bool(page.next)
     return found
+
+
+@check("stats.bill", Level.BEYOND)
+def billed(context: Context) -> None:
+    """GetBill has the bytes of users once, whatever is reset, and refuses an invalid date."""
+    before = context.node.call("GetBill", BillRequest()).users
+    with context.connect(context.anna) as link:
+        transfer.download(link, 100_000)
+    context.node.call("GetStats", StatRequest(type=UsersStat, reset=True))
+    after = context.node.call("GetBill", BillRequest()).users
+    assert 100_000 <= after.sent - before.sent < 110_000, f"not the bytes of one download: {before}, {after}"
+    try:
+        context.node.call("GetBill", BillRequest(since="yesterday"))
+    except Refused as error:
+        assert error.status in ("400", "INVALID_ARGUMENT"), str(error)
+    else:
+        raise AssertionError("GetBill succeeds for an invalid date")
 
 
 @check("stats.unknown-name", Level.BEYOND)

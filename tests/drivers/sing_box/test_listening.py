@@ -44,3 +44,25 @@ def test_where_clients_keep_sessions(more: dict[str, Any], keeps: bool) -> None:
     inner = {"type": "shadowsocks", "tag": "inner", "listen": "::", "listen_port": 444, "network": "tcp"}
     found = Listens({"inbounds": [{**inbound, "detour": "inner"}, inner]}).multiplexed
     assert found == ({"in", "inner"} if keeps else set())
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({}, "tcp"),
+        ({"type": "shadowsocks"}, "shadowsocks"),
+        ({"tls": {"enabled": True}}, "tls"),
+        ({"tls": {"enabled": False}}, "tcp"),
+        ({"tls": {"enabled": True, "reality": {"enabled": True}}}, "reality"),
+        ({"tls": {"enabled": True}, "transport": {"type": "ws"}}, "websocket"),
+        ({"transport": {"type": "httpupgrade"}}, "websocket"),
+        ({"transport": {"type": "grpc"}}, "grpc"),
+        ({"type": "hysteria2", "tls": {"enabled": True}}, "hysteria"),
+        ({"type": "tuic"}, "tuic"),
+        ({"listen": "127.0.0.1"}, "local"),
+    ],
+)
+def test_how_users_connect(more: dict[str, Any], name: str) -> None:
+    """In the words of the bill; behind a server on this machine it is not known."""
+    inbound = {"type": "trojan", "tag": "in", "listen": "::", "listen_port": 443, **more}
+    assert Listens({"inbounds": [inbound]}).transports == {name}

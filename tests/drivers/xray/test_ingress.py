@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from drivers.xray import messages
 from drivers.xray.accounts import Inbound
-from drivers.xray.ingress import Ingress, ingress_of, unseen
+from drivers.xray.ingress import Ingress, ingress_of, transport_of, unseen
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig, TypedMessage
 
@@ -77,6 +78,36 @@ def test_connections_that_cannot_be_attributed() -> None:
     # Behind another inbound of the same core they can be attributed.
     handlers.append(handler("front", (443, 443), fallbacks=1))
     assert "proxied" not in unseen(inbounds, ingress_of(handlers, inbounds))
+
+
+@pytest.mark.parametrize(
+    ("transport", "security", "name"),
+    [
+        ("", "", "tcp"),
+        ("tcp", messages.TLS, "tls"),
+        ("tcp", messages.REALITY, "reality"),
+        ("websocket", messages.TLS, "websocket"),
+        ("httpupgrade", "", "websocket"),
+        ("splithttp", messages.REALITY, "xhttp"),
+        ("grpc", messages.TLS, "grpc"),
+        ("hysteria", messages.TLS, "hysteria"),
+    ],
+)
+def test_how_users_connect(transport: str, security: str, name: str) -> None:
+    """In the words of the bill; behind a server on this machine it is not known."""
+    found = handler("in", (443, 443), stream=StreamConfig(protocol_name=transport, security_type=security))
+    assert transport_of(found) == name
+    for address in (b"\x7f\x00\x00\x01", bytes(15) + b"\x01"):
+        receiver = ReceiverConfig.FromString(found.receiver_settings.value)
+        receiver.listen.ip = address
+        found.receiver_settings.value = receiver.SerializeToString()
+        assert transport_of(found) == "local"
+
+
+def test_how_users_of_shadowsocks_connect() -> None:
+    found = handler("in", (443, 443))
+    found.proxy_settings.type = messages.SHADOWSOCKS_2022
+    assert transport_of(found) == "shadowsocks"
 
 
 @pytest.mark.parametrize("transport", ["mkcp", "hysteria"])

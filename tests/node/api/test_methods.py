@@ -70,6 +70,14 @@ MESSAGES = {
         "node=6:NodeQuota"
     ),
     "NodeQuota": "bytes=1:uint64 used=2:uint64 resets_at=3:int64 closed=4:bool",
+    "BillRequest": "since=1",
+    "BilledBytes": "received=1:uint64 sent=2:uint64",
+    "Bill": (
+        "since=1:int64 until=2:int64 timezone=3 users=4:BilledBytes inbounds=5:BilledBytes outbounds=6:BilledBytes "
+        "interfaces=7:BilledBytes names=8:*string controllers=9:BilledBytes core=10:uint64 headers=11:uint64 "
+        "others=12:uint64 missing=13:uint64 ratio=14:double least=15:double most=16:double transports=17:*string "
+        "warnings=18:*string"
+    ),
     "Users": "users=1:*User",
     "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
     "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool",
@@ -133,6 +141,7 @@ OPERATIONS = {
     "GetUserOnlineStats": "StatRequest -> OnlineStatResponse GET /stats/user/online",
     "GetUserOnlineIpListStats": "StatRequest -> StatsOnlineIpListResponse GET /stats/user/online_ip",
     "GetOutboundsLatency": "LatencyRequest -> LatencyResponse GET /stats/latency",
+    "GetBill": "BillRequest -> Bill GET /stats/bill",
     "SyncUser": "stream User -> Empty PUT /user/sync",
     "SyncUsers": "Users -> Empty PUT,POST /users/sync",
     "SyncUsersChunked": "stream UsersChunk -> Empty PUT /users/sync/chunked",
@@ -277,7 +286,7 @@ def test_what_works_without_a_backend() -> None:
     free = {method.name for method in METHODS if not method.needs_backend}
     assert free == {
         *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),
-        *("GetSystemStats", "GetStats", "ListUsers", "SetLimits", "GetLimits"),
+        *("GetSystemStats", "GetStats", "GetBill", "ListUsers", "SetLimits", "GetLimits"),
         *("UpdateCore", "UpdateGeoFiles", "UpdateNode", "GetJob"),
     }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
+from unittest.mock import patch
 
 from twisted.internet import reactor as installed
 from twisted.internet.threads import deferToThread
@@ -18,6 +20,7 @@ from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.base.aio import Aio
 from node.base.logs import LogRing
+from node.base.sockets import Passed
 from node.contract.keeper import Keeper
 from node.door.options import DoorOptions
 from node.door.ports import Place, Ports
@@ -51,6 +54,29 @@ def asked(port: int, key: str, tls: bool = True) -> bytes:
         if isinstance(link, ssl.SSLSocket):
             link.detach()
         return line
+
+
+def handshake(port: int) -> None:
+    """Connect with TLS, and hang up."""
+    with socket.create_connection(("127.0.0.1", port), 5) as plain, blind().wrap_socket(plain):
+        pass
+
+
+def relayed(front: socket.socket, port: int) -> tuple[int, int]:
+    """Pass one connection on to a port. Returns the bytes that were sent to it, and received from it."""
+    client, _ = front.accept()
+    count = {client: 0, (server := socket.create_connection(("127.0.0.1", port))): 0}
+    with client, server:
+        while True:
+            for link in select.select([client, server], [], [])[0]:
+                try:
+                    data = link.recv(65_536)
+                    count[link] += len(data)
+                    (server if link is client else client).sendall(data)
+                except OSError:
+                    data = b""
+                if not data:
+                    return count[client], count[server]
 
 
 class PortsTests(TestCase):
@@ -103,6 +129,18 @@ class PortsTests(TestCase):
         with socket.create_connection(("127.0.0.1", self.rest)):
             await until(lambda: [*ports.clients()] == [("rest", False)])
         await until(lambda: not [*ports.clients()])
+
+    async def test_bytes_of_clients(self) -> None:
+        """All that pass the network are counted; those of this machine's clients do not."""
+        ports = self.opened()
+        passed = ports.listening["rest"].passed
+        self.assertEqual(await deferToThread(asked, self.rest, KEY), b"HTTP/1.1 200 OK")
+        self.assertEqual(passed, Passed(0, 0))
+        with patch("node.door.ports.is_loopback", return_value=False), socket.create_server(("127.0.0.1", 0)) as front:
+            passing = deferToThread(relayed, front, self.rest)
+            await deferToThread(handshake, front.getsockname()[1])
+            self.assertEqual(Passed(*await passing), passed)
+            self.assertTrue(passed.received and passed.sent)
 
     async def test_a_socket_that_was_left(self) -> None:
         """The port listens by it, and its descriptor is closed."""

@@ -119,7 +119,7 @@ class ScopeTests(ScopeCase):
         changing |= {"SetLimits", "DropConnections", "AddRoutingRule", "RemoveRoutingRule", "OverrideBalancerTarget"}
         self.assertEqual({method.name for method in METHODS} - lesser, changing)
         metrics = {method.name for method in METHODS if method.scope is Scope.METRICS}
-        self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency"})
+        self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency", "GetBill"})
 
     async def test_a_reset_needs_all(self) -> None:
         """Counters that a lesser key reset would be lost to the controller."""

@@ -101,6 +101,9 @@ class Kept(MemoryRecord):
     def rows(self, rows: object) -> None:
         """There is no traffic."""
 
+    def days(self, records: object) -> None:
+        """The bill is not kept."""
+
 
 class BackendTests(SynchronousTestCase):
     """Each backend ends when its own keep-alive is over, however it came to run."""

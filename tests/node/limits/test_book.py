@@ -16,7 +16,8 @@ from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.events.kinds import Kind
 from node.limits.book import MANY, REMEMBERED, Book, Report
 from node.limits.count import EXPIRY, QUOTA, Count, is_due, next_change, restart_if_due
-from node.limits.limits import Defaults, Limit, Period, Way
+from node.limits.limits import Defaults, Limit, Way
+from node.limits.periods import Period, zone
 from node.traffic.ledger import Ledger
 from node.traffic.sums import Sums
 from protos import service_pb2
@@ -176,6 +177,19 @@ def test_a_new_period_of_a_default_quota() -> None:
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     clock.now += DAY
+    book.judge_due()
+    assert not book.off
+
+
+def test_a_day_begins_in_the_time_zone() -> None:
+    """Tehran's midnight is 8.5 hours after noon UTC."""
+    defaults = Defaults(Limits(bytes=Quota(bytes=100, period=Quota.DAY)), zone=zone("Asia/Tehran"))
+    book, clock = book_of({}, "ann", defaults=defaults)
+    book.book(carried("ann", 100))
+    clock.now = NOON + 8.5 * 3600 - 1
+    book.judge_due()
+    assert book.off == {"ann"}
+    clock.now += 1
     book.judge_due()
     assert not book.off
 

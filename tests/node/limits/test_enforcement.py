@@ -11,6 +11,7 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
+from node.contract.counters import Scope
 from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.limits.connections import Connections
@@ -117,7 +118,7 @@ class EnforcementTests(SynchronousTestCase):
         self.world.say(ann=Limits(bytes=Quota(bytes=2**26)))
         self.pass_by(4)
         self.assertTrue(self.world.reads)
-        self.world.enforcement.booked(Sums({}, {"ann": 2**26}))
+        self.world.enforcement.booked({Scope.USER: Sums({}, {"ann": 2**26})})
         self.pass_by(1)
         self.assertEqual(self.world.off, [{"ann"}])
         count = len(self.world.reads)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from node.limits.limits import NONE, Limit, Period, Way
+from node.limits.limits import NONE, Limit, Way
+from node.limits.periods import Period
 from protos import service_pb2
 from protos.service_pb2 import Limits, Quota, Speed
 

@@ -13,6 +13,7 @@ from node.contract.saved import Saved
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance
 from node.limits.node_quota import NodeQuotaLimit
+from node.limits.periods import zone
 from node.machine.interfaces import Carried, Interfaces, of_machine, read_interfaces
 from protos.service_pb2 import BaseInfoResponse, NodeQuota
 from tests.harness.whole import everything
@@ -106,6 +107,14 @@ class OwnLimitTests(SynchronousTestCase):
         self.assertEqual(self.kinds[2:], [Kind.NODE_QUOTA_BEGUN])
         self.assertEqual((self.quota(own).used, self.quota(own).closed, own.warnings), (0, False, []))
         self.assertEqual(self.core.done[-1], "opened")
+
+    def test_the_time_zone(self) -> None:
+        """A month begins at midnight there: in Berlin an hour before BEGAN."""
+        own = self.node(Allowance(1000, zone=zone("Europe/Berlin")))
+        self.carry(700)
+        self.assertEqual(self.quota(own).resets_at, int(BEGAN) - 3600 + 30 * 86_400)
+        self.clock.advance(3600)
+        self.assertEqual((self.quota(own).used, self.kinds), (700, []))
 
     def test_action_warn(self) -> None:
         own = self.node(Allowance(1000))

@@ -180,17 +180,17 @@ class PollingTests(SynchronousTestCase):
 
     def test_a_reading_that_was_not_booked(self) -> None:
         """The next one reads all again: what the core reported before may be lost."""
-        limits: Any = Mock()
-        self.traffic.watched(limits)
+        watcher: Any = Mock()
+        self.traffic.watched(watcher)
         self.core.counts = {ANN_UP: 5}
         self.ask()
         self.ask()
         self.assertEqual(self.core.unchanged, [False, True])
-        limits.booked.side_effect = ZeroDivisionError
+        watcher.booked.side_effect = ZeroDivisionError
         self.core.counts = {ANN_UP: 7}
         self.ask()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        limits.booked.side_effect = None
+        watcher.booked.side_effect = None
         self.ask()
         self.assertEqual(self.core.unchanged, [False, True, True, False])
 
