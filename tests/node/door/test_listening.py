@@ -67,16 +67,20 @@ def relayed(front: socket.socket, port: int) -> tuple[int, int]:
     client, _ = front.accept()
     count = {client: 0, (server := socket.create_connection(("127.0.0.1", port))): 0}
     with client, server:
-        while True:
-            for link in select.select([client, server], [], [])[0]:
+        open_ = {client, server}
+        while server in open_:  # what the port sends after the client has hung up counts, too
+            for link in select.select(open_, [], [])[0]:
                 try:
                     data = link.recv(65_536)
-                    count[link] += len(data)
-                    (server if link is client else client).sendall(data)
                 except OSError:
                     data = b""
+                count[link] += len(data)
+                other = server if link is client else client
+                with contextlib.suppress(OSError):
+                    other.sendall(data) if data else other.shutdown(socket.SHUT_WR)
                 if not data:
-                    return count[client], count[server]
+                    open_.remove(link)
+    return count[client], count[server]
 
 
 class PortsTests(TestCase):
