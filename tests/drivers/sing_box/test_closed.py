@@ -58,6 +58,19 @@ def test_other_actions_stay() -> None:
     assert rules(sniff, hijack, fixed, route={"final": "warp"}) == [REJECT, REJECT_PORTS, sniff, hijack, fixed]
 
 
+def test_bypass() -> None:
+    """Without a transparent proxy this action leads to its outbound."""
+    own = {"domain": ["a.test"], "action": "bypass", "outbound": "direct"}
+    assert rules(own, route={"final": "warp"})[2] == {"domain": ["a.test"], "action": "resolve"}
+
+
+def test_all_conditions() -> None:
+    """A condition that is left out would make another rule, with `invert` a narrower one."""
+    condition = {"domain": ["a.test"], "network_type": ["wifi"], "wifi_bssid": ["x"], "invert": True}
+    found = rules({**condition, "outbound": "direct"}, route={"final": "warp"})
+    assert found[2] == {**condition, "action": "resolve"}
+
+
 def test_groups() -> None:
     """A group with a direct outbound, also within another group, counts as direct."""
     groups = [
@@ -100,6 +113,13 @@ def test_bound() -> None:
     }
     close(tree, CLOSED)
     assert [outbound.get("bind_interface") for outbound in tree["outbounds"]] == ["eth0", "wg0", None]
+
+
+def test_an_interface_that_the_core_chooses() -> None:
+    """The core refuses an outbound with both, so the node warns instead."""
+    tree: dict[str, Any] = {"outbounds": [{**DIRECT, "network_strategy": "default"}]}
+    assert close(tree, CLOSED).warnings
+    assert "bind_interface" not in tree["outbounds"][0]
 
 
 def test_no_outbounds() -> None:
