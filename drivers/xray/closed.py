@@ -20,10 +20,18 @@ from urllib.parse import urlsplit
 
 from drivers.process.closed import Closed, Effect
 from drivers.xray import messages, overrides, rules
-from drivers.xray.messages import OURS, edited
+from drivers.xray.messages import OURS, Version, edited
 from drivers.xray.text import private_rules, private_targets
 from protos import xray_pb2
-from protos.xray_pb2 import Config, DnsConfig, FreedomConfig, OutboundHandlerConfig, RouterConfig, RoutingRule
+from protos.xray_pb2 import (
+    Config,
+    DnsConfig,
+    FreedomConfig,
+    NameServer,
+    OutboundHandlerConfig,
+    RouterConfig,
+    RoutingRule,
+)
 
 # A freedom outbound without any of this, for the core's own DNS and for inbounds with a fixed target.
 _BARE = f"{OURS}bare"
@@ -73,7 +81,7 @@ class Closing:
     closed: Closed = Closed()
     converted: bytes = b""
 
-    def close(self, base: Config, source: str) -> Effect:
+    def close(self, base: Config, source: str, version: Version) -> Effect:
         """Close a configuration whose rules have tags. `source` is the controller's text."""
         closed = self.closed
         if not closed:
@@ -90,7 +98,7 @@ class Closing:
             _resolve_closed(outbound, closed)
             if outbound.tag not in on_purpose:
                 _bind(outbound, closed.interface)
-        _close_dns(base, closed, added.dns)
+        _close_dns(base, closed, added.dns, version)
         return Effect.of(closed, first_only=True, all_bound=not on_purpose)
 
 
@@ -102,8 +110,14 @@ def _leaving(base: Config) -> Iterator[OutboundHandlerConfig]:
     for outbound in base.outbound:
         settings = outbound.proxy_settings
         is_one = settings.type == messages.FREEDOM and outbound.tag != _BARE
-        if is_one and not FreedomConfig.FromString(settings.value).destination_override:
+        if is_one and not _is_fixed(FreedomConfig.FromString(settings.value)):
             yield outbound
+
+
+def _is_fixed(freedom: FreedomConfig) -> bool:
+    """Whether it redirects to another address; `:80` and `0.0.0.0:80` set the port only."""
+    address = freedom.destination_override.server.address
+    return any(address.ip) or bool(address.domain)
 
 
 def _add_rules(base: Config, closed: Closed, source: str, closing: Sequence[RoutingRule]) -> None:
@@ -194,24 +208,56 @@ def _bind(outbound: OutboundHandlerConfig, interface: str) -> None:
                 sockets.interface = interface
 
 
-def _close_dns(base: Config, closed: Closed, ours: bytes) -> None:
-    """Leave closed addresses out of the answers of the core's DNS. `ours` has a server that asks the system."""
+def _close_dns(base: Config, closed: Closed, ours: bytes, version: Version) -> None:
+    """Leave closed addresses out of the answers of the core's DNS. `ours` has a server that asks the system.
+
+    The system resolves the names of servers, as for an outbound that does not ask the core's DNS: it would ask itself.
+    """
     apps = [app for app in base.app if app.type == messages.DNS]
     local = DnsConfig.FromString(ours).name_server[0]
     for app in apps:
         with edited(app, DnsConfig) as dns:
+            names = [_name_of(server) for server in dns.name_server]
             for server in dns.name_server:
                 if server.unprior:
                     # These were to be left out only where there are others.
                     del server.unexpected[:]
                     server.unprior = False
                 server.unexpected.extend(local.unexpected)
-            if all(server.skip_fallback for server in dns.name_server):
+            if all(server.skip_fallback or _is_fake(server) for server in dns.name_server):
                 dns.name_server.append(local)
+            if named := list(filter(None, names)):
+                first = NameServer(
+                    skip_fallback=True, final_query=True, domain=[_full(name, version) for name in named]
+                )
+                first.MergeFrom(local)
+                others = list(dns.name_server)
+                del dns.name_server[:]
+                dns.name_server.extend([first, *others])
             for host in dns.static_hosts:
                 _close_host(host, closed)
     if not apps:
         base.app.add(type=messages.DNS, value=ours)
+
+
+def _is_fake(server: NameServer) -> bool:
+    """Whether its answers are for the core itself, and not for outbounds."""
+    return server.address.address.domain.lower() == "fakedns"
+
+
+def _name_of(server: NameServer) -> str:
+    """The name of a server that the core asks by way of its router; empty if it has none."""
+    text = server.address.address.domain
+    url = urlsplit(text if "://" in text else f"//{text}")
+    host = url.hostname or ""
+    is_address = ":" in host or host.replace(".", "").isdigit()
+    return "" if _is_fake(server) or host == "localhost" or "+local" in url.scheme or is_address else host
+
+
+def _full(name: str, version: Version) -> bytes:
+    """NameServer.domain for a whole name. PriorityDomain: Full is 0; Domain: Full is 3; see `overrides.domain_rule`."""
+    is_old = version < overrides.GEODATA
+    return overrides.domain_rule(b"" if is_old else b"\x08\x03", name.encode(), version)
 
 
 def _close_host(host: xray_pb2.HostMapping, closed: Closed) -> None:

@@ -99,8 +99,8 @@ def test_block_wins(ground: Ground) -> None:
 
 
 @pytest.mark.slow
-def test_own_dns() -> None:
-    """A DNS server of the machine, which Xray asks by its router, answers all the same."""
-    dns = {"dns": {"servers": [RESOLVER]}}
-    found = visit(FEW[:1], XRAY.name, dns, PROXY_TO_SERVER="block")
+@pytest.mark.parametrize("server", [RESOLVER, OPEN[1]])
+def test_own_dns(server: str) -> None:
+    """Xray asks DNS servers by its router: one of the machine answers all the same, and one with a name is found."""
+    found = visit(FEW[:1], XRAY.name, {"dns": {"servers": [server]}}, PROXY_TO_SERVER="block")
     closed(found["reached"][FEW[0]])

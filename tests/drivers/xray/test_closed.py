@@ -93,6 +93,13 @@ def test_other_outbounds() -> None:
     assert (interface(made), freedom(made).domain_strategy, len(freedom(made).final_rules)) == ("", 0, 0)
 
 
+@pytest.mark.parametrize("target", [":80", "0.0.0.0:80", "[::]:80"])
+def test_a_fixed_port(target: str) -> None:
+    """Users choose the address where an outbound sets the port only."""
+    made = planned(outbounds=[{**DIRECT, "settings": {"redirect": target}}])
+    assert checks_each_packet(made) or (interface(made), freedom(made).domain_strategy) == ("eth0", 9)
+
+
 def test_own_interface() -> None:
     own = {**DIRECT, "streamSettings": {"sockopt": {"interface": "wg0"}}}
     assert interface(planned(outbounds=[own])) == "wg0"
@@ -132,6 +139,32 @@ def test_dns_without_a_fallback() -> None:
     made = planned(dns={"servers": [{"address": "1.1.1.1", "domains": ["a.test"], "skipFallback": True}]})
     if not checks_each_packet(made):
         assert dns(made).name_server[-1].address.address.domain == "localhost"
+
+
+def test_fake_dns() -> None:
+    """It has no answer for outbounds."""
+    made = planned(dns={"servers": ["fakedns"]}, fakedns=[{"ipPool": "198.18.0.0/15", "poolSize": 100}])
+    if not checks_each_packet(made):
+        assert [server.address.address.domain for server in dns(made).name_server] == ["fakedns", "localhost"]
+
+
+@pytest.mark.parametrize("server", ["https://dns.test/dns-query", "tcp://dns.test", "dns.test"])
+def test_dns_by_name(server: str) -> None:
+    """The system resolves the name of a server, which the core's DNS would ask itself."""
+    made = planned(dns={"servers": [server, "192.0.2.1"]})
+    if not checks_each_packet(made):
+        first, *others = dns(made).name_server
+        assert [server.address.address.domain for server in others] == [server, ""]
+        assert first.address.address.domain == "localhost"
+        assert (first.skip_fallback, first.final_query, first.unexpected) == (True, True, ours().unexpected)
+        [name] = first.domain
+        assert name.endswith(b"dns.test")
+
+
+@pytest.mark.parametrize("server", ["https://192.0.2.1/dns-query", "https+local://dns.test/dns-query", "localhost"])
+def test_dns_by_address(server: str) -> None:
+    made = planned(dns={"servers": [server]})
+    assert len(dns(made).name_server) == 1
 
 
 DOOR = {"tag": "door", "port": 5000, "protocol": "dokodemo-door", "settings": {"address": "127.0.0.1", "port": 80}}
