@@ -114,7 +114,7 @@ def test_strategies(chosen: str, forced: int) -> None:
 
 
 def test_without_ipv4() -> None:
-    made = planned(Closed(SERVER, ("2001:db8::1",), (1,)))
+    made = planned(Closed(SERVER, without_ipv4=True))
     if not checks_each_packet(made):
         assert freedom(made).domain_strategy == 10
 
