@@ -132,14 +132,14 @@ def _add_rules(base: Config, closed: Closed, source: str, closing: Sequence[Rout
 
 def _exempt(base: Config, closed: Closed, closing: RoutingRule) -> list[RoutingRule]:
     """The rules for closed targets that no user chooses: local servers of the core's DNS, and fixed targets."""
-    freedoms = [each.tag for each in base.outbound if each.proxy_settings.type == messages.FREEDOM]
+    leaving = [each.tag for each in _leaving(base)]
     found: list[RoutingRule] = []
     for number, tag in enumerate(dict.fromkeys([*_local_dns(base, closed), *_fixed(base, closed)])):
         rule = RoutingRule()
         rule.CopyFrom(closing)
         own = next((each for each in rules.rules_of(base) if tag in each.inbound_tag), RoutingRule())
         # A tunnel may lead to the loopback of another server.
-        rule.tag = own.tag if own.tag and own.tag not in freedoms else "" if own.balancing_tag else _BARE
+        rule.tag = own.tag if own.tag and own.tag not in leaving else "" if own.balancing_tag else _BARE
         rule.balancing_tag = own.balancing_tag
         rule.inbound_tag.append(tag)
         rule.rule_tag = rules.own_tag(f"exempt-{number}")

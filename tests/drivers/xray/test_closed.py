@@ -185,6 +185,14 @@ def test_a_tunnel() -> None:
     assert routes(made) == ["far", *BLOCKED, "far"]
 
 
+def test_a_fixed_target_that_is_another() -> None:
+    """The inbound's own target is a placeholder: its outbound has one."""
+    fixed = {"protocol": "freedom", "tag": "fixed", "settings": {"redirect": "127.0.0.1:81"}}
+    rule = {"inboundTag": ["door"], "outboundTag": "fixed"}
+    made = planned(inbounds=[DOOR], outbounds=[DIRECT, fixed], routing={"rules": [rule]})
+    assert routes(made) == ["fixed", *BLOCKED, "fixed"]
+
+
 ON_PURPOSE = {"ip": ["127.0.0.9"], "outboundTag": "inner"}
 INNER = {"protocol": "freedom", "tag": "inner"}
 
