@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from drivers.process.closed import SERVER, Closed
 from drivers.xray import messages, rules
 from drivers.xray.closed import Closing, text_of
 from drivers.xray.config import Plan, plan
+from drivers.xray.driver import Xray
 from drivers.xray.overrides import BLACKHOLE
+from node.base.logs import LogRing
+from node.contract.driver import Host
 from node.contract.routing import Routing
 from protos.xray_pb2 import DnsConfig, FreedomConfig, NameServer, RoutingRule, SenderConfig
 from scripts.staging.core import xray_number
@@ -219,6 +226,24 @@ def test_rules_that_change() -> None:
     cleared = rules.changed(made.base, Routing(cleared=True), [])
     assert [rule.tag for rule in rules.rules_of(cleared)] == [BLACKHOLE]
     assert rules.tags_of(made.base) == {"own"}
+
+
+def test_the_next_node_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core converts the rules once for all configurations, and again to leave them to the next process."""
+    clock: Any = Clock()
+    driver, asked = Xray(Host(clock, LogRing(clock, 1), Path(), {})), list[object]()
+    xray: Any = SimpleNamespace(path=Path("xray"), changed=1)
+
+    async def converted(*some: object) -> bytes:
+        asked.append(some)
+        return b""
+
+    monkeypatch.setattr(driver, "converted", converted)
+    for begin, times in (None, 1), (None, 1), (True, 2), (False, 2):
+        if begin is not None:
+            driver.rehearse(begin)
+        Deferred.fromCoroutine(driver._closing(xray))
+        assert len(asked) == times
 
 
 def test_own_final_rules() -> None:
