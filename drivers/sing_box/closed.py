@@ -31,6 +31,16 @@ _CONDITIONS = frozenset(
 )
 # With these the core chooses the interface of an outbound itself, and accepts no other one.
 _CHOOSING = ("network_strategy", "network_type", "fallback_network_type", "fallback_delay")
+# "This host". The core gives its port 0 to a session of UDP over TCP, version 1, whose packets have the targets.
+_ZERO, _ANY_PORT = "0.0.0.0/8", "1:65535"
+_ZONED: Json = {
+    "type": "logical",
+    "mode": "and",
+    "rules": [
+        {"type": "logical", "mode": "or", "rules": [{"ip_version": 4}, {"ip_version": 6}]},
+        {"ip_cidr": ["0.0.0.0/0", "::/0"], "invert": True},
+    ],
+}
 _RESOLVER = ("server", "strategy", "disable_cache", "rewrite_ttl", "client_subnet")
 
 
@@ -71,10 +81,11 @@ def _bind(tree: Json, interface: str) -> bool:
 
 
 def _closing(closed: Closed) -> list[Json]:
-    """The conditions of closed targets."""
+    """The conditions of closed targets, and of all with a zone, as ::1%lo: no network contains these."""
     networks, own = closed.with_mapped
-    more = [{"ip_cidr": [*own], "port": [*closed.ports]}] if own else []
-    return [{"ip_cidr": [*networks]}, *more]
+    at_ports: list[Json] = [{"ip_cidr": [_ZERO], "port_range": [_ANY_PORT]}] if _ZERO in networks else []
+    at_ports += [{"ip_cidr": [*own], "port": [*closed.ports]}] if own else []
+    return [{"ip_cidr": [one for one in networks if one != _ZERO]}, _ZONED, *at_ports]
 
 
 def _resolved(condition: Json, resolver: Json, closed: Closed, fixed: list[str]) -> Iterator[Json]:

@@ -11,7 +11,7 @@ import pytest
 
 from scripts.staging.inbounds import NAMES
 from tests.harness.grounds import SING_BOX, XRAY, Ground
-from tests.harness.town import LATER, METADATA, OPEN, OWN, RESOLVER, visit
+from tests.harness.town import LATER, METADATA, OPEN, OWN, PLAIN, RESOLVER, visit
 
 # A user has one Shadowsocks credential.
 KINDS = [name for name in NAMES if not name.startswith("shadowsocks") or name == "shadowsocks-2022-aes-128"]
@@ -39,6 +39,7 @@ def test_closed(ground: Ground) -> None:
     for name, reached in found["reached"].items():
         assert reached, name
         closed(reached)
+    assert {found["reached"][PLAIN][f"plain {host}"] for host in OPEN} == {"allowed"}
     assert not any("PROXY" in warning for warning in found["warnings"])
     [note] = found["notes"]
     assert note.startswith("PROXY_TO_SERVER=block: users do not reach 127.0.0.0/8")
