@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from drivers.process.closed import Closed, Effect
 from drivers.xray import messages, overrides, rules
 from drivers.xray.messages import OURS, Version, edited
-from drivers.xray.text import private_rules, private_targets
+from drivers.xray.text import private_rules, private_targets, servers
 from protos import xray_pb2
 from protos.xray_pb2 import (
     Config,
@@ -98,7 +98,7 @@ class Closing:
             _resolve_closed(outbound, closed)
             if outbound.tag not in on_purpose:
                 _bind(outbound, closed.interface)
-        _close_dns(base, closed, added.dns, version)
+        _close_dns(base, closed, added.dns, servers(source), version)
         return Effect.of(closed, first_only=True, all_bound=not on_purpose)
 
 
@@ -165,7 +165,7 @@ def _is_local(address: xray_pb2.IPOrDomain, closed: Closed) -> bool:
     if address.ip:
         return closed.covers(str(ip_address(address.ip)))
     # The core asks `localhost`, and URLs with `+local`, without the router.
-    url = urlsplit(address.domain)
+    url = _url(address.domain)
     return bool(url.hostname) and "+local" not in url.scheme and _is_closed_host(url.hostname or "", closed)
 
 
@@ -208,16 +208,17 @@ def _bind(outbound: OutboundHandlerConfig, interface: str) -> None:
                 sockets.interface = interface
 
 
-def _close_dns(base: Config, closed: Closed, ours: bytes, version: Version) -> None:
+def _close_dns(base: Config, closed: Closed, ours: bytes, others: Sequence[str], version: Version) -> None:
     """Leave closed addresses out of the answers of the core's DNS. `ours` has a server that asks the system.
 
-    The system resolves the names of servers, as for an outbound that does not ask the core's DNS: it would ask itself.
+    The system resolves the names of DNS servers, and those of `others`, by which the core may ask them: to ask its own
+    DNS, it would have to know them already.
     """
     apps = [app for app in base.app if app.type == messages.DNS]
     local = DnsConfig.FromString(ours).name_server[0]
     for app in apps:
         with edited(app, DnsConfig) as dns:
-            names = [_name_of(server) for server in dns.name_server]
+            asked = [*(server.address.address.domain for server in dns.name_server), *others]
             for server in dns.name_server:
                 if server.unprior:
                     # These were to be left out only where there are others.
@@ -226,14 +227,12 @@ def _close_dns(base: Config, closed: Closed, ours: bytes, version: Version) -> N
                 server.unexpected.extend(local.unexpected)
             if all(server.skip_fallback or _is_fake(server) for server in dns.name_server):
                 dns.name_server.append(local)
-            if named := list(filter(None, names)):
-                first = NameServer(
-                    skip_fallback=True, final_query=True, domain=[_full(name, version) for name in named]
-                )
+            if names := [_full(name, version) for name in dict.fromkeys(filter(None, map(_name, asked)))]:
+                first = NameServer(skip_fallback=True, final_query=True, domain=names)
                 first.MergeFrom(local)
-                others = list(dns.name_server)
+                all_ = [first, *dns.name_server]
                 del dns.name_server[:]
-                dns.name_server.extend([first, *others])
+                dns.name_server.extend(all_)
             for host in dns.static_hosts:
                 _close_host(host, closed)
     if not apps:
@@ -245,13 +244,20 @@ def _is_fake(server: NameServer) -> bool:
     return server.address.address.domain.lower() == "fakedns"
 
 
-def _name_of(server: NameServer) -> str:
-    """The name of a server that the core asks by way of its router; empty if it has none."""
-    text = server.address.address.domain
-    url = urlsplit(text if "://" in text else f"//{text}")
+def _name(address: str) -> str:
+    """The name of a server, from its address or URL; empty if it has none, or is asked without the router."""
+    url = _url(address if "://" in address else f"//{address}")
     host = url.hostname or ""
-    is_address = ":" in host or host.replace(".", "").isdigit()
-    return "" if _is_fake(server) or host == "localhost" or "+local" in url.scheme or is_address else host
+    is_number = ":" in host or host.replace(".", "").isdigit()
+    return "" if host in ("localhost", "fakedns") or "+local" in url.scheme or is_number else host
+
+
+def _url(text: str) -> SplitResult:
+    """The parts of a URL; without any if it is not valid."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return urlsplit("")
 
 
 def _full(name: str, version: Version) -> bytes:

@@ -174,6 +174,21 @@ def test_dns_by_address(server: str) -> None:
     assert len(dns(made).name_server) == 1
 
 
+def test_dns_by_a_proxy() -> None:
+    """The way to a DNS server may lead by a proxy, which the core cannot find by asking that server."""
+    proxy = {"tag": "far", "protocol": "socks", "settings": {"servers": [{"address": "far.test", "port": 1080}]}}
+    made = planned(dns={"servers": ["192.0.2.1"]}, outbounds=[proxy, DIRECT])
+    if not checks_each_packet(planned()):
+        first, _ = dns(made).name_server
+        assert first.final_query and [name[-8:] for name in first.domain] == [b"far.test"]
+
+
+def test_a_broken_url() -> None:
+    """It is the core's to refuse."""
+    text = json.dumps({"outbounds": [DIRECT], "dns": {"servers": ["https://[::1"]}})
+    plan(convert(text), text, frozenset(), xray_number(), closing=Closing(CLOSED, convert(text_of(CLOSED))))
+
+
 DOOR = {"tag": "door", "port": 5000, "protocol": "dokodemo-door", "settings": {"address": "127.0.0.1", "port": 80}}
 
 
