@@ -11,7 +11,7 @@ import pytest
 
 from scripts.staging.inbounds import NAMES
 from tests.harness.grounds import SING_BOX, XRAY, Ground
-from tests.harness.town import LATER, METADATA, OPEN, OWN, PLAIN, RESOLVER, visit
+from tests.harness.town import ALLOWED, LATER, METADATA, OPEN, OWN, PLAIN, RESOLVER, visit
 
 # A user has one Shadowsocks credential.
 KINDS = [name for name in NAMES if not name.startswith("shadowsocks") or name == "shadowsocks-2022-aes-128"]
@@ -75,7 +75,13 @@ ON_PURPOSE: dict[str, Any] = {
             {
                 "tag": "direct",
                 "protocol": "freedom",
-                "settings": {"finalRules": [{"action": "allow", "ip": ["127.0.0.9"], "network": "tcp"}]},
+                "settings": {
+                    "finalRules": [
+                        {"action": "allow", "ip": ["127.0.0.9"], "network": "tcp"},
+                        # Newer versions count networks for documentation as private.
+                        {"action": "allow", "ip": [ALLOWED, OWN]},
+                    ]
+                },
             }
         ],
     },
