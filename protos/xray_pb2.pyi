@@ -170,15 +170,27 @@ class WireguardConfig(_message.Message):
     is_client: bool
     def __init__(self, secret_key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., is_client: bool = ...) -> None: ...
 
+class ServerEndpoint(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: IPOrDomain
+    def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ...) -> None: ...
+
+class DestinationOverride(_message.Message):
+    __slots__ = ("server",)
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    server: ServerEndpoint
+    def __init__(self, server: _Optional[_Union[ServerEndpoint, _Mapping]] = ...) -> None: ...
+
 class FreedomConfig(_message.Message):
     __slots__ = ("domain_strategy", "destination_override", "final_rules")
     DOMAIN_STRATEGY_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
     FINAL_RULES_FIELD_NUMBER: _ClassVar[int]
     domain_strategy: int
-    destination_override: bytes
+    destination_override: DestinationOverride
     final_rules: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, domain_strategy: _Optional[int] = ..., destination_override: _Optional[bytes] = ..., final_rules: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, domain_strategy: _Optional[int] = ..., destination_override: _Optional[_Union[DestinationOverride, _Mapping]] = ..., final_rules: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class DokodemoConfig(_message.Message):
     __slots__ = ("address", "port", "follow_redirect", "networks")
@@ -410,18 +422,22 @@ class Endpoint(_message.Message):
     def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ...) -> None: ...
 
 class NameServer(_message.Message):
-    __slots__ = ("address", "skip_fallback", "tag", "unexpected", "unprior")
+    __slots__ = ("address", "domain", "skip_fallback", "tag", "final_query", "unexpected", "unprior")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     SKIP_FALLBACK_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
+    FINAL_QUERY_FIELD_NUMBER: _ClassVar[int]
     UNEXPECTED_FIELD_NUMBER: _ClassVar[int]
     UNPRIOR_FIELD_NUMBER: _ClassVar[int]
     address: Endpoint
+    domain: _containers.RepeatedScalarFieldContainer[bytes]
     skip_fallback: bool
     tag: str
+    final_query: bool
     unexpected: _containers.RepeatedScalarFieldContainer[bytes]
     unprior: bool
-    def __init__(self, address: _Optional[_Union[Endpoint, _Mapping]] = ..., skip_fallback: bool = ..., tag: _Optional[str] = ..., unexpected: _Optional[_Iterable[bytes]] = ..., unprior: bool = ...) -> None: ...
+    def __init__(self, address: _Optional[_Union[Endpoint, _Mapping]] = ..., domain: _Optional[_Iterable[bytes]] = ..., skip_fallback: bool = ..., tag: _Optional[str] = ..., final_query: bool = ..., unexpected: _Optional[_Iterable[bytes]] = ..., unprior: bool = ...) -> None: ...
 
 class HostMapping(_message.Message):
     __slots__ = ("ip", "proxied_domain")

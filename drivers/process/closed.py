@@ -5,6 +5,7 @@ The drivers add it to configurations. Addresses of clouds' metadata services: do
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_address, ip_network
@@ -52,6 +53,8 @@ _LEAK = (
     "first one only. Set PROXY_INTERFACE to the interface by which users' traffic leaves"
 )
 SETTINGS = (_MODE, _PRIVATE, _INTERFACE)
+# Far away by IPv4 and by IPv6: one of the root servers of the DNS.
+_ROOT = ("192.33.4.12", "2001:500:2::c")
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Closed:
     """The targets that no user reaches: `networks`, and these `ports` of the machine's `own` addresses.
 
     With `yields` the configuration's own rules for such targets come first. `interface` is the one to bind to, if
-    need be; empty for none. `chosen`: the node has chosen it.
+    need be; empty for none. `chosen`: the node has chosen it. `without_ipv4`: the machine reaches others by IPv6 only.
     """
 
     networks: tuple[str, ...] = ()
@@ -68,6 +71,7 @@ class Closed:
     yields: bool = False
     interface: str = ""
     chosen: bool = False
+    without_ipv4: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.networks)
@@ -76,11 +80,6 @@ class Closed:
     def with_mapped(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """`networks` and `own`, with the IPv6 forms of IPv4 addresses (::ffff:127.0.0.1)."""
         return _with_mapped(self.networks), _with_mapped(self.own)
-
-    @property
-    def without_ipv4(self) -> bool:
-        """Whether the machine has IPv6 addresses only."""
-        return bool(self.own) and all(":" in one for one in self.own)
 
     def covers(self, text: str) -> bool:
         """Whether an address or network is, or overlaps, one that is closed."""
@@ -105,7 +104,8 @@ class Closed:
         chosen = _value(host.settings, _INTERFACE)
         interface = _only_interface() if chosen == _AUTO else "" if chosen == _NONE else chosen
         own, ports = (own_addresses(), tuple(host.ports)) if mode != ALLOW else ((), ())
-        return cls(networks, own if ports else (), ports, mode == RULES, interface, chosen == _AUTO)
+        six_only = not _has_route(_ROOT[0]) and _has_route(_ROOT[1])
+        return cls(networks, own if ports else (), ports, mode == RULES, interface, chosen == _AUTO, six_only)
 
     @property
     def moved(self) -> str:
@@ -162,6 +162,16 @@ def own_addresses() -> tuple[str, ...]:
         if not address.is_loopback and not address.is_link_local:
             found.append(text)
     return tuple(found)
+
+
+def _has_route(address: str) -> bool:
+    """Whether packets to this address would leave the machine; it sends none."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect((address, 53))
+    except OSError:
+        return False
+    return True
 
 
 def _only_interface() -> str:

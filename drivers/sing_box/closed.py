@@ -25,8 +25,22 @@ _CONDITIONS = frozenset(
         *("port_range", "process_name", "process_path", "process_path_regex", "user", "user_id", "clash_mode"),
         *("rule_set", "rule_set_ip_cidr_match_source", "interface_address", "network_interface_address"),
         *("default_interface_address", "source_mac_address", "source_hostname", "preferred_by", "wifi_ssid"),
+        *("wifi_bssid", "network_type", "network_is_expensive", "network_is_constrained", "package_name"),
+        *("package_name_regex", "rule_set_ipcidr_match_source"),
     )
 )
+# With these the core chooses the interface of an outbound itself, and accepts no other one.
+_CHOOSING = ("network_strategy", "network_type", "fallback_network_type", "fallback_delay")
+# "This host". The core gives its port 0 to a session of UDP over TCP, version 1, whose packets have the targets.
+_ZERO, _ANY_PORT = "0.0.0.0/8", "1:65535"
+_ZONED: Json = {
+    "type": "logical",
+    "mode": "and",
+    "rules": [
+        {"type": "logical", "mode": "or", "rules": [{"ip_version": 4}, {"ip_version": 6}]},
+        {"ip_cidr": ["0.0.0.0/0", "::/0"], "invert": True},
+    ],
+}
 _RESOLVER = ("server", "strategy", "disable_cache", "rewrite_ttl", "client_subnet")
 
 
@@ -53,18 +67,25 @@ def close(tree: Json, closed: Closed) -> Effect:
     if (default := _default(tree)) in ways:
         rules += _resolved({}, ways[default], closed, fixed)
     route["rules"] = rules
-    for outbound in tree.get("outbounds", []):
-        if closed.interface and outbound.get("type") == "direct" and not outbound.get("detour"):
-            outbound.setdefault("bind_interface", closed.interface)
     # Without any outbound the core uses one of its own, which cannot be bound.
-    return Effect.of(closed, first_only=True, all_bound=bool(tree.get("outbounds")))
+    return Effect.of(closed, first_only=True, all_bound=_bind(tree, closed.interface) and bool(tree.get("outbounds")))
+
+
+def _bind(tree: Json, interface: str) -> bool:
+    """Bind direct outbounds to the interface, if there is one. Returns whether all could be bound."""
+    leaving = [each for each in tree.get("outbounds", []) if each.get("type") == "direct" and not each.get("detour")]
+    for outbound in leaving:
+        if interface and not any(key in outbound for key in _CHOOSING):
+            outbound.setdefault("bind_interface", interface)
+    return all("bind_interface" in outbound for outbound in leaving)
 
 
 def _closing(closed: Closed) -> list[Json]:
-    """The conditions of closed targets."""
+    """The conditions of closed targets, and of all with a zone, as ::1%lo: no network contains these."""
     networks, own = closed.with_mapped
-    more = [{"ip_cidr": [*own], "port": [*closed.ports]}] if own else []
-    return [{"ip_cidr": [*networks]}, *more]
+    at_ports: list[Json] = [{"ip_cidr": [_ZERO], "port_range": [_ANY_PORT]}] if _ZERO in networks else []
+    at_ports += [{"ip_cidr": [*own], "port": [*closed.ports]}] if own else []
+    return [{"ip_cidr": [one for one in networks if one != _ZERO]}, _ZONED, *at_ports]
 
 
 def _resolved(condition: Json, resolver: Json, closed: Closed, fixed: list[str]) -> Iterator[Json]:
@@ -87,7 +108,8 @@ def _but(rule: Json, fixed: list[str]) -> Json:
 
 def _leads(rule: Mapping[str, Any]) -> str | None:
     """The outbound of a rule; None if it leads to none, or to a target of its own."""
-    is_route = rule.get("action", "route") == "route" and "override_address" not in rule
+    # Without a transparent proxy `bypass` acts as `route`.
+    is_route = rule.get("action", "route") in ("route", "bypass") and "override_address" not in rule
     return rule.get("outbound") if is_route else None
 
 

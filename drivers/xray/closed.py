@@ -16,14 +16,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from drivers.process.closed import Closed, Effect
 from drivers.xray import messages, overrides, rules
-from drivers.xray.messages import OURS, edited
-from drivers.xray.text import private_rules, private_targets
+from drivers.xray.messages import OURS, Version, edited
+from drivers.xray.text import private_rules, private_targets, servers
 from protos import xray_pb2
-from protos.xray_pb2 import Config, DnsConfig, FreedomConfig, OutboundHandlerConfig, RouterConfig, RoutingRule
+from protos.xray_pb2 import (
+    Config,
+    DnsConfig,
+    FreedomConfig,
+    NameServer,
+    OutboundHandlerConfig,
+    RouterConfig,
+    RoutingRule,
+)
 
 # A freedom outbound without any of this, for the core's own DNS and for inbounds with a fixed target.
 _BARE = f"{OURS}bare"
@@ -73,7 +81,7 @@ class Closing:
     closed: Closed = Closed()
     converted: bytes = b""
 
-    def close(self, base: Config, source: str) -> Effect:
+    def close(self, base: Config, source: str, version: Version) -> Effect:
         """Close a configuration whose rules have tags. `source` is the controller's text."""
         closed = self.closed
         if not closed:
@@ -90,7 +98,7 @@ class Closing:
             _resolve_closed(outbound, closed)
             if outbound.tag not in on_purpose:
                 _bind(outbound, closed.interface)
-        _close_dns(base, closed, added.dns)
+        _close_dns(base, closed, added.dns, servers(source), version)
         return Effect.of(closed, first_only=True, all_bound=not on_purpose)
 
 
@@ -102,8 +110,14 @@ def _leaving(base: Config) -> Iterator[OutboundHandlerConfig]:
     for outbound in base.outbound:
         settings = outbound.proxy_settings
         is_one = settings.type == messages.FREEDOM and outbound.tag != _BARE
-        if is_one and not FreedomConfig.FromString(settings.value).destination_override:
+        if is_one and not _is_fixed(FreedomConfig.FromString(settings.value)):
             yield outbound
+
+
+def _is_fixed(freedom: FreedomConfig) -> bool:
+    """Whether it redirects to another address; `:80` and `0.0.0.0:80` set the port only."""
+    address = freedom.destination_override.server.address
+    return any(address.ip) or bool(address.domain)
 
 
 def _add_rules(base: Config, closed: Closed, source: str, closing: Sequence[RoutingRule]) -> None:
@@ -118,14 +132,14 @@ def _add_rules(base: Config, closed: Closed, source: str, closing: Sequence[Rout
 
 def _exempt(base: Config, closed: Closed, closing: RoutingRule) -> list[RoutingRule]:
     """The rules for closed targets that no user chooses: local servers of the core's DNS, and fixed targets."""
-    freedoms = [each.tag for each in base.outbound if each.proxy_settings.type == messages.FREEDOM]
+    leaving = [each.tag for each in _leaving(base)]
     found: list[RoutingRule] = []
     for number, tag in enumerate(dict.fromkeys([*_local_dns(base, closed), *_fixed(base, closed)])):
         rule = RoutingRule()
         rule.CopyFrom(closing)
         own = next((each for each in rules.rules_of(base) if tag in each.inbound_tag), RoutingRule())
         # A tunnel may lead to the loopback of another server.
-        rule.tag = own.tag if own.tag and own.tag not in freedoms else "" if own.balancing_tag else _BARE
+        rule.tag = own.tag if own.tag and own.tag not in leaving else "" if own.balancing_tag else _BARE
         rule.balancing_tag = own.balancing_tag
         rule.inbound_tag.append(tag)
         rule.rule_tag = rules.own_tag(f"exempt-{number}")
@@ -151,7 +165,7 @@ def _is_local(address: xray_pb2.IPOrDomain, closed: Closed) -> bool:
     if address.ip:
         return closed.covers(str(ip_address(address.ip)))
     # The core asks `localhost`, and URLs with `+local`, without the router.
-    url = urlsplit(address.domain)
+    url = _url(address.domain)
     return bool(url.hostname) and "+local" not in url.scheme and _is_closed_host(url.hostname or "", closed)
 
 
@@ -194,24 +208,62 @@ def _bind(outbound: OutboundHandlerConfig, interface: str) -> None:
                 sockets.interface = interface
 
 
-def _close_dns(base: Config, closed: Closed, ours: bytes) -> None:
-    """Leave closed addresses out of the answers of the core's DNS. `ours` has a server that asks the system."""
+def _close_dns(base: Config, closed: Closed, ours: bytes, others: Sequence[str], version: Version) -> None:
+    """Leave closed addresses out of the answers of the core's DNS. `ours` has a server that asks the system.
+
+    The system resolves the names of DNS servers, and those of `others`, by which the core may ask them: to ask its own
+    DNS, it would have to know them already.
+    """
     apps = [app for app in base.app if app.type == messages.DNS]
     local = DnsConfig.FromString(ours).name_server[0]
     for app in apps:
         with edited(app, DnsConfig) as dns:
+            asked = [*(server.address.address.domain for server in dns.name_server), *others]
             for server in dns.name_server:
                 if server.unprior:
                     # These were to be left out only where there are others.
                     del server.unexpected[:]
                     server.unprior = False
                 server.unexpected.extend(local.unexpected)
-            if all(server.skip_fallback for server in dns.name_server):
+            if all(server.skip_fallback or _is_fake(server) for server in dns.name_server):
                 dns.name_server.append(local)
+            if names := [_full(name, version) for name in dict.fromkeys(filter(None, map(_name, asked)))]:
+                first = NameServer(skip_fallback=True, final_query=True, domain=names)
+                first.MergeFrom(local)
+                all_ = [first, *dns.name_server]
+                del dns.name_server[:]
+                dns.name_server.extend(all_)
             for host in dns.static_hosts:
                 _close_host(host, closed)
     if not apps:
         base.app.add(type=messages.DNS, value=ours)
+
+
+def _is_fake(server: NameServer) -> bool:
+    """Whether its answers are for the core itself, and not for outbounds."""
+    return server.address.address.domain.lower() == "fakedns"
+
+
+def _name(address: str) -> str:
+    """The name of a server, from its address or URL; empty if it has none, or is asked without the router."""
+    url = _url(address if "://" in address else f"//{address}")
+    host = url.hostname or ""
+    is_number = ":" in host or host.replace(".", "").isdigit()
+    return "" if host in ("localhost", "fakedns") or "+local" in url.scheme or is_number else host
+
+
+def _url(text: str) -> SplitResult:
+    """The parts of a URL; without any if it is not valid."""
+    try:
+        return urlsplit(text)
+    except ValueError:
+        return urlsplit("")
+
+
+def _full(name: str, version: Version) -> bytes:
+    """NameServer.domain for a whole name. PriorityDomain: Full is 0; Domain: Full is 3; see `overrides.domain_rule`."""
+    is_old = version < overrides.GEODATA
+    return overrides.domain_rule(b"" if is_old else b"\x08\x03", name.encode(), version)
 
 
 def _close_host(host: xray_pb2.HostMapping, closed: Closed) -> None:

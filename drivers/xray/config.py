@@ -193,7 +193,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
         # Without a tag access lines do not name the inbound.
         outbound.tag = outbound.tag or f"{messages.OURS}out-{number}"
     rules.name_rules(base)
-    effect = closing.close(base, text)
+    effect = closing.close(base, text, version)
     warnings += effect.warnings
     overrides.have_reloaded(base, text, version)
     first = overrides.block_long_names(base, version)

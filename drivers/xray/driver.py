@@ -50,6 +50,12 @@ class Xray(CoreDriver):
         # The last one: the core need not convert it again for each Start.
         self._closings: dict[object, Closing] = {}
 
+    def rehearse(self, begin: bool) -> None:
+        super().rehearse(begin)
+        if begin:
+            # The next node process needs this answer of the core, too.
+            self._closings = {}
+
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
         chosen, text = self.installation.chosen, config_text
         xray = await self.installation.current(chosen)

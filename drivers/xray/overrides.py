@@ -38,7 +38,7 @@ _RULE_TAG = f"{messages.OURS}rule-guard"
 _TOO_LONG = rb"(?s)^.{254}|[^\x00-\x7F].{31}|.{31}[^\x00-\x7F]"
 NO_SUCH_NAME = "#3"
 # From this version on both messages wrap the domain in another one (common/geodata).
-_GEODATA = (26, 4, 13)
+GEODATA = (26, 4, 13)
 
 
 def override(base: Config, count_inbounds: bool) -> Shown:
@@ -144,12 +144,16 @@ def _rule(version: Version) -> bytes:
 
 def _host(version: Version) -> bytes:
     """Config.static_hosts of the messages.DNS: type = 1, Regex is 3, and domain = 2; proxied_domain = 4."""
-    old = version < _GEODATA
+    old = version < GEODATA
     name = b"\x08\x03" + field(b"\x12", _TOO_LONG) if old else field(b"\x12", _domain(version))
     return field(b"\x22", name + field(b"\x22", NO_SUCH_NAME.encode()))
 
 
 def _domain(version: Version) -> bytes:
-    """A Domain; from `_GEODATA` on within a DomainRule, whose custom = 2."""
-    domain = b"\x08\x01" + field(b"\x12", _TOO_LONG)
-    return domain if version < _GEODATA else field(b"\x12", domain)
+    return domain_rule(b"\x08\x01", _TOO_LONG, version)
+
+
+def domain_rule(kind: bytes, value: bytes, version: Version) -> bytes:
+    """A Domain, with its encoded type; from `GEODATA` on within a DomainRule, whose custom = 2."""
+    domain = kind + field(b"\x12", value)
+    return domain if version < GEODATA else field(b"\x12", domain)

@@ -65,6 +65,15 @@ def names_lists(text: str) -> bool:
     return any(_GEO_LIST.search(word) for named in texts(tree) for word in (named.key, named.text))
 
 
+def servers(text: str) -> list[str]:
+    """The addresses of the servers of outbounds."""
+    try:
+        outbounds = _get(parse(text), "outbounds")
+    except (ValueError, RecursionError):
+        return []
+    return [named.text for named in texts(outbounds) if named.key.lower() == "address"]
+
+
 def private_targets(text: str) -> frozenset[str]:
     """The tags of outbounds to which routing rules send private addresses."""
     rules = _rules(text)

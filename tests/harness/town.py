@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,10 @@ CLOSED = (
 )
 # Later targets of a UDP session that began with an allowed one. The metadata service of clouds speaks TCP only.
 LATER = ("127.0.0.1", "loop.test", "::1")
+# Addresses with a zone, as names: Xray's client sends none, but users may have another one.
+ZONED = ("::1%lo", "[::1%lo]", "::ffff:127.0.0.1%lo", f"::ffff:{METADATA}%out0")
+# The kind of inbound that needs no client core.
+PLAIN = "vless-raw"
 _SECONDS = 2.0
 
 
@@ -179,6 +184,18 @@ def _tcp(port: int, host: str, token: bytes) -> str:
     return ""
 
 
+def _plain(port: int, person: TestUser, host: str, token: bytes) -> str:
+    """As `_tcp`, by plain VLESS without a client core."""
+    there = struct.pack("!HBB", PORT, 2, len(host)) + host.encode()
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), _SECONDS) as link:
+        link.sendall(b"\0" + uuid.UUID(person.uuid).bytes + b"\0\1" + there + token)
+        answer = b""
+        while len(answer) < 2 + len(token) and (data := link.recv(4096)):
+            answer += data
+        return _answered(answer[2:], token)
+    return ""
+
+
 def _answered(data: bytes, token: bytes) -> str:
     name, _, rest = data.partition(b" ")
     assert not data or rest == token, f"{data!r} is no answer to {token!r}"
@@ -228,11 +245,17 @@ def probes(port: int, node_port: int) -> dict[str, Callable[[bytes], str]]:
     return found
 
 
-def _probe(port: int, node_port: int, here: Targets) -> dict[str, str]:
+def _plain_probes(port: int, person: TestUser) -> dict[str, Callable[[bytes], str]]:
+    """Those that need no client core, through a VLESS inbound."""
+    hosts = *OPEN, *ZONED
+    return {f"plain {host}": lambda token, host=host: _plain(port, person, host, token) for host in hosts}  # type: ignore[misc]
+
+
+def _probe(some: Mapping[str, Callable[[bytes], str]], here: Targets) -> dict[str, str]:
     """Which machine each probe reaches: it gets an answer, or a service of the server has seen it."""
-    tokens = {name: uuid.uuid4().hex.encode() for name in probes(port, node_port)}
+    tokens = {name: uuid.uuid4().hex.encode() for name in some}
     with ThreadPoolExecutor(len(tokens)) as pool:
-        answered = {name: pool.submit(probe, tokens[name]) for name, probe in probes(port, node_port).items()}
+        answered = {name: pool.submit(probe, tokens[name]) for name, probe in some.items()}
     return {name: "loopback" if tokens[name] in here.seen else each.result() for name, each in answered.items()}
 
 
@@ -255,7 +278,9 @@ def measure(names: Iterable[str], core: str, settings: Mapping[str, str], extra:
         routes = {free_port(): (name, *place) for name, place in places.items()}
         outbounds = {here_port: kind.outbound(port, person) for here_port, (_, kind, port) in routes.items()}
         stack.enter_context(XrayClient(outbounds))
-        reached = {name: _probe(port, node.rest_port, here) for port, (name, *_) in routes.items()}
+        reached = {name: _probe(probes(port, node.rest_port), here) for port, (name, *_) in routes.items()}
+        if PLAIN in places:
+            reached[PLAIN] |= _probe(_plain_probes(places[PLAIN][1], person), here)
         return {"reached": reached, "warnings": warned(info), "notes": [*info.notes]}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from scripts.staging.inbounds import NAMES
 from tests.harness.grounds import SING_BOX, XRAY, Ground
-from tests.harness.town import LATER, METADATA, OPEN, OWN, RESOLVER, visit
+from tests.harness.town import ALLOWED, LATER, METADATA, OPEN, OWN, PLAIN, RESOLVER, visit
 
 # A user has one Shadowsocks credential.
 KINDS = [name for name in NAMES if not name.startswith("shadowsocks") or name == "shadowsocks-2022-aes-128"]
@@ -39,6 +39,7 @@ def test_closed(ground: Ground) -> None:
     for name, reached in found["reached"].items():
         assert reached, name
         closed(reached)
+    assert {found["reached"][PLAIN][f"plain {host}"] for host in OPEN} == {"allowed"}
     assert not any("PROXY" in warning for warning in found["warnings"])
     [note] = found["notes"]
     assert note.startswith("PROXY_TO_SERVER=block: users do not reach 127.0.0.0/8")
@@ -74,7 +75,13 @@ ON_PURPOSE: dict[str, Any] = {
             {
                 "tag": "direct",
                 "protocol": "freedom",
-                "settings": {"finalRules": [{"action": "allow", "ip": ["127.0.0.9"], "network": "tcp"}]},
+                "settings": {
+                    "finalRules": [
+                        {"action": "allow", "ip": ["127.0.0.9"], "network": "tcp"},
+                        # Newer versions count networks for documentation as private.
+                        {"action": "allow", "ip": [ALLOWED, OWN]},
+                    ]
+                },
             }
         ],
     },
@@ -99,8 +106,8 @@ def test_block_wins(ground: Ground) -> None:
 
 
 @pytest.mark.slow
-def test_own_dns() -> None:
-    """A DNS server of the machine, which Xray asks by its router, answers all the same."""
-    dns = {"dns": {"servers": [RESOLVER]}}
-    found = visit(FEW[:1], XRAY.name, dns, PROXY_TO_SERVER="block")
+@pytest.mark.parametrize("server", [RESOLVER, OPEN[1]])
+def test_own_dns(server: str) -> None:
+    """Xray asks DNS servers by its router: one of the machine answers all the same, and one with a name is found."""
+    found = visit(FEW[:1], XRAY.name, {"dns": {"servers": [server]}}, PROXY_TO_SERVER="block")
     closed(found["reached"][FEW[0]])

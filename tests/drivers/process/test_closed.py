@@ -30,6 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: addresses)
     monkeypatch.setattr(psutil, "net_if_stats", stats)
+    monkeypatch.setattr("drivers.process.closed._has_route", lambda _: True)
     return up
 
 
@@ -98,10 +99,11 @@ def test_mapped() -> None:
     assert own == (LAN, V6, "::ffff:192.0.2.10/128")
 
 
-def test_without_ipv4() -> None:
-    assert Closed(SERVER, (V6,)).without_ipv4
-    assert not Closed(SERVER, (LAN, V6)).without_ipv4
-    assert not Closed(SERVER).without_ipv4
+@pytest.mark.parametrize(("four", "six", "expected"), [(0, 1, True), (1, 1, False), (1, 0, False), (0, 0, False)])
+def test_without_ipv4(four: int, six: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routes decide, as a machine with IPv6 only may have private IPv4 addresses, such as Docker's."""
+    monkeypatch.setattr("drivers.process.closed._has_route", lambda address: bool(six if ":" in address else four))
+    assert closed(62050).without_ipv4 == expected
 
 
 def test_effect() -> None:

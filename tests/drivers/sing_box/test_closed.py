@@ -10,6 +10,16 @@ from drivers.sing_box.closed import close
 CLOSED = Closed(("127.0.0.0/8",), ("192.0.2.10",), (62050,), interface="eth0")
 NETWORKS = ["127.0.0.0/8", "::ffff:127.0.0.0/104"]
 REJECT: dict[str, Any] = {"ip_cidr": NETWORKS, "action": "reject"}
+# Targets with a zone.
+ZONED = {
+    "type": "logical",
+    "mode": "and",
+    "rules": [
+        {"type": "logical", "mode": "or", "rules": [{"ip_version": 4}, {"ip_version": 6}]},
+        {"ip_cidr": ["0.0.0.0/0", "::/0"], "invert": True},
+    ],
+}
+REJECT_ZONED = {**ZONED, "action": "reject"}
 REJECT_PORTS = {"ip_cidr": ["192.0.2.10", "::ffff:192.0.2.10/128"], "port": [62050], "action": "reject"}
 DIRECT = {"type": "direct", "tag": "direct"}
 PROXY = {"type": "socks", "tag": "warp", "server": "127.0.0.1", "server_port": 40000}
@@ -23,30 +33,31 @@ def rules(*own: dict[str, Any], closed: Closed = CLOSED, **tree: Any) -> list[di
     return found
 
 
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "logical", "mode": "and", "rules": [one, other], "action": "reject"}
+
+
 def test_by_default() -> None:
     """Addresses first; names only at the end, where they leave by the direct outbound."""
-    assert rules() == [REJECT, REJECT_PORTS, {"action": "resolve"}, REJECT, REJECT_PORTS]
+    rejects = [REJECT, REJECT_ZONED, REJECT_PORTS]
+    assert rules() == [*rejects, {"action": "resolve"}, *rejects]
 
 
 def test_a_proxy_resolves_by_itself() -> None:
     """Names that another proxy resolves do not become known to this machine's DNS."""
     own = {"domain": ["a.test"], "outbound": "warp"}
-    assert rules(own, route={"final": "warp"}) == [REJECT, REJECT_PORTS, own]
+    assert rules(own, route={"final": "warp"}) == [REJECT, REJECT_ZONED, REJECT_PORTS, own]
 
 
 def test_before_a_rule_to_direct() -> None:
     own = {"domain": ["a.test"], "outbound": "direct", "tls_fragment": True}
-    added = rules(own, route={"final": "warp"})[2:]
+    added = rules(own, route={"final": "warp"})[3:]
     condition = {"domain": ["a.test"]}
     assert added == [
         {**condition, "action": "resolve"},
-        {"type": "logical", "mode": "and", "rules": [condition, {"ip_cidr": NETWORKS}], "action": "reject"},
-        {
-            "type": "logical",
-            "mode": "and",
-            "rules": [condition, {key: REJECT_PORTS[key] for key in ("ip_cidr", "port")}],
-            "action": "reject",
-        },
+        _both(condition, {"ip_cidr": NETWORKS}),
+        _both(condition, ZONED),
+        _both(condition, {key: REJECT_PORTS[key] for key in ("ip_cidr", "port")}),
         own,
     ]
 
@@ -55,7 +66,21 @@ def test_other_actions_stay() -> None:
     """The node resolves nothing for rules that decide no way, or that have a target of their own."""
     sniff, hijack = {"action": "sniff"}, {"protocol": "dns", "action": "hijack-dns"}
     fixed = {"port": [80], "outbound": "direct", "override_address": "127.0.0.1"}
-    assert rules(sniff, hijack, fixed, route={"final": "warp"}) == [REJECT, REJECT_PORTS, sniff, hijack, fixed]
+    found = rules(sniff, hijack, fixed, route={"final": "warp"})
+    assert found == [REJECT, REJECT_ZONED, REJECT_PORTS, sniff, hijack, fixed]
+
+
+def test_bypass() -> None:
+    """Without a transparent proxy this action leads to its outbound."""
+    own = {"domain": ["a.test"], "action": "bypass", "outbound": "direct"}
+    assert rules(own, route={"final": "warp"})[3] == {"domain": ["a.test"], "action": "resolve"}
+
+
+def test_all_conditions() -> None:
+    """A condition that is left out would make another rule, with `invert` a narrower one."""
+    condition = {"domain": ["a.test"], "network_type": ["wifi"], "wifi_bssid": ["x"], "invert": True}
+    found = rules({**condition, "outbound": "direct"}, route={"final": "warp"})
+    assert found[3] == {**condition, "action": "resolve"}
 
 
 def test_groups() -> None:
@@ -90,8 +115,15 @@ def test_own_rules_first() -> None:
     named = {"ip_cidr": ["127.0.0.9"], "outbound": "direct"}
     found = rules(every, named, closed=yields, route={"final": "warp"})
     condition = {"port": [443]}
-    reject = {"type": "logical", "mode": "and", "rules": [condition, {"ip_cidr": NETWORKS}], "action": "reject"}
-    assert found == [{**condition, "action": "resolve"}, reject, every, named, REJECT]
+    rejects = [_both(condition, {"ip_cidr": NETWORKS}), _both(condition, ZONED)]
+    assert found == [{**condition, "action": "resolve"}, *rejects, every, named, REJECT, REJECT_ZONED]
+
+
+def test_udp_over_tcp() -> None:
+    """Its first version has 0.0.0.0:0 as the target of a session."""
+    found = rules(closed=Closed(("127.0.0.0/8", "0.0.0.0/8")))
+    assert found[0]["ip_cidr"] == ["127.0.0.0/8", *(f"::ffff:{one}" for one in ("127.0.0.0/104", "0.0.0.0/104"))]
+    assert found[2] == {"ip_cidr": ["0.0.0.0/8"], "port_range": ["1:65535"], "action": "reject"}
 
 
 def test_bound() -> None:
@@ -100,6 +132,13 @@ def test_bound() -> None:
     }
     close(tree, CLOSED)
     assert [outbound.get("bind_interface") for outbound in tree["outbounds"]] == ["eth0", "wg0", None]
+
+
+def test_an_interface_that_the_core_chooses() -> None:
+    """The core refuses an outbound with both, so the node warns instead."""
+    tree: dict[str, Any] = {"outbounds": [{**DIRECT, "network_strategy": "default"}]}
+    assert close(tree, CLOSED).warnings
+    assert "bind_interface" not in tree["outbounds"][0]
 
 
 def test_no_outbounds() -> None:

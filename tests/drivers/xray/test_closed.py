@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from drivers.process.closed import SERVER, Closed
 from drivers.xray import messages, rules
 from drivers.xray.closed import Closing, text_of
 from drivers.xray.config import Plan, plan
+from drivers.xray.driver import Xray
 from drivers.xray.overrides import BLACKHOLE
+from node.base.logs import LogRing
+from node.contract.driver import Host
 from node.contract.routing import Routing
 from protos.xray_pb2 import DnsConfig, FreedomConfig, NameServer, RoutingRule, SenderConfig
 from scripts.staging.core import xray_number
@@ -93,6 +100,13 @@ def test_other_outbounds() -> None:
     assert (interface(made), freedom(made).domain_strategy, len(freedom(made).final_rules)) == ("", 0, 0)
 
 
+@pytest.mark.parametrize("target", [":80", "0.0.0.0:80", "[::]:80"])
+def test_a_fixed_port(target: str) -> None:
+    """Users choose the address where an outbound sets the port only."""
+    made = planned(outbounds=[{**DIRECT, "settings": {"redirect": target}}])
+    assert checks_each_packet(made) or (interface(made), freedom(made).domain_strategy) == ("eth0", 9)
+
+
 def test_own_interface() -> None:
     own = {**DIRECT, "streamSettings": {"sockopt": {"interface": "wg0"}}}
     assert interface(planned(outbounds=[own])) == "wg0"
@@ -107,7 +121,7 @@ def test_strategies(chosen: str, forced: int) -> None:
 
 
 def test_without_ipv4() -> None:
-    made = planned(Closed(SERVER, ("2001:db8::1",), (1,)))
+    made = planned(Closed(SERVER, without_ipv4=True))
     if not checks_each_packet(made):
         assert freedom(made).domain_strategy == 10
 
@@ -134,6 +148,47 @@ def test_dns_without_a_fallback() -> None:
         assert dns(made).name_server[-1].address.address.domain == "localhost"
 
 
+def test_fake_dns() -> None:
+    """It has no answer for outbounds."""
+    made = planned(dns={"servers": ["fakedns"]}, fakedns=[{"ipPool": "198.18.0.0/15", "poolSize": 100}])
+    if not checks_each_packet(made):
+        assert [server.address.address.domain for server in dns(made).name_server] == ["fakedns", "localhost"]
+
+
+@pytest.mark.parametrize("server", ["https://dns.test/dns-query", "tcp://dns.test", "dns.test"])
+def test_dns_by_name(server: str) -> None:
+    """The system resolves the name of a server, which the core's DNS would ask itself."""
+    made = planned(dns={"servers": [server, "192.0.2.1"]})
+    if not checks_each_packet(made):
+        first, *others = dns(made).name_server
+        assert [server.address.address.domain for server in others] == [server, ""]
+        assert first.address.address.domain == "localhost"
+        assert (first.skip_fallback, first.final_query, first.unexpected) == (True, True, ours().unexpected)
+        [name] = first.domain
+        assert name.endswith(b"dns.test")
+
+
+@pytest.mark.parametrize("server", ["https://192.0.2.1/dns-query", "https+local://dns.test/dns-query", "localhost"])
+def test_dns_by_address(server: str) -> None:
+    made = planned(dns={"servers": [server]})
+    assert len(dns(made).name_server) == 1
+
+
+def test_dns_by_a_proxy() -> None:
+    """The way to a DNS server may lead by a proxy, which the core cannot find by asking that server."""
+    proxy = {"tag": "far", "protocol": "socks", "settings": {"servers": [{"address": "far.test", "port": 1080}]}}
+    made = planned(dns={"servers": ["192.0.2.1"]}, outbounds=[proxy, DIRECT])
+    if not checks_each_packet(planned()):
+        first, _ = dns(made).name_server
+        assert first.final_query and [name[-8:] for name in first.domain] == [b"far.test"]
+
+
+def test_a_broken_url() -> None:
+    """It is the core's to refuse."""
+    text = json.dumps({"outbounds": [DIRECT], "dns": {"servers": ["https://[::1"]}})
+    plan(convert(text), text, frozenset(), xray_number(), closing=Closing(CLOSED, convert(text_of(CLOSED))))
+
+
 DOOR = {"tag": "door", "port": 5000, "protocol": "dokodemo-door", "settings": {"address": "127.0.0.1", "port": 80}}
 
 
@@ -150,6 +205,14 @@ def test_a_tunnel() -> None:
     rule = {"inboundTag": ["door"], "outboundTag": "far"}
     made = planned(inbounds=[DOOR], outbounds=[DIRECT, far], routing={"rules": [rule]})
     assert routes(made) == ["far", *BLOCKED, "far"]
+
+
+def test_a_fixed_target_that_is_another() -> None:
+    """The inbound's own target is a placeholder: its outbound has one."""
+    fixed = {"protocol": "freedom", "tag": "fixed", "settings": {"redirect": "127.0.0.1:81"}}
+    rule = {"inboundTag": ["door"], "outboundTag": "fixed"}
+    made = planned(inbounds=[DOOR], outbounds=[DIRECT, fixed], routing={"rules": [rule]})
+    assert routes(made) == ["fixed", *BLOCKED, "fixed"]
 
 
 ON_PURPOSE = {"ip": ["127.0.0.9"], "outboundTag": "inner"}
@@ -178,6 +241,24 @@ def test_rules_that_change() -> None:
     cleared = rules.changed(made.base, Routing(cleared=True), [])
     assert [rule.tag for rule in rules.rules_of(cleared)] == [BLACKHOLE]
     assert rules.tags_of(made.base) == {"own"}
+
+
+def test_the_next_node_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core converts the rules once for all configurations, and again to leave them to the next process."""
+    clock: Any = Clock()
+    driver, asked = Xray(Host(clock, LogRing(clock, 1), Path(), {})), list[object]()
+    xray: Any = SimpleNamespace(path=Path("xray"), changed=1)
+
+    async def converted(*some: object) -> bytes:
+        asked.append(some)
+        return b""
+
+    monkeypatch.setattr(driver, "converted", converted)
+    for begin, times in (None, 1), (None, 1), (True, 2), (False, 2):
+        if begin is not None:
+            driver.rehearse(begin)
+        Deferred.fromCoroutine(driver._closing(xray))
+        assert len(asked) == times
 
 
 def test_own_final_rules() -> None:
