@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from node.handover.keeper import PR_SET_PDEATHSIG, Keeper
 from scripts.staging.process import Child, Running
 
-# What `node.tap` imports, except modules that import the reactor (as Klein does): forks would share its epoll.
+# What `node.tap` imports, except modules that import the reactor: forks would share its epoll.
 _IMPORTED = (
     "twisted.scripts.twistd",
     "drivers.sing_box.driver",
@@ -44,7 +44,6 @@ _IMPORTED = (
     "node.settings",
     "node.door.rpc",
     "node.door.site",
-    "werkzeug.routing",
 )
 # The environment variables that the forked interpreter inherited from this one, without those that imports add.
 _INHERITED = frozenset(os.environ)

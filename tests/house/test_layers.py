@@ -343,9 +343,8 @@ OVER_REST = {"node.client.rest"}
             ["asyncio"],
             {"node.base.aio", "node.door.rpc", "node.door.rpc_calls", "node.client.rpc"},
         ),
-        (["klein"], {"node.door.rest"}),
         (
-            ["twisted.web", "werkzeug"],
+            ["twisted.web"],
             {"node.door.rest", "node.door.site", "drivers.sing_box.ssm_api"} | OVER_REST,
         ),
         (["twisted.web.client"], {"drivers.sing_box.ssm_api"} | OVER_REST),
