@@ -89,10 +89,14 @@ class Channel:
         self._coming: Signal | None = None
         self._fault = ""
         self._closed = False
+        # By call under way, when it is late (seconds). One alarm for all: a call takes less time than an alarm.
+        self._deadlines: dict[Stream, float] = {}
+        self._alarm = Alarm(reactor, self._end_late)
 
     def close(self) -> None:
         """Close all connections: calls under way and later ones fail. May be called again."""
         self._closed = True
+        self._alarm.cancel()
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.close(End(None, ENDED))
@@ -169,17 +173,22 @@ class Channel:
     def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
         """End the call after this many seconds, or when the block is left."""
 
-        def late() -> None:
-            stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
-
-        alarm = Alarm(self._reactor, late)
         if seconds is not None:
-            alarm.set(seconds)
+            self._deadlines[stream] = self._reactor.seconds() + seconds
+            self._alarm.within(seconds)
         try:
             yield
         finally:
-            alarm.cancel()
+            self._deadlines.pop(stream, None)
             stream.close()
+
+    def _end_late(self) -> None:
+        now = self._reactor.seconds()
+        for stream in [stream for stream, deadline in self._deadlines.items() if deadline <= now]:
+            del self._deadlines[stream]
+            stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
+        if self._deadlines:
+            self._alarm.within(min(self._deadlines.values()) - now)
 
 
 def _read(reply: type[M], message: bytes) -> M:

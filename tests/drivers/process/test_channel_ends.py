@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
-from drivers.process.channel import LATE, OVER, ApiFailed, Channel
+from drivers.process.channel import BULK_DEADLINE, LATE, OVER, ApiFailed, Channel
 from node.http2.frames import END_HEADERS, END_STREAM, Kind, frame, framed
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
@@ -117,7 +117,10 @@ def test_ended_connections_are_released(channel: Channel, dialled: Dialled) -> N
         asking = asked(channel)
         dialled.connections[number].connectionLost()
         assert failed(asking)
-    assert len(channel._connections) <= 1 and not channel._reactor.getDelayedCalls()
+    assert len(channel._connections) <= 1 and not channel._deadlines
+    # One alarm is for all calls.
+    channel._reactor.advance(BULK_DEADLINE)
+    assert not channel._reactor.getDelayedCalls()
 
 
 def test_calls_while_a_connection_is_made() -> None:
