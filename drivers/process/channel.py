@@ -103,10 +103,28 @@ class Channel:
 
     async def call(self, path: str, request: Message | bytes, reply: type[M], seconds: float = DEADLINE) -> M:
         """Return the reply to one request. Raises `ApiFailed`."""
-        stream = await self._begin(path, request)
-        with self._limited(stream, seconds):
+        return await self.result(await self.begin(path, request, seconds), reply)
+
+    async def begin(self, path: str, request: Message | bytes, seconds: float | None = DEADLINE) -> Stream:
+        """Begin a call, which ends after so many seconds; `result` or `give_up` must follow. Raises `ApiFailed`."""
+        while not self._connection.usable:
+            await self._connect()
+        if self._closed:
+            raise ApiFailed(OVER)
+        body = request if isinstance(request, bytes) else request.SerializeToString()
+        stream = self._connection.open(headers.request(path, self._metadata), body)
+        if seconds is not None:
+            self._deadlines[stream] = self._reactor.seconds() + seconds
+            self._alarm.within(seconds)
+        return stream
+
+    async def result(self, stream: Stream, reply: type[M]) -> M:
+        """Wait for the one reply to a call. Raises `ApiFailed`."""
+        try:
             while stream.end is None:
                 await stream.progress()
+        finally:
+            self.give_up(stream)
         _require(stream.end)
         if not stream.messages:
             raise ApiFailed("the core answered without a message", Status.INTERNAL)
@@ -116,23 +134,22 @@ class Channel:
         self, path: str, request: Message, reply: type[M], seconds: float | None = None
     ) -> AsyncGenerator[M, None]:
         """Yield the replies to one request, until the core or the reader ends the call. Raises `ApiFailed`."""
-        stream = await self._begin(path, request)
-        with self._limited(stream, seconds):
+        stream = await self.begin(path, request, seconds)
+        try:
             while True:
                 while stream.messages:
                     yield _read(reply, stream.take())
                 if stream.end is not None:
                     break
                 await stream.progress()
+        finally:
+            self.give_up(stream)
         _require(stream.end)
 
-    async def _begin(self, path: str, request: Message | bytes) -> Stream:
-        while not self._connection.usable:
-            await self._connect()
-        if self._closed:
-            raise ApiFailed(OVER)
-        body = request if isinstance(request, bytes) else request.SerializeToString()
-        return self._connection.open(headers.request(path, self._metadata), body)
+    def give_up(self, stream: Stream) -> None:
+        """End a call, if it has not ended."""
+        self._deadlines.pop(stream, None)
+        stream.close()
 
     async def _connect(self) -> None:
         """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
@@ -168,19 +185,6 @@ class Channel:
         with suppress(OSError):  # already broken, which reading will report
             connection.transport.setTcpNoDelay(True)
         return connection
-
-    @contextmanager
-    def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
-        """End the call after this many seconds, or when the block is left."""
-
-        if seconds is not None:
-            self._deadlines[stream] = self._reactor.seconds() + seconds
-            self._alarm.within(seconds)
-        try:
-            yield
-        finally:
-            self._deadlines.pop(stream, None)
-            stream.close()
 
     def _end_late(self) -> None:
         now = self._reactor.seconds()
