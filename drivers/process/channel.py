@@ -42,6 +42,8 @@ FIGURES = "failed to get sys stats"
 
 _SILENT = (None, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE)
 M = TypeVar("M", bound=Message)
+# A call that has begun.
+Call = Stream
 
 # Seconds: for a usual call, and for one with a long reply.
 DEADLINE = 5.0

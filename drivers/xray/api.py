@@ -14,12 +14,11 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
-from drivers.process.channel import BULK_DEADLINE, ApiFailed, Channel, StatsApi
+from drivers.process.channel import BULK_DEADLINE, ApiFailed, Call, Channel, StatsApi
 from drivers.xray.messages import OURS, ROUTER, M, field
 from drivers.xray.rules import is_own, steps
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
-from node.http2.stream import Stream
 from protos import xray_pb2
 from protos.service_pb2 import RouteResult, TestRouteRequest
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
@@ -105,7 +104,7 @@ class Api(StatsApi):
         """
         results: list[str | None] = [None] * len(operations)
         # Places and calls, oldest first: a coroutine for each call would cost more than the call.
-        under_way: deque[tuple[int, Stream]] = deque()
+        under_way: deque[tuple[int, Call]] = deque()
         silence = ""
 
         async def finish() -> None:
@@ -147,7 +146,7 @@ class Api(StatsApi):
             if _UNDECIDED not in str(error):
                 raise
 
-    async def _altered(self, operation: Operation, call: Stream) -> str | None:
+    async def _altered(self, operation: Operation, call: Call) -> str | None:
         """Finish one operation. Returns None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
         fault = await self._fault(call)
         if fault is not None and operation.packed is None and fault.endswith("not found."):
@@ -158,10 +157,10 @@ class Api(StatsApi):
             return await self._fault(removal) or await self._fault(await self._begin(operation))
         return fault
 
-    async def _begin(self, operation: Operation) -> Stream:
+    async def _begin(self, operation: Operation) -> Call:
         return await self._channel.begin(HANDLER + "AlterInbound", _request(operation))
 
-    async def _fault(self, call: Stream) -> str | None:
+    async def _fault(self, call: Call) -> str | None:
         try:
             await self._channel.result(call, xray_pb2.Nothing)
         except ApiFailed as error:
