@@ -191,8 +191,9 @@ class Channel:
     def _end_late(self) -> None:
         now = self._reactor.seconds()
         for stream in [stream for stream, deadline in self._deadlines.items() if deadline <= now]:
-            del self._deadlines[stream]
-            stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
+            # A caller may give up several calls when the first one is late.
+            if self._deadlines.pop(stream, None) is not None:
+                stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
         if self._deadlines:
             self._alarm.within(min(self._deadlines.values()) - now)
 
