@@ -120,6 +120,10 @@ class Channel:
             self._alarm.within(seconds)
         return stream
 
+    def flush(self) -> None:
+        """Send the calls that have begun now, and not at the end of the reactor's turn."""
+        self._connection.flush()
+
     async def result(self, stream: Stream, reply: type[M]) -> M:
         """Wait for the one reply to a call. Raises `ApiFailed`."""
         try:

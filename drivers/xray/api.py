@@ -125,6 +125,7 @@ class Api(StatsApi):
                 except ApiFailed as error:
                     silence = str(error)
                 results[place] = silence or None
+            self._channel.flush()
             while under_way:
                 await finish()
         finally:

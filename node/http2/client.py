@@ -10,6 +10,7 @@ from typing import Any
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from node.base.sockets import Prompt
 from node.http2 import headers
 from node.http2.frames import (
     ACK,
@@ -134,6 +135,11 @@ class ClientConnection(Protocol):
                 stream.wake()
             if self._pongs and (self._streams or len(self._pongs) > PONG):
                 self._write(b"")
+
+    def flush(self) -> None:
+        """Send now what begins in this turn of the reactor, so that the core can begin meanwhile."""
+        if isinstance(self.transport, Prompt):
+            self.transport.flush()
 
     def _write(self, data: bytes) -> None:
         pongs, self._pongs = self._pongs, b""

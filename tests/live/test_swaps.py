@@ -175,6 +175,9 @@ class StalledChannel:
         self.asked += 1
         return deferLater(self.clock, 1)
 
+    def flush(self) -> None:
+        pass
+
     async def result(self, call: Deferred[None], reply: type) -> None:
         await call
         raise ApiFailed("Deadline Exceeded", Status.DEADLINE_EXCEEDED)
