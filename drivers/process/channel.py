@@ -42,6 +42,8 @@ FIGURES = "failed to get sys stats"
 
 _SILENT = (None, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE)
 M = TypeVar("M", bound=Message)
+# A call that has begun.
+Call = Stream
 
 # Seconds: for a usual call, and for one with a long reply.
 DEADLINE = 5.0
@@ -89,20 +91,46 @@ class Channel:
         self._coming: Signal | None = None
         self._fault = ""
         self._closed = False
+        # By call under way, when it is late (seconds). One alarm for all: a call takes less time than an alarm.
+        self._deadlines: dict[Stream, float] = {}
+        self._alarm = Alarm(reactor, self._end_late)
 
     def close(self) -> None:
         """Close all connections: calls under way and later ones fail. May be called again."""
         self._closed = True
+        self._alarm.cancel()
         connections, self._connections = self._connections, []
         for connection in connections:
             connection.close(End(None, ENDED))
 
     async def call(self, path: str, request: Message | bytes, reply: type[M], seconds: float = DEADLINE) -> M:
         """Return the reply to one request. Raises `ApiFailed`."""
-        stream = await self._begin(path, request)
-        with self._limited(stream, seconds):
+        return await self.result(await self.begin(path, request, seconds), reply)
+
+    async def begin(self, path: str, request: Message | bytes, seconds: float | None = DEADLINE) -> Stream:
+        """Begin a call, which ends after so many seconds; `result` or `give_up` must follow. Raises `ApiFailed`."""
+        while not self._connection.usable:
+            await self._connect()
+        if self._closed:
+            raise ApiFailed(OVER)
+        body = request if isinstance(request, bytes) else request.SerializeToString()
+        stream = self._connection.open(headers.request(path, self._metadata), body)
+        if seconds is not None:
+            self._deadlines[stream] = self._reactor.seconds() + seconds
+            self._alarm.within(seconds)
+        return stream
+
+    def flush(self) -> None:
+        """Send the calls that have begun now, and not at the end of the reactor's turn."""
+        self._connection.flush()
+
+    async def result(self, stream: Stream, reply: type[M]) -> M:
+        """Wait for the one reply to a call. Raises `ApiFailed`."""
+        try:
             while stream.end is None:
                 await stream.progress()
+        finally:
+            self.give_up(stream)
         _require(stream.end)
         if not stream.messages:
             raise ApiFailed("the core answered without a message", Status.INTERNAL)
@@ -112,23 +140,22 @@ class Channel:
         self, path: str, request: Message, reply: type[M], seconds: float | None = None
     ) -> AsyncGenerator[M, None]:
         """Yield the replies to one request, until the core or the reader ends the call. Raises `ApiFailed`."""
-        stream = await self._begin(path, request)
-        with self._limited(stream, seconds):
+        stream = await self.begin(path, request, seconds)
+        try:
             while True:
                 while stream.messages:
                     yield _read(reply, stream.take())
                 if stream.end is not None:
                     break
                 await stream.progress()
+        finally:
+            self.give_up(stream)
         _require(stream.end)
 
-    async def _begin(self, path: str, request: Message | bytes) -> Stream:
-        while not self._connection.usable:
-            await self._connect()
-        if self._closed:
-            raise ApiFailed(OVER)
-        body = request if isinstance(request, bytes) else request.SerializeToString()
-        return self._connection.open(headers.request(path, self._metadata), body)
+    def give_up(self, stream: Stream) -> None:
+        """End a call, if it has not ended."""
+        self._deadlines.pop(stream, None)
+        stream.close()
 
     async def _connect(self) -> None:
         """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
@@ -165,21 +192,14 @@ class Channel:
             connection.transport.setTcpNoDelay(True)
         return connection
 
-    @contextmanager
-    def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
-        """End the call after this many seconds, or when the block is left."""
-
-        def late() -> None:
-            stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
-
-        alarm = Alarm(self._reactor, late)
-        if seconds is not None:
-            alarm.set(seconds)
-        try:
-            yield
-        finally:
-            alarm.cancel()
-            stream.close()
+    def _end_late(self) -> None:
+        now = self._reactor.seconds()
+        for stream in [stream for stream, deadline in self._deadlines.items() if deadline <= now]:
+            # A caller may give up several calls when the first one is late.
+            if self._deadlines.pop(stream, None) is not None:
+                stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
+        if self._deadlines:
+            self._alarm.within(min(self._deadlines.values()) - now)
 
 
 def _read(reply: type[M], message: bytes) -> M:

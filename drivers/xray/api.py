@@ -6,6 +6,7 @@ that were built for the inbound they go to.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -13,12 +14,11 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
-from drivers.process.channel import BULK_DEADLINE, ApiFailed, Channel, StatsApi
+from drivers.process.channel import BULK_DEADLINE, ApiFailed, Call, Channel, StatsApi
 from drivers.xray.messages import OURS, ROUTER, M, field
 from drivers.xray.rules import is_own, steps
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
-from node.base.waiting import together
 from protos import xray_pb2
 from protos.service_pb2 import RouteResult, TestRouteRequest
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
@@ -103,17 +103,34 @@ class Api(StatsApi):
         rest are not tried: thousands of timeouts would take hours.
         """
         results: list[str | None] = [None] * len(operations)
-        left, silence = iter(enumerate(operations)), ""
+        # Places and calls, oldest first: a coroutine for each call would cost more than the call.
+        under_way: deque[tuple[int, Call]] = deque()
+        silence = ""
 
-        async def work() -> None:
+        async def finish() -> None:
             nonlocal silence
-            for place, operation in left:
-                try:
-                    results[place] = silence or await self._alter(operation)
-                except ApiFailed as error:
-                    results[place] = silence = str(error)
+            place, call = under_way.popleft()
+            try:
+                results[place] = await self._altered(operations[place], call)
+            except ApiFailed as error:
+                results[place] = silence = str(error)
 
-        await together(work() for _ in range(min(in_flight, len(operations))))
+        try:
+            for place, operation in enumerate(operations):
+                if len(under_way) == in_flight:
+                    await finish()
+                try:
+                    if not silence:
+                        under_way.append((place, await self._begin(operation)))
+                except ApiFailed as error:
+                    silence = str(error)
+                results[place] = silence or None
+            self._channel.flush()
+            while under_way:
+                await finish()
+        finally:
+            for _, call in under_way:
+                self._channel.give_up(call)
         return results
 
     async def add_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
@@ -130,19 +147,23 @@ class Api(StatsApi):
             if _UNDECIDED not in str(error):
                 raise
 
-    async def _alter(self, operation: Operation) -> str | None:
-        """Run one operation. Returns None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
-        fault = await self._tried(operation)
+    async def _altered(self, operation: Operation, call: Call) -> str | None:
+        """Finish one operation. Returns None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
+        fault = await self._fault(call)
         if fault is not None and operation.packed is None and fault.endswith("not found."):
             return None
         if fault is not None and operation.packed is not None and fault.endswith("already exists."):
             # Replace a user of the same e-mail whom the core has and the node did not know of.
-            return await self._tried(operation._replace(packed=None)) or await self._tried(operation)
+            removal = await self._begin(operation._replace(packed=None))
+            return await self._fault(removal) or await self._fault(await self._begin(operation))
         return fault
 
-    async def _tried(self, operation: Operation) -> str | None:
+    async def _begin(self, operation: Operation) -> Call:
+        return await self._channel.begin(HANDLER + "AlterInbound", _request(operation))
+
+    async def _fault(self, call: Call) -> str | None:
         try:
-            await self._channel.call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
+            await self._channel.result(call, xray_pb2.Nothing)
         except ApiFailed as error:
             if error.silent:
                 raise

@@ -18,7 +18,7 @@ from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ownership import Pair
-from drivers.xray.user_changes import Batch, Swap, choose, stuck, swap_of
+from drivers.xray.user_changes import NEEDS_PAUSE, Batch, Swap, choose, stuck, swap_of
 from node.base.logs import Logger
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Applied, Host
@@ -185,10 +185,9 @@ class Users:
 
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
         leaving = list(filter(self._is_removed, changes))
-        careful = {change.tag for change in leaving if self._batch(change.tag, [change]).needs_pause}
-        safe = [change for change in leaving if change.tag not in careful]
+        safe = [change for change in leaving if not self._needs_care(change.tag)]
         refused = await self._alter([*map(self._removal, safe), *additions(self._yielding(changes))])
-        refused += await self._remove_carefully([change for change in leaving if change.tag in careful])
+        refused += await self._remove_carefully([change for change in leaving if self._needs_care(change.tag)])
         # A failed removal leaves the user with the old account.
         gone = [change for change in leaving if not self._has(change)]
         wanted = await self._old_connections(gone)
@@ -218,6 +217,10 @@ class Users:
         await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
         # Last: the core may have reported more of them meanwhile.
         return self._connections.of(map(pair_of, gone))
+
+    def _needs_care(self, tag: str) -> bool:
+        """Whether the inbound's users must not be removed during a handshake."""
+        return self._plan.inbounds[tag].protocol == NEEDS_PAUSE
 
     def _is_removed(self, change: Change) -> bool:
         return self._has(change) and not self._is_replaced(change)

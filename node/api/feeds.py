@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
+from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred
 
 from node.api.methods import MAX_BODY, MAX_USERS
 from node.backend.members import Members, raise_refused
 from node.base.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
 from node.base.logs import Logger
+from node.base.waiting import outcomes
 from node.contract.accounts import Refusal, key_of
 from protos.service_pb2 import Empty, User, UsersChunk
 
@@ -45,7 +46,7 @@ class UserFeed:
             work.addBoth(lambda _: self._under_way.discard(work))
 
     async def finish(self) -> Empty:
-        await gatherResults([*self._under_way])
+        await outcomes([*self._under_way])
         await self._members.recorded()
         errors = [wrong for wrong in self._wrong.values() if isinstance(wrong, NodeError)]
         if errors:

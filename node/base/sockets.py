@@ -38,7 +38,12 @@ class Prompt(tcp.Server):
             self._write()
         elif not self._due:
             self._due = True
-            self.reactor.callLater(0, self._write)  # type: ignore[attr-defined]
+            self.reactor.callLater(0, self.flush)  # type: ignore[attr-defined]
+
+    def flush(self) -> None:
+        """Write now what this turn has written so far."""
+        if self._due:
+            self._write()
 
     def _write(self) -> None:
         self._due = False

@@ -33,6 +33,12 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
 
 async def outcomes(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T | Failure]:
     """Wait until all of these have ended; return the result or the failure of each, in order."""
+    works = list(works)
+    if len(works) == 1:  # the usual number; a list of Deferreds costs more than many a work
+        try:
+            return [await works[0]]
+        except Exception:  # noqa: BLE001 - returned
+            return [Failure()]
     ended: list[tuple[bool, Any]] = await DeferredList([ensureDeferred(work) for work in works], consumeErrors=True)
     return [outcome for _, outcome in ended]
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from functools import partial
 from io import BytesIO
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import unquote
 
 from google.protobuf.proto import serialize_length_prefixed
 from klein import Klein
-from klein.resource import KleinResource
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IPushProducer
 from twisted.python.failure import Failure
-from twisted.web.resource import IResource
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from node.api.auth import Dialect
@@ -53,6 +53,7 @@ _REPEATED = {
 }
 
 T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[bytes]]
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
 
 _logger = Logger()
@@ -62,25 +63,23 @@ def make_app(calls: Calls | None, pages: Iterable[Page] = (), buttons: Iterable[
     """Make the resource for pages, buttons and, with `calls`, all of METHODS. `node.door.site.Site` serves it."""
     app = Klein()
     for page in pages:
-        app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+        app.route(page.path, methods=("GET",), endpoint=page.path)(_shower(page))
     for button in buttons:
         app.route(button.path, methods=("POST",), endpoint=f"POST {button.path}")(_presser(button))
     if calls is not None:
         for method in METHODS:
-            route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
-            route(_handler(calls, method))
-    app.handle_errors(Exception)(_failed)
+            app.route(method.path, methods=method.verbs, endpoint=method.name)(_handler(calls, method))
     return _Root(app, calls)
 
 
-def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
+def _shower(page: Page) -> Handler:
     async def show(request: Request) -> bytes:
         return _shown(request, await page.answer(_header(request, "Accept"), request.caller.known))
 
     return show
 
 
-def _presser(button: Button) -> Callable[[Request], Awaitable[bytes]]:
+def _presser(button: Button) -> Handler:
     async def press(request: Request) -> bytes:
         try:
             request.caller.require(Scope.ALL)
@@ -98,9 +97,20 @@ def _shown(request: Request, answer: Answer) -> bytes:
     return answer.body
 
 
-class _Root(KleinResource):
+class _Root(Resource):
+    """Serves the routes of an app. Each is one whole path, so a table finds it: Klein's own search costs more."""
+
+    isLeaf = True  # noqa: N815
+
     def __init__(self, app: Klein, calls: Calls | None) -> None:
-        super().__init__(app)
+        super().__init__()
+        self._routes: dict[str, dict[bytes, Handler]] = {}
+        operations = {method.name for method in METHODS}
+        for rule in app.url_map.iter_rules():
+            # Werkzeug adds HEAD wherever there is a GET.
+            verbs = (rule.methods or set()) - ({"HEAD"} if rule.endpoint in operations else set())
+            handler = cast(Handler, partial(app.execute_endpoint, rule.endpoint))
+            self._routes.setdefault(rule.rule, {}).update({verb.encode(): handler for verb in sorted(verbs)})
         self._calls = calls
 
     def render(self, request: Any) -> Any:
@@ -110,14 +120,42 @@ class _Root(KleinResource):
             if reply is not None:
                 request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
                 return reply.body
+        # Before the work, which may end at once.
+        ended = request.notifyFinish()
+        work = Deferred.fromCoroutine(self._respond(request))
+        ended.addErrback(lambda _: work.cancel())
+        work.addErrback(lambda failure: _logger.failure("a REST reply could not be written", failure))
+        return NOT_DONE_YET
+
+    async def _respond(self, request: Request) -> None:
         try:
-            b"/".join(request.postpath).decode()
+            body = await self._handler(request)(request)
+        except Exception as error:  # noqa: BLE001 - answered
+            if request.channel is None:  # the client is gone
+                if not isinstance(error, CancelledError):
+                    _translated(Failure())
+                return
+            body = _failed(request, Failure())
+        if request.channel is not None:
+            request.write(body)
+            request.finish()
+
+    def _handler(self, request: Request) -> Handler:
+        """Raises `UnknownPath` and `WrongVerb`."""
+        try:
+            path = unquote(request.path.decode("latin-1"), errors="strict")
         except UnicodeDecodeError:
-            return request.fail(UnknownPath("there is no such path: it is not UTF-8"))
-        return super().render(request)
+            raise UnknownPath("there is no such path: it is not UTF-8") from None
+        handlers = self._routes.get(path) or self._routes.get(path.removesuffix("/"))
+        if handlers is None:
+            raise UnknownPath("there is no such path; the interface has its list")
+        if request.method not in handlers:
+            request.setHeader(b"Allow", b", ".join(handlers))
+            raise WrongVerb("this path takes other HTTP methods: see Allow")
+        return handlers[request.method]
 
 
-def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[bytes]]:
+def _handler(calls: Calls, method: Method) -> Handler:
     work = {Kind.UNARY: _unary, Kind.FEED: _feed, Kind.LOGS: _logs, Kind.EVENTS: _events}[method.kind]
 
     async def handle(request: Request) -> bytes:
@@ -130,8 +168,6 @@ def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[byte
 def _admit(request: Request, method: Method) -> None:
     # `site` checked the scope at the headers, by the path alone.
     request.caller.require(method.scope)
-    if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
-        raise WrongVerb("HEAD is not an operation of this node")
     media_type = _header(request, "Content-Type").partition(";")[0].strip().lower()
     if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
         found = f"the body's media type is {media_type}" if media_type else "the body has no media type"
@@ -194,7 +230,7 @@ def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Repl
 
 
 async def _answer(request: Request, reply: Reply) -> bytes:
-    """Return the body for Klein to write; if its delivery is watched, write it here and return nothing."""
+    """Return the body to write; if its delivery is watched, write it here and return nothing."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
     request.setHeader(b"Content-Length", b"%d" % len(reply.body))
     if reply.delivered is None:
@@ -212,8 +248,6 @@ def _failed(request: Any, failure: Failure) -> bytes:
     if request.startedWriting:  # a log stream: a graceful end would mean to the client that the log is over
         request.transport.abortConnection()
         return b""
-    if isinstance(error, WrongVerb):
-        request.setHeader(b"Allow", ", ".join(_verbs(unquote(request.path.decode()))).encode())
     body: bytes = request.fail(error)
     return body
 
@@ -222,17 +256,8 @@ def _translated(failure: Failure) -> NodeError:
     fault = failure.value
     if isinstance(fault, NodeError):
         return fault
-    if isinstance(fault, MethodNotAllowed):
-        return WrongVerb("this path takes other HTTP methods: see Allow")
-    if isinstance(fault, HTTPException):
-        return UnknownPath("there is no such path; the interface has its list")
     _logger.failure("a REST request failed outside any operation; it is answered with 500", failure=failure)
     return Internal(f"internal error: {type(fault).__name__}; the node's log has more")
-
-
-def _verbs(path: str) -> list[str]:
-    """Return the verbs of an existing path; one that is not in METHODS is a page's."""
-    return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs] or ["GET", "HEAD"]
 
 
 class Source(Protocol[T]):
@@ -288,7 +313,7 @@ class Stream(Generic[T]):
             paused.callback(None)
 
     def stopProducing(self) -> None:
-        """The connection is lost: the request notifies Klein, which cancels `run`."""
+        """The connection is lost: the request notifies its resource, which cancels `run`."""
 
     async def _read(self) -> list[T]:
         if self._paused is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 from urllib.parse import unquote
@@ -154,7 +153,8 @@ class Channel(http.HTTPChannel):
         except Unauthenticated as error:
             self._refuse_stranger(error if self._asks_for_us() else UnknownPath("there is no such path"))
             return
-        request.caller, request.dialect = replace(caller, address=self.connection.address), caller.dialect
+        request.dialect = caller.dialect
+        request.caller = Caller(caller.key, caller.dialect, self.connection.address)
         if caller.known:
             self.connection.known = True
         try:

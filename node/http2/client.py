@@ -10,11 +10,13 @@ from typing import Any
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from node.base.sockets import Prompt
 from node.http2 import headers
 from node.http2.frames import (
     ACK,
     END_HEADERS,
     END_STREAM,
+    HEADER,
     LARGEST,
     PREFACE,
     STREAM,
@@ -44,6 +46,8 @@ WINDOW_UPDATE_AFTER = 2**28
 BLOCK = headers.UNPACKED
 # Concurrent calls before the core's SETTINGS have come; none should allow fewer (RFC 9113, 6.5.2).
 CALLS_BEFORE_SETTINGS = 100
+# Bytes of the reply to a PING.
+PONG = HEADER.size + 8
 # A client's streams have odd numbers.
 _FIRST, _STEP = 1, 2
 LOST = "the core closed the connection to its API"
@@ -73,6 +77,8 @@ class ClientConnection(Protocol):
         self._packed = bytearray()
         self._last = False
         self._touched: list[Stream] = []
+        # A reply to a PING that goes out with the next call: a core in Go sends a PING with each answer.
+        self._pongs = b""
         self.usable = False
 
     def connectionMade(self) -> None:
@@ -100,9 +106,9 @@ class ClientConnection(Protocol):
     def _begin(self, stream: Stream, begin: bytes, body: bytes) -> None:
         if len(body) <= min(self._window, stream.window, self._largest) and not self._unsent:
             self._window -= len(body)
-            self.transport.write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
+            self._write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
         else:
-            self.transport.write(begin)
+            self._write(begin)
             # A view, so that the rest is not copied for each frame.
             stream.unsent = memoryview(body)
             self._unsent.append(stream)
@@ -127,6 +133,17 @@ class ClientConnection(Protocol):
             touched, self._touched = self._touched, []
             for stream in touched:
                 stream.wake()
+            if self._pongs and (self._streams or len(self._pongs) > PONG):
+                self._write(b"")
+
+    def flush(self) -> None:
+        """Send now what begins in this turn of the reactor, so that the core can begin meanwhile."""
+        if isinstance(self.transport, Prompt):
+            self.transport.flush()
+
+    def _write(self, data: bytes) -> None:
+        pongs, self._pongs = self._pongs, b""
+        self.transport.write(pongs + data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.usable = False
@@ -183,7 +200,7 @@ class ClientConnection(Protocol):
             case Kind.SETTINGS if not one.flags & ACK:
                 self._set(one.payload)
             case Kind.PING if not one.flags & ACK:
-                self.transport.write(frame(Kind.PING, ACK, 0, one.payload))
+                self._pongs += frame(Kind.PING, ACK, 0, one.payload)
             case Kind.GOAWAY:
                 self._wind_up(number(one.payload) & STREAM)
             case Kind.WINDOW_UPDATE:

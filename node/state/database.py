@@ -64,24 +64,13 @@ class Database:
 
     def write(self, changes: Changes) -> None:
         """Write changes in one transaction. Raises `Unwritable` and `Damaged`."""
-        with self._converted_errors(), self._transaction() as connection:
-            if changes.clean:
-                for table in ("traffic", "totals", "limits", "booked", "days"):
-                    connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
-                connection.execute("DROP TABLE IF EXISTS staged")
-            if changes.staged:
-                connection.execute("DROP TABLE users")
-                connection.execute("ALTER TABLE staged RENAME TO users")
-            elif changes.clean or changes.clean_users:
-                connection.execute("DELETE FROM users")
-            self._write_backend(connection, changes)
-            _write_packed(connection, "users", changes.users)
-            _write_rows(connection, "traffic", changes.rows.values())
-            _write_rows(connection, "totals", changes.totals.values())
-            _write_packed(connection, "limits", changes.limits)
-            _write_packed(connection, "days", changes.days)
-            _write_events(connection, changes)
-            _write_booked(connection, changes)
+        with self._converted_errors():
+            if len(changes.users) == 1 and changes == Changes(users=changes.users):
+                # One statement is a transaction of its own.
+                _write_packed(self._connected(), "users", changes.users)
+            else:
+                with self._transaction() as connection:
+                    _write(connection, changes)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
         """Write a whole set of users ahead, for `Changes.staged`; with none, drop it. Raises as `write`."""
@@ -180,18 +169,6 @@ class Database:
         connection.execute("VACUUM INTO ?", (str(new),))
         new.replace(kept)
 
-    def _write_backend(self, connection: sqlite3.Connection, changes: Changes) -> None:
-        if changes.clean or changes.request is not None:
-            connection.execute("DELETE FROM backend")
-        if changes.request:
-            row = changes.request, changes.left, changes.routing or b""
-            connection.execute("INSERT INTO backend VALUES (1, ?, ?, ?)", row)
-            return
-        if changes.left is not None:
-            connection.execute("UPDATE backend SET left = ?", (changes.left,))
-        if changes.routing is not None:
-            connection.execute("UPDATE backend SET routing = ?", (changes.routing,))
-
 
 def _load(connection: sqlite3.Connection) -> Saved:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -238,6 +215,39 @@ def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> Non
     upgrade(connection, keep=keep)
     # Left by a node that was killed meanwhile.
     connection.execute("DROP TABLE IF EXISTS staged")
+
+
+def _write(connection: sqlite3.Connection, changes: Changes) -> None:
+    if changes.clean:
+        for table in ("traffic", "totals", "limits", "booked", "days"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
+        connection.execute("DROP TABLE IF EXISTS staged")
+    if changes.staged:
+        connection.execute("DROP TABLE users")
+        connection.execute("ALTER TABLE staged RENAME TO users")
+    elif changes.clean or changes.clean_users:
+        connection.execute("DELETE FROM users")
+    _write_backend(connection, changes)
+    _write_packed(connection, "users", changes.users)
+    _write_rows(connection, "traffic", changes.rows.values())
+    _write_rows(connection, "totals", changes.totals.values())
+    _write_packed(connection, "limits", changes.limits)
+    _write_packed(connection, "days", changes.days)
+    _write_events(connection, changes)
+    _write_booked(connection, changes)
+
+
+def _write_backend(connection: sqlite3.Connection, changes: Changes) -> None:
+    if changes.clean or changes.request is not None:
+        connection.execute("DELETE FROM backend")
+    if changes.request:
+        row = changes.request, changes.left, changes.routing or b""
+        connection.execute("INSERT INTO backend VALUES (1, ?, ?, ?)", row)
+        return
+    if changes.left is not None:
+        connection.execute("UPDATE backend SET left = ?", (changes.left,))
+    if changes.routing is not None:
+        connection.execute("UPDATE backend SET routing = ?", (changes.routing,))
 
 
 def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[str, bytes | None]) -> None:

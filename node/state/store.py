@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
-from twisted.python.threadpool import ThreadPool
 
 from node.base.alarm import Alarm
 from node.base.logs import Logger
 from node.base.part import Part
+from node.base.pool import OneThread
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
 from node.contract.counters import Row
@@ -47,7 +47,7 @@ class Store(Lasting):
         self._reactor = reactor
         self._database = Database(path)
         self._path = path
-        self._pool = ThreadPool(0, 1, "store")
+        self._pool = OneThread("store")
         self._changes = Changes()
         # The users written ahead, who may soon be all users.
         self._staged: dict[str, bytes] | None = None
@@ -266,7 +266,7 @@ class Store(Lasting):
         return changes
 
     def _on_disk(self, function: Callable[..., T], *arguments: Any) -> Deferred[T]:
-        return deferToThreadPool(self._reactor, self._pool, function, *arguments)
+        return deferToThreadPool(self._reactor, self._pool, function, *arguments)  # type: ignore[arg-type]
 
     def _succeeded(self, changes: Changes) -> None:
         # With a retry pending, this was only a write from before the disk failed.

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _LOWEST = 10_000
+_BLOCK = 50
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def _candidates() -> itertools.cycle[int]:
-    """An endless cycle of usable ports from a random one on, so that concurrent test runs rarely collide.
+def _candidates() -> Iterator[int]:
+    """Usable ports in random blocks that no other process gets while this one runs; the same again if none is left.
 
-    The pytest-xdist workers of one run take every n-th port each.
+    The mark of a taken block is an address in the kernel's abstract namespace, which goes with the process. Without
+    it, concurrent test runs gave one port to two programs.
     """
+    own: list[int] = []
     beyond = int(_RANGE.read_text().split()[0])
-    start = random.randrange(_LOWEST, beyond)
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    ports = [port for port in (*range(start, beyond), *range(_LOWEST, start)) if port % workers == worker % workers]
-    return itertools.cycle(ports)
+    blocks = range(_LOWEST, beyond - _BLOCK, _BLOCK)
+    for first in random.sample(blocks, len(blocks)):
+        mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            mark.bind(f"\0txnode.ports.{first}")
+        except OSError:
+            mark.close()
+        else:
+            _marks.append(mark)
+            block = range(first, first + _BLOCK)
+            own += block
+            yield from block
+    yield from itertools.cycle(own)
 
 
+_marks: list[socket.socket] = []
 _ports = _candidates()
-_given: set[int] = set()
 _lock = threading.Lock()
 
 
 def free_port() -> int:
-    """A port that is free for TCP and UDP on every address, and that this process has not returned before.
+    """A port that is free for TCP and UDP on every address, and that no other process has been given.
 
     It lies below the kernel's range for outgoing connections: a port inside it can be a connection's source port, whose
     TIME_WAIT keeps a restarted core from binding for a minute.
     """
     with _lock:
         for port in itertools.islice(_ports, 0xFFFF):
-            if port not in _given and _is_free(port):
-                _given.add(port)
+            if _is_free(port):
                 return port
     raise RuntimeError(f"no port from {_LOWEST} up is free: raise the lower end of net.ipv4.ip_local_port_range")
 

@@ -343,7 +343,10 @@ OVER_REST = {"node.client.rest"}
     ("packages", "allowed"),
     [
         # A lock of the keeper's sockets: threads of the pool use them, too.
-        (["threading", "concurrent", "multiprocessing", "queue"], {"node.base.aio", "node.handover.ties"}),
+        (
+            ["threading", "concurrent", "multiprocessing", "queue"],
+            {"node.base.aio", "node.base.pool", "node.handover.ties"},
+        ),
         (
             ["asyncio"],
             {"node.base.aio", "node.door.rpc", "node.door.rpc_calls", "node.client.rpc"},

@@ -110,7 +110,8 @@ def test_dropped(controller: Controller, home: Place, away: Place, echo: EchoSer
         assert not ended(links[here]) and not ended(links[bert])
 
         assert drop(controller, ANNA.email, inbound="away") == NOTHING
-        assert not any(map(ended, others))
+        # Not the first two: `ended` would take bytes that their conversations wait for.
+        assert not any(map(ended, others[2:]))
         for link in others[2:]:
             transfer.echo(link, b"still there")
     until(lambda: not online(controller), 5, "no user is online")

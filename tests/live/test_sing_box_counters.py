@@ -92,7 +92,7 @@ class StreamTests(CounterTests):
         """The core is not asked."""
         door = Door(VLESS)
         core = await self.launched([door], [door.user(ANNA)])
-        with mock.patch.object(core._api._daemon, "_begin", side_effect=AssertionError("asked")):
+        with mock.patch.object(core._api._daemon, "begin", side_effect=AssertionError("asked")):
             assert await core.some_counters(USERS[:1]) == {}
 
     async def test_a_core_that_was_killed(self) -> None:

@@ -171,9 +171,15 @@ class StalledChannel:
         self.asked = 0
         self.clock = Clock()
 
-    async def call(self, path: str, request: Message | bytes, reply: type, seconds: float = 5.0) -> None:
+    async def begin(self, path: str, request: Message | bytes) -> Deferred[None]:
         self.asked += 1
-        await deferLater(self.clock, 1)
+        return deferLater(self.clock, 1)
+
+    def flush(self) -> None:
+        pass
+
+    async def result(self, call: Deferred[None], reply: type) -> None:
+        await call
         raise ApiFailed("Deadline Exceeded", Status.DEADLINE_EXCEEDED)
 
 

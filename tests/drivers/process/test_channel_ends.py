@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
-from drivers.process.channel import LATE, OVER, ApiFailed, Channel
+from drivers.process.channel import BULK_DEADLINE, ENDED, LATE, OVER, ApiFailed, Channel
 from node.http2.frames import END_HEADERS, END_STREAM, Kind, frame, framed
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
@@ -45,8 +45,13 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
 
 
 @pytest.fixture
-def channel(dialled: Dialled) -> Channel:
-    return Channel(Clock(), "core")  # type: ignore[arg-type]
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def channel(dialled: Dialled, clock: Clock) -> Channel:
+    return Channel(clock, "core")  # type: ignore[arg-type]
 
 
 def asked(channel: Channel) -> Deferred[Any]:
@@ -111,13 +116,30 @@ def test_an_answer_that_is_not_a_message(channel: Channel, dialled: Dialled) -> 
     assert failed(following) and not dialled.connections[0]._streams
 
 
-def test_ended_connections_are_released(channel: Channel, dialled: Dialled) -> None:
+def test_ended_connections_are_released(channel: Channel, dialled: Dialled, clock: Clock) -> None:
     """However often a core closes them."""
     for number in range(20):
         asking = asked(channel)
         dialled.connections[number].connectionLost()
         assert failed(asking)
-    assert len(channel._connections) <= 1 and not channel._reactor.getDelayedCalls()
+    assert len(channel._connections) <= 1 and not channel._deadlines
+    # One alarm is for all calls.
+    clock.advance(BULK_DEADLINE)
+    assert not clock.getDelayedCalls()
+
+
+def test_each_call_has_its_own_deadline(channel: Channel, dialled: Dialled, clock: Clock) -> None:
+    """A later call may be due before an earlier one, and an answered one leaves the others as they are."""
+    calls = [Deferred.fromCoroutine(channel.call("/core.Core/One", Nothing(), Stat, seconds)) for seconds in (9, 3, 6)]
+    clock.advance(2.9)
+    dialled.says(0, frame(Kind.HEADERS, END_HEADERS | END_STREAM, 3, DONE))
+    assert "without a message" in failed(calls[1])
+    clock.advance(3)
+    assert not calls[2].called
+    clock.advance(0.1)
+    assert failed(calls[2]) == LATE and not calls[0].called
+    channel.close()
+    assert failed(calls[0]) == ENDED and not clock.getDelayedCalls()
 
 
 def test_calls_while_a_connection_is_made() -> None:

@@ -379,6 +379,7 @@ class RelayTests(DoorCase):
         for _ in range(WRONG_KEYS.at_once):
             self.site.connections.guesses.wrong(connection)
         client.look(1)
+        await until(lambda: connection.session is not None)
         session = cast("Any", connection.session)
         await until(lambda: session._deaf)
         # What the server sends meanwhile does not take the answer's place.

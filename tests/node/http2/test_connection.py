@@ -255,9 +255,29 @@ def test_a_core_that_violates_the_protocol(broken: bytes) -> None:
 
 def test_settings_and_pings_are_answered() -> None:
     core = Core()
+    core.call()
+    core.seen()
     core.says(settings({}), frame(Kind.PING, 0, 0, b"12345678"), frame(Kind.PING, ACK, 0, b"87654321"))
     core.says(frame(Kind.SETTINGS, ACK, 0), bytes(3) + b"\x63" + bytes(5))
     assert core.seen() == [WholeFrame(Kind.SETTINGS, ACK, 0, b""), WholeFrame(Kind.PING, ACK, 0, b"12345678")]
+
+
+def test_a_ping_with_the_last_answer_is_answered_with_the_next_call() -> None:
+    """Also if it came before the core knew of the answer, and no later than the next one."""
+    core = Core()
+    stream = core.call()
+    core.seen()
+    pings = [frame(Kind.PING, 0, 0, bytes([number]) * 8) for number in range(4)]
+    pongs = [WholeFrame(Kind.PING, ACK, 0, bytes([number]) * 8) for number in range(4)]
+    core.says(pings[0], frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE))
+    assert ends([stream]) == [Status.OK] and core.seen() == []
+    core.call()
+    assert [one for one in core.seen() if one.kind == Kind.PING] == pongs[:1]
+    core.says(frame(Kind.HEADERS, END_HEADERS | END_STREAM, 3, DONE), pings[1])
+    assert core.seen() == []
+    core.says(pings[2])
+    core.says(pings[3])
+    assert core.seen() == pongs[1:3]
 
 
 def test_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,21 @@ def test_changes_are_changes(file: Path) -> None:
     assert set(saved.rows) == {ROW, Row(Scope.INBOUND, "in", 5, 0)}
 
 
+def test_users_one_at_a_time(file: Path) -> None:
+    """A change is on disk when `write` returns, though a process that dies then closes nothing."""
+    database = Database(file)
+    database.write(Changes(request=b"r", users={"a": b"A", "b": b"B"}))
+    for change, users in (
+        ({"a": b"A2"}, (b"B", b"A2")),
+        ({"c": b"C"}, (b"B", b"A2", b"C")),
+        ({"b": None}, (b"A2", b"C")),
+        ({"x": None}, (b"A2", b"C")),
+    ):
+        database.write(Changes(users=cast("dict[str, bytes | None]", change)))
+        assert reopened_copy(file) == Saved(b"r", users=users)
+    database.close()
+
+
 def test_a_row_without_bytes_is_none(file: Path) -> None:
     """Delivered bytes are gone; a new spelling of a name replaces the old."""
     other = Row(Scope.USER, "bob", 4, 4)
