@@ -18,6 +18,7 @@ from node.backend.roster import Limiter
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.count import (
+    ABUSE,
     EXPIRY,
     NEAR,
     QUOTA,
@@ -95,9 +96,12 @@ class Book(Limiter):
         if self._summary is None:
             off = [(self._counts[key], self.in_force.of(key)) for key in self.off if key in self.in_force.users]
             expired = sum(count.expired and not limit.expires_tells for count, limit in off)
+            abuse = sum(reasons(reached(count, limit, self.now()), limit) == (ABUSE,) for count, limit in off)
             near = sum(key in self.in_force.users and key not in self.off for key in self._near)
-            limited, by_quota = len(self.in_force.limited()), len(off) - expired
-            self._summary = LimitsSummary(limited=limited, off_quota=by_quota, off_expired=expired, near=near)
+            limited, by_quota = len(self.in_force.limited()), len(off) - expired - abuse
+            self._summary = LimitsSummary(
+                limited=limited, off_quota=by_quota, off_expired=expired, near=near, off_abuse=abuse
+            )
         return self._summary
 
     # The users
@@ -137,6 +141,21 @@ class Book(Limiter):
             self._counts.setdefault(key, Count(self.now()))
         self._mark_changed(key)
         self.follow(key)
+
+    def cut(self, key: str, seconds: float) -> None:
+        """Bar the user for abuse, for so long from now on."""
+        self._abused(key).cut_until = self.now() + seconds
+        self._judge(key)
+
+    def slow(self, key: str, seconds: float, speed: int) -> None:
+        """Give the user this speed for abuse, for so long from now on."""
+        count = self._abused(key)
+        count.slow_until, count.slow_speed = self.now() + seconds, speed
+        self._judge(key)
+
+    def _abused(self, key: str) -> Count:
+        self._mark_changed(key)
+        return self._counts.setdefault(key, Count(self.now()))
 
     # Usage
 
@@ -322,6 +341,9 @@ class Book(Limiter):
         self._apply(key, count, limit)
         if limit.quota and left(count, limit) < CLOSE:
             self.close.add(key)
+        if self.in_force.slow(key, count.slow_speed if now < count.slow_until else 0):
+            self._summary = None
+            self._connections.changed((key,))
 
     def _mark_changed(self, key: str) -> None:
         self.dirty.add(key)

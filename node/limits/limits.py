@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from calendar import monthrange
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from enum import Enum
 
@@ -55,11 +55,18 @@ class Limit:
     addresses_tells: bool = False
     down: int = 0
     up: int = 0
+    abuse_tells: bool = False
 
     @property
     def any(self) -> bool:
         """Whether there is any limit."""
         return bool(self.quota or self.expires_at or self.addresses or self.down or self.up)
+
+    def slowed(self, speed: int) -> Limit:
+        """The same with this speed, unless it is lower already, or the user may not be slowed for abuse."""
+        if self.abuse_tells:
+            return self
+        return replace(self, down=min(self.down or speed, speed), up=min(self.up or speed, speed))
 
     def message(self) -> Limits:
         """The message for controllers, without the limits that are 0."""
@@ -75,6 +82,8 @@ class Limit:
             message.addresses, message.addresses_action = self.addresses, _action(self.addresses_tells)
         if self.down or self.up:
             message.speed.CopyFrom(Speed(down=self.down, up=self.up))
+        if self.abuse_tells:
+            message.abuse_action = service_pb2.TELL
         return message
 
     @classmethod
@@ -101,6 +110,7 @@ class Limit:
             addresses_tells=addresses.addresses_action == service_pb2.TELL,
             down=speed.down,
             up=speed.up,
+            abuse_tells=first("abuse_action").abuse_action == service_pb2.TELL,
         )
 
 
