@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,8 +55,13 @@ class Accepted(NamedTuple):
 
     email: str
     endpoint: Endpoint
-    udp: bool
+    # Mostly with the network: `tcp:HOST:PORT`.
+    target: str
     detour: str
+
+    @property
+    def udp(self) -> bool:
+        return self.target.startswith("udp:")
 
 
 def parse(line: str) -> Accepted | None:
@@ -69,7 +75,7 @@ def parse(line: str) -> Accepted | None:
     if port == "0":  # a reverse proxy forwarded the address
         return None
     try:
-        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target.startswith("udp:"), detour or "")
+        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "")
     except (OSError, OverflowError):
         return None
 
@@ -157,10 +163,14 @@ class Mask:
 
 @dataclass(frozen=True)
 class Shown:
-    """Which of the core's lines a controller asked for: with access lines or without, addresses masked or not."""
+    """Which of the core's lines a controller asked for: with access lines or without, addresses masked or not.
+
+    `renamed` gives outbounds of the node's the names that a controller knows.
+    """
 
     access: bool = True
     mask: Mask | None = None
+    renamed: Callable[[str], str] | None = None
 
     def line(self, line: str) -> str | None:
         """The line for the controller; None withholds it."""
@@ -168,6 +178,8 @@ class Shown:
             return None
         if is_of_knock(line) and _EMAIL not in line:
             return None  # a connection of the node's own; user lines have an e-mail
+        if self.renamed is not None:
+            line = self.renamed(line)
         return self.mask.cover(line) if self.mask else line
 
 

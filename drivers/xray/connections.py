@@ -6,7 +6,7 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -19,12 +19,14 @@ from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
+from drivers.xray import abuse
 from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
+from node.contract.abuse import Request
 from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle, Live
 from protos.handover_pb2 import XrayRun
@@ -47,6 +49,8 @@ INLINE = 500
 GATHER = 0.1
 # Seconds that a stopping core has to read the last bytes, between two checks of that, and then to count them.
 DRY, POLL, NOTICE = 0.5, 0.005, 0.02
+# The most requests kept until they are collected.
+REQUESTS = 50_000
 _NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
 _ARROWS = (" >> ", " -> ", " ==> ")
 
@@ -77,6 +81,9 @@ class Connections(CoreConnections):
         self._crowd = 0
         # How many connections of removed users were cut.
         self.cut = 0
+        self._exempt: Collection[str] = ()
+        # The requests that were not collected yet; None until somebody asks for them.
+        self._requests: list[Request] | None = None
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
@@ -93,8 +100,22 @@ class Connections(CoreConnections):
         if accepted is None:
             return
         tag = self._tag_of(accepted.detour)
+        if self._requests is not None and tag is not None and believed:
+            self._collect(self._requests, tag, accepted)
         if tag is not None and not (accepted.udp and self._ingress[tag].datagrams):
             (self._note if believed else self._guess)(tag, accepted)
+
+    def requests(self, exempt: Collection[str]) -> Sequence[Request]:
+        """As `SeesRequests`."""
+        self._exempt = exempt
+        found, self._requests = self._requests or [], []
+        return found
+
+    def _collect(self, into: list[Request], tag: str, accepted: Accepted) -> None:
+        key, target = key_of(accepted.email), accepted.target.removeprefix("tcp:").removeprefix("udp:")
+        if key not in self._exempt and len(into) < REQUESTS:
+            address, torrent = accepted.endpoint[:-2], abuse.is_torrent(accepted.detour)
+            into.append(Request(key, address, tag, target, accepted.udp, torrent))
 
     def leave(self, run: XrayRun) -> None:
         """Save the owners of the connections for the next node process."""

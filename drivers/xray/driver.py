@@ -52,7 +52,7 @@ class Xray(CoreDriver):
         reactor, paths = self.host.reactor, self.installation.paths
         touched = await starting.read(reactor, text, allowlist.touched, text, paths)
         output = await self.converted(xray, touched, text)
-        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host)
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), self.host.abuse
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, allowlist.check, made.base, paths, xray.unconfined)
         return XrayPlan(self, made, replace(touched, ports=made.ports), chosen)

@@ -24,6 +24,7 @@ from drivers.xray.messages import OURS
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.base.waiting import together
+from node.contract.abuse import Request
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address
 from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
@@ -79,7 +80,9 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
+    """Satisfies `Generation` and `Shares`, and of the abilities `CountsOnline`, `ListsOnline`, `MeasuresLatency`,
+    `Routes`, `SeesRequests` and `Paces`.
+    """
 
     _api: Api
     _connections: Connections
@@ -126,6 +129,9 @@ class XrayGeneration(CoreGeneration[Api]):
     @property
     def mixed(self) -> Mapping[str, str]:
         return dict.fromkeys(self._connections.mixed, _MIXED)
+
+    def requests(self, exempt: Collection[str]) -> Sequence[Request]:
+        return self._connections.requests(exempt)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
@@ -227,7 +233,7 @@ class XrayGeneration(CoreGeneration[Api]):
             reply = await self._router.test(asked)
         if reply is None:
             return route_of(asked.routing_context, self.plan.base.outbound[0].tag)
-        return route_of(reply, reply.outbound_tag)
+        return route_of(reply, self.plan.abuse.shown(reply.outbound_tag))
 
     async def audit(self) -> int:
         with asking(USERS):
