@@ -112,7 +112,7 @@ def follow(base: Config, added: Added) -> None:
         rules = [each for rule in kept for each in (*_copy(rule, added), rule)]
         default = RoutingRule(tag=added.passed[base.outbound[0].tag], inbound_tag=sorted(added.reported))
         default.protocol.append(PROTOCOL)
-        default.rule_tag = _copy_tag(*(rule.rule_tag for rule in kept))
+        default.rule_tag = _copy_tag("", *(rule.rule_tag for rule in kept))
         del router.rule[:]
         router.rule.extend([*rules, default])
 

@@ -11,7 +11,7 @@ from node.base.part import Part
 from node.base.periodic import Periodic
 from node.base.reactor import Reactor
 from node.contract.abuse import AbuseRules, Action, Kind, Request, Rule, SeesRequests
-from node.contract.generations import Generations
+from node.contract.generations import Follower, Generations
 from node.events.journal import Tells
 from node.events.kinds import Kind as Event
 from node.limits.users import UserLimits
@@ -27,7 +27,7 @@ _EVENTS = {Kind.TORRENT: Event.ABUSE_TORRENT, Kind.SCAN: Event.ABUSE_SCAN, Kind.
 _TEXTS = {Kind.TORRENT: "uses BitTorrent", Kind.SCAN: "looks for open ports", Kind.MAIL: "sends mail (port 25)"}
 
 
-class Abuse(Part):
+class Abuse(Part, Follower):
     """Without rules it does nothing, and cores collect nothing for it."""
 
     title = "the watch for abuse"
@@ -50,6 +50,7 @@ class Abuse(Part):
         self._watches: dict[str, Watch] = {}
         self._tidied = 0.0
         self._looking = Periodic("looking for abuse", self._look, LOOK, reactor)
+        generations.follow(self)
 
     @property
     def warnings(self) -> list[str]:
@@ -70,11 +71,19 @@ class Abuse(Part):
         for kind, counted in self._cases.counts.items():
             info.limits.abuse[kind].CopyFrom(counted)
 
-    def _look(self) -> None:
-        now = self._reactor.seconds()
+    def moved(self) -> None:
+        """A core came or went: collect what a new one reports."""
+        if self._rules:
+            self._collect(self._reactor.seconds())
+
+    def _collect(self, now: float) -> None:
         for run in self._generations.serving:
             if isinstance(run, SeesRequests):
                 self.judge(run.requests(self._rules.exempt), now)
+
+    def _look(self) -> None:
+        now = self._reactor.seconds()
+        self._collect(now)
         self._report(self._cases.due())
         if now >= self._tidied + TIDY:
             self._tidied = now

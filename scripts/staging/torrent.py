@@ -20,6 +20,7 @@ _HANDSHAKE = len(_PROTOCOL) + 8 + 20 + 20
 # The first packet to a UDP tracker (BEP 15), and the types of uTP's first packet and of its answer (BEP 29).
 _MAGIC, _CONNECT = 0x41727101980, 0
 _SYN, _STATE = 0x41, 0x21
+BLOCK = 64 * 1024
 
 
 class Peer:
@@ -52,7 +53,7 @@ class Peer:
         self.asked += 1
         if hello.startswith(_PROTOCOL):
             link.sendall(hello[:-20] + os.urandom(20))
-            while block := link.recv(65_536):
+            while block := link.recv(BLOCK):
                 link.sendall(block)
 
     def _answer(self) -> None:
@@ -68,15 +69,17 @@ class Peer:
                     self._udp.sendto(struct.pack("!I", _CONNECT) + packet[12:16] + os.urandom(8), peer)
 
 
-def shakes_hands(socks_port: int, peer: Peer, more: int = 0, timeout: float = 10.0) -> bool:
-    """Whether the peer answers a handshake through the SOCKS port, and returns so many bytes more."""
+def shakes_hands(socks_port: int, peer: Peer, blocks: int = 0, timeout: float = 10.0) -> bool:
+    """Whether the peer answers a handshake through the SOCKS port, and returns so many blocks that follow."""
     hello = _PROTOCOL + bytes(8) + os.urandom(40)
     try:
         with connect(socks_port, peer.host, peer.port, timeout, first=hello) as link:
             answer = _exactly(link, _HANDSHAKE)
-            blob = os.urandom(more)
-            threading.Thread(target=link.sendall, args=(blob,), daemon=True).start()
-            return answer[:-20] == hello[:-20] and _exactly(link, more) == blob
+            blob, returned = os.urandom(BLOCK), True
+            for _ in range(blocks):
+                link.sendall(blob)
+                returned &= _exactly(link, BLOCK) == blob
+            return returned and answer[:-20] == hello[:-20]
     except OSError:
         return False
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from protos import service_pb2 as pb
-from scripts.staging import transfer
+from scripts.staging import socks, transfer
 from scripts.staging.controller import Controller
 from scripts.staging.core import XrayClient
 from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
-from scripts.staging.torrent import Peer, shakes_hands
+from scripts.staging.torrent import Peer, asks_tracker, asks_utp, shakes_hands
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import SOURCE, Place, control, member, run
+from tests.conftest import SOURCE, Place, control, gets_in, member, run, stays_out, talking, way
+from tests.harness.grounds import SING_BOX, XRAY
 from tests.live.test_events import past
 
 ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
@@ -26,6 +33,7 @@ MIB = 1024**2
 # Seconds until what a user did must be reported, on a busy machine.
 SOON = 10.0
 OURS = "~txnode-"
+Asks = Callable[..., bool]
 
 
 @pytest.fixture
@@ -75,7 +83,7 @@ def test_torrents_are_told(tmp_path: Path, home: Place, peer: Peer, echo: EchoSe
         with controller.logs() as logs, ways(home, [*users, ANNA]) as ports:
             with transfer.connect(ports[ANNA], echo) as link:
                 transfer.echo(link, bytes(MIB))
-            assert all(shakes_hands(ports[user], peer, more=MIB) for user in users)
+            assert all(shakes_hands(ports[user], peer, blocks=16) for user in users)
             until(lambda: len(told(node, "abuse.torrent")) == 10, SOON, "all are reported")
             found = told(node, "abuse.torrent")
             lines = logs.lines
@@ -98,3 +106,180 @@ def test_torrents_are_told(tmp_path: Path, home: Place, peer: Peer, echo: EchoSe
 def _carried(controller: Controller, home: Place) -> int:
     stats = controller.stats(pb.Outbounds).stats
     return sum(stat.value for stat in stats if stat.name == home.ground.outbounds[0])
+
+
+def _told_over_udp(directory: Path, home: Place, peer: Peer, asks: Asks, action: str) -> tuple[int, int]:
+    """How many of ten users who send one such packet get an answer, and how many are reported."""
+    users = people(10)
+    with watched(directory, home, users, ABUSE=f"torrent: {action}") as (node, _), ways(home, users) as ports:
+        answered = sum(asks(ports[user], peer) for user in users)
+        with suppress(AssertionError):
+            until(lambda: len(told(node, "abuse.torrent")) == 10, SOON)
+        return answered, len(told(node, "abuse.torrent"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", [asks_utp, asks_tracker])
+def test_torrents_over_udp_are_told(tmp_path: Path, all_kinds: Mapping[str, Kind], peer: Peer, asks: Asks) -> None:
+    """sing-box recognises uTP and UDP trackers; with `tell` they are answered, with `block` they are not."""
+    home = Place(all_kinds["vless-raw"], "home", ground=SING_BOX)
+    (tmp_path / "tell").mkdir()
+    answered, reported = _told_over_udp(tmp_path / "tell", home, peer, asks, "tell")
+    assert answered == 10 and reported >= 9
+    (tmp_path / "block").mkdir()
+    before = peer.asked
+    answered, reported = _told_over_udp(tmp_path / "block", home, peer, partial(asks, timeout=0.3), "block")
+    assert (answered, peer.asked - before) == (0, 0) and reported >= 9
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_torrents_are_blocked(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
+    """No handshake reaches the peer, that traffic alone; those of an exempt user do, and nobody is barred."""
+    with (
+        watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: block", ABUSE_EXEMPT=BERT.email) as (node, controller),
+        ways(home, [ANNA, BERT]) as ports,
+        transfer.connect(ports[ANNA], echo) as link,
+        talking(link),
+    ):
+        assert not any(shakes_hands(ports[ANNA], peer, timeout=2) for _ in range(5))
+        assert peer.asked == 0
+        assert all(shakes_hands(ports[BERT], peer, blocks=16) for _ in range(3))
+        until(lambda: told(node, "abuse.torrent"), SOON, "she is reported")
+        found = told(node, "abuse.torrent")
+        assert (set(found), found[ANNA.email]["action"]) == ({ANNA.email}, "block")
+        with transfer.connect(ports[ANNA], echo) as another:
+            transfer.echo(another, b"still in")
+        assert not controller.limits(off=True).users
+        assert not any(OURS in stat.name for stat in controller.stats(pb.Outbounds).stats)
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_cut_for_a_time_and_back(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
+    """The user's connections end, they stay out for so long, and come back by themselves; nobody else notices."""
+    with (
+        watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: cut 8s") as (node, controller),
+        ways(home, [ANNA, BERT]) as ports,
+        transfer.connect(ports[BERT], echo) as other,
+        talking(other),
+    ):
+        shakes_hands(ports[ANNA], peer, timeout=2)
+        until(lambda: controller.limits(ANNA.email).users[0].off_for == ["abuse"], SOON, "she is barred")
+        began = time.time()
+        (row,) = controller.limits(ANNA.email).users
+        assert 0 < row.cut_until - began < 9
+        assert controller.info().limits.off_abuse == 1
+        assert stays_out(home, ANNA, echo)
+        until(lambda: not controller.limits(ANNA.email).users[0].off_since, 20, "she is let in")
+        assert 6 < time.time() - began < 15
+        until(lambda: gets_in(home, ANNA, echo), SOON, "she is in")
+        kinds = [event.kind for event in past(node) if event.fields.get("user") == ANNA.email]
+        assert kinds.index("limits.cut") < kinds.index("limits.back")
+        assert told(node, "abuse.torrent")[ANNA.email]["action"] == "cut"
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_slow_for_a_time(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
+    """The user gets the speed for a time; a user whose limits say TELL keeps theirs."""
+    with (
+        watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: slow 8M 20s") as (node, controller),
+        ways(home, [ANNA, BERT]) as ports,
+    ):
+        controller.set_limits({BERT.email: pb.Limits(abuse_action=pb.TELL)})
+        assert all(shakes_hands(ports[user], peer) for user in (ANNA, BERT))
+        until(lambda: controller.limits(ANNA.email).users[0].slow_until, SOON, "she is slow")
+        (row,) = controller.limits(ANNA.email).users
+        assert row.limits.speed.down == row.limits.speed.up == 8_000_000
+        until(lambda: len(told(node, "abuse.torrent")) == 2, SOON, "both are reported")
+        assert {user: fields["action"] for user, fields in told(node, "abuse.torrent").items()} == {
+            ANNA.email: "slow",
+            BERT.email: "tell",
+        }
+        assert not controller.limits(BERT.email).users[0].slow_until
+        with transfer.connect(ports[ANNA], echo) as link, transfer.connect(ports[BERT], echo) as other:
+            until(lambda: _seconds(link) > 1, SOON, "her connection is slow")
+            assert _seconds(other) < 1
+        until(lambda: not controller.limits().users, 25, "it is over")
+
+
+def _seconds(link: socket.socket) -> float:
+    """How long a download of 2 MiB takes."""
+    began = time.monotonic()
+    transfer.download(link, 2 * MIB)
+    return time.monotonic() - began
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_a_scan_and_mail(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """200 ports in 10 s are reported within 5 s of the first; mail is blocked, and reported; mail to others passes."""
+    with (
+        watched(tmp_path, home, [ANNA, BERT], ABUSE="scan: tell; mail: block") as (node, _),
+        ways(home, [ANNA, BERT]) as ports,
+        ThreadPoolExecutor(20) as pool,
+    ):
+
+        def knock(port: int, host: str = "127.0.0.1") -> None:
+            with suppress(OSError):
+                socks.connect(ports[ANNA], host, port, 1, first=b"x" * 30).close()
+
+        began = time.monotonic()
+        wall = time.time()
+        for number in range(200):
+            time.sleep(max(0.0, began + number / 20 - time.monotonic()))
+            pool.submit(knock, 20_000 + 7 * number)
+        until(lambda: told(node, "abuse.scan"), SOON, "the scan is reported")
+        event = next(event for event in past(node) if event.kind == "abuse.scan")
+        assert event.time - wall < 5
+        assert event.fields["user"] == ANNA.email and "tcp 127.0.0.1:2" in event.fields["targets"]
+        with suppress(OSError):
+            socks.connect(ports[BERT], "127.0.0.9", 25, 2, first=b"EHLO x\r\n").close()
+        until(lambda: told(node, "abuse.mail"), SOON, "mail is reported")
+        (fields,) = told(node, "abuse.mail").values()
+        assert (fields["user"], fields["action"], fields["targets"]) == (BERT.email, "block", "tcp 127.0.0.9:25")
+
+
+@pytest.mark.slow
+def test_rules_that_change_while_it_runs(tmp_path: Path, all_kinds: Mapping[str, Kind], peer: Peer) -> None:
+    """Torrents go where a new rule leads them, still reported; another one that is removed leads nowhere any more."""
+    home = Place(all_kinds["vless-raw"], "home", ground=XRAY)
+    with (
+        watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: tell") as (node, controller),
+        ways(home, [ANNA, BERT]) as ports,
+    ):
+        assert shakes_hands(ports[ANNA], peer)
+        rule = {"type": "field", "user": [ANNA.email], "outboundTag": "block", "ruleTag": "off"}
+        controller.add_routing_rule(json.dumps(rule))
+        assert controller.routing_rules() == [("block", "off")]
+        assert not shakes_hands(ports[ANNA], peer, timeout=1)
+        assert shakes_hands(ports[BERT], peer)
+        route = pb.TestRouteRequest(
+            inbound_tag="home", network="tcp", target_ip="127.0.0.1", protocol="bittorrent", user=ANNA.email
+        )
+        assert controller.test_route(route).outbound_tag == "block"
+        controller.remove_routing_rule("off")
+        assert not controller.routing_rules()
+        assert shakes_hands(ports[ANNA], peer)
+        counts = controller.info().limits.abuse["torrent"]
+        until(lambda: controller.info().limits.abuse["torrent"].requests == 4, SOON, f"all are counted: {counts}")
+        assert set(told(node, "abuse.torrent")) == {ANNA.email, BERT.email}
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_by_inbound(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind], peer: Peer, echo: EchoServer) -> None:
+    """What holds in one inbound does not in another one."""
+    free = Place(all_kinds["vless-raw"], "free: for all", ground=home.ground)
+    settings = {"ABUSE": "torrent: tell", "ABUSE_INBOUNDS": f"{free.tag}: torrent block"}
+    with NodeProcess(tmp_path, ABUSE_SNIFFING="on", **settings) as node, control(node, "rest") as controller:
+        run(controller, [home, free], [member(ANNA, home, free), member(BERT, home, free)])
+        with way(home, ANNA) as here, way(free, BERT) as there:
+            assert shakes_hands(here, peer)
+            assert not shakes_hands(there, peer, timeout=2)
+            with transfer.connect(there, echo) as link:
+                transfer.echo(link, b"passes")
+        until(lambda: len(told(node, "abuse.torrent")) == 2, SOON, "both are reported")
+        actions = {user: fields["action"] for user, fields in told(node, "abuse.torrent").items()}
+        assert actions == {ANNA.email: "tell", BERT.email: "block"}
