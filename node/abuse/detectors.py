@@ -18,8 +18,9 @@ RISKY, COMMON, OTHER = 5.0, 0.1, 1.0
 ANSWERED = 0.2
 RISKY_PORTS = frozenset({21, 22, 23, 135, 139, 445, 1433, 2222, 2323, 3306, 3389, 5432, 5555, 5900, 5985, 6379, 7547})
 COMMON_PORTS = frozenset({53, 80, 123, 443, 853, 2053, 2083, 2087, 2096, 5222, 5223, 5228, 8080, 8443})
-# Torrents by behaviour: seconds of a half, and how many hosts and ports, all above this one, a user asks for.
-SWARM_HALF, HOSTS, PORTS = 30.0, 40, 30
+# Torrents by behaviour: seconds of a half, and how many hosts, on how many different ports each, a user asks for; all
+# ports are above HIGH. The servers of a game have the same few ports.
+SWARM_HALF, HOSTS, PORTS = 30.0, 40, 0.6
 HIGH = 1024
 # Different targets on ports of trackers and of BitTorrent's clients in a window that are a torrent.
 TRACKERS = 3
@@ -59,38 +60,42 @@ class Targets:
 class _Scan:
     """The targets of one user in the last seconds."""
 
-    __slots__ = ("hosts", "pairs", "ports", "turn", "weight", "weight_before")
+    __slots__ = ("_hosts", "_ports", "pairs", "turn", "weight", "weight_before")
 
     def __init__(self, turn: int) -> None:
         self.turn = turn
-        self.pairs, self.hosts, self.ports = Targets(), Targets(), Targets()
+        self.pairs = Targets()
+        # Without those on common ports, which are all that most users have.
+        self._hosts: Targets | None = None
+        self._ports: Targets | None = None
         self.weight = self.weight_before = 0.0
 
     def move(self, turn: int) -> None:
         halves, self.turn = turn - self.turn, turn
-        for some in (self.pairs, self.hosts, self.ports):
-            some.move(halves)
+        for some in (self.pairs, self._hosts, self._ports):
+            if some is not None:
+                some.move(halves)
         self.weight_before, self.weight = self.weight if halves == 1 else 0.0, 0.0
 
     def add(self, host: int, port: int, udp: bool, answered: bool) -> bool:
         """Add a target that is new in the window. Returns whether all of them are a scan."""
-        same_host, same_port = not self.hosts.add(host), not self.ports.add(port)
-        if port in COMMON_PORTS:
-            weight = COMMON
-        elif udp:
-            # Many hosts are the peers of a game; many ports of one host are not.
-            weight = OTHER * same_host
-        elif port in RISKY_PORTS:
-            weight = RISKY
-        else:
-            # A high port of a host, and neither seen before, is what a torrent asks for.
-            weight = OTHER * (same_host or same_port or port < HIGH)
-        self.weight += weight * (ANSWERED if answered else 1.0)
-        return self.is_one
-
-    @property
-    def is_one(self) -> bool:
+        self.weight += self._weight(host, port, udp) * (ANSWERED if answered else 1.0)
         return self.weight + self.weight_before >= SCAN
+
+    def _weight(self, host: int, port: int, udp: bool) -> float:
+        if port in COMMON_PORTS:
+            return COMMON
+        hosts, ports = self._hosts, self._ports
+        if hosts is None or ports is None:
+            hosts, ports = self._hosts, self._ports = Targets(), Targets()
+        same_host, same_port = not hosts.add(host), not ports.add(port)
+        if udp:
+            # Many hosts are the peers of a game; many ports of one host are not.
+            return OTHER * same_host
+        if port in RISKY_PORTS:
+            return RISKY
+        # A high port of a host, and neither seen before, is what a torrent asks for.
+        return OTHER * (same_host or same_port or port < HIGH)
 
 
 class _Swarm:
@@ -113,11 +118,9 @@ class _Swarm:
             self.trackers.add(hash((host, port)))
         self.hosts.add(host)
         self.ports.add(port)
-        return self.is_one
-
-    @property
-    def is_one(self) -> bool:
-        return len(self.trackers) >= TRACKERS or (len(self.hosts) >= HOSTS and len(self.ports) >= PORTS)
+        return len(self.trackers) >= TRACKERS or (
+            len(self.hosts) >= HOSTS and len(self.ports) >= PORTS * len(self.hosts)
+        )
 
 
 class Watch:

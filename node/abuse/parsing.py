@@ -13,8 +13,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SHORTEST, _LONGEST = 5, 30 * 86_400
 _SLOWEST = 8_000
 _SECONDS_BY_DEFAULT, _SPEED_BY_DEFAULT = 600, 10**6
-# Tags may contain colons: the last colon before a space ends the tag.
-_NAMED = re.compile(r"(.*\S.*):\s+(.*)", re.DOTALL)
+# Tags may contain colons: the one before a kind ends the tag.
+_NAMED = re.compile(rf"(.*?\S.*?):\s*((?:{'|'.join(Kind)})\b.*|off\s*)", re.DOTALL | re.IGNORECASE)
 WORDS = "torrent: cut 10m; scan: tell; mail: block"
 WORDS_OF_INBOUNDS = "free: torrent block, scan cut 1h; staff: off"
 

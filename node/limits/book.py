@@ -314,6 +314,7 @@ class Book(Limiter):
         """Forget a removed user. A later user of this name starts from zero."""
         del self._counts[key]
         self.in_force.overrides.pop(key, None)
+        self.in_force.slow(key, 0)
         self.off.discard(key)
         self._near.discard(key)
         self._mark_changed(key)

@@ -135,7 +135,7 @@ def test_torrents_over_udp_are_told(tmp_path: Path, all_kinds: Mapping[str, Kind
 @pytest.mark.both
 @pytest.mark.slow
 def test_torrents_are_blocked(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
-    """No handshake reaches the peer, that traffic alone; those of an exempt user do, and nobody is barred."""
+    """No handshake reaches the peer, that traffic alone; those of an exempt user do, and no user is barred."""
     with (
         watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: block", ABUSE_EXEMPT=BERT.email) as (node, controller),
         ways(home, [ANNA, BERT]) as ports,
@@ -157,7 +157,7 @@ def test_torrents_are_blocked(tmp_path: Path, home: Place, peer: Peer, echo: Ech
 @pytest.mark.both
 @pytest.mark.slow
 def test_cut_for_a_time_and_back(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
-    """The user's connections end, they stay out for so long, and come back by themselves; nobody else notices."""
+    """The user's connections end, they stay out for so long, and come back by themselves; no other user notices."""
     with (
         watched(tmp_path, home, [ANNA, BERT], ABUSE="torrent: cut 8s") as (node, controller),
         ways(home, [ANNA, BERT]) as ports,
