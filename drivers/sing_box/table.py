@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.tally import CLOSED
@@ -116,12 +116,8 @@ class _Flow:
             self.line.moved = now
 
 
-class _Begun(NamedTuple):
-    """When a connection began, and its bytes; None for one that has ended already."""
-
-    at: float
-    connection: Connection
-    flow: _Flow | None
+# When a connection began, its line, and its bytes; None for one that has ended already.
+_Begun = tuple[float, Connection, Line, _Flow | None]
 
 
 class Table:
@@ -207,7 +203,7 @@ class Table:
         connection = event.connection if event.HasField("connection") else None
         if event.type == CLOSED or (connection is not None and connection.closed_at):
             if self._begun is not None and connection is not None and self._is_new(event.id):
-                self._begun.append(_Begun(now, connection, None))
+                self._note_ended(self._begun, connection, now)
             self._end(event.id, connection, now)
         elif event.id in self._flows:
             self._flows[event.id].carry(event.uplink_delta, event.downlink_delta, now)
@@ -225,14 +221,19 @@ class Table:
         if self._begun is None:
             self._begun = deque(maxlen=BEGUN)
         found = []
-        while self._begun and self._begun[0].at <= now - SETTLED:
-            _, connection, flow = self._begun.popleft()
-            (tag, key), source = pair_of(connection), source_of(connection)
-            if source is not None and key and tag in self._places and key not in exempt:
+        while self._begun and self._begun[0][0] <= now - SETTLED:
+            _, connection, line, flow = self._begun.popleft()
+            if line.key not in exempt:
                 udp, torrent = connection.network == "udp", connection.protocol == "bittorrent"
                 answered = flow is not None and flow.down > 0
-                found.append(Request(key, source[:-2], tag, connection.destination, udp, torrent, answered))
+                found.append(Request(line.key, line.address, line.tag, connection.destination, udp, torrent, answered))
         return found
+
+    def _note_ended(self, begun: deque[_Begun], connection: Connection, now: float) -> None:
+        """Note a connection that the stream reports only at its end."""
+        (tag, key), source = pair_of(connection), source_of(connection)
+        if source is not None and key and tag in self._places:
+            begun.append((now, connection, Line(tag, key, source, b"", now), None))
 
     def _is_new(self, id: str) -> bool:
         return id not in self._flows and id not in self._ended
@@ -243,8 +244,8 @@ class Table:
         line = self._line(connection, now)
         self._flows[connection.id] = flow = _Flow(line, self.number)
         flow.begin(connection.uplink_total, connection.downlink_total, now)
-        if self._begun is not None:
-            self._begun.append(_Begun(now, connection, flow))
+        if self._begun is not None and line is not None:
+            self._begun.append((now, connection, line, flow))
         if line is not None:
             line.ids.add(connection.id)
             line.moved = now

@@ -85,6 +85,7 @@ class Connections(CoreConnections):
         # The requests that were not collected yet; None until somebody asks for them.
         self._requests: list[Request] | None = None
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
+        self._is_torrent = lru_cache(maxsize=1024)(abuse.is_torrent)
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool], online: Online) -> None:
@@ -112,10 +113,11 @@ class Connections(CoreConnections):
         return found
 
     def _collect(self, into: list[Request], tag: str, accepted: Accepted) -> None:
-        key, target = key_of(accepted.email), accepted.target.removeprefix("tcp:").removeprefix("udp:")
+        key, target, udp = key_of(accepted.email), accepted.target, accepted.udp
         if key not in self._exempt and len(into) < REQUESTS:
-            address, torrent = accepted.endpoint[:-2], abuse.is_torrent(accepted.detour)
-            into.append(Request(key, address, tag, target, accepted.udp, torrent))
+            asked = target[4:] if udp or target.startswith("tcp:") else target
+            torrent = self._is_torrent(accepted.detour)
+            into.append(Request(key, accepted.endpoint[:-2], tag, asked, udp, torrent))
 
     def leave(self, run: XrayRun) -> None:
         """Save the owners of the connections for the next node process."""

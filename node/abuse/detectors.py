@@ -6,7 +6,7 @@ targets are bitmaps: a collision makes a count smaller, never larger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 
 from node.contract.abuse import MAIL_PORT, TORRENT_PORTS, Kind, Request
 
@@ -133,26 +133,26 @@ class Watch:
         self._scan = _Scan(int(now / SCAN_HALF))
         self._swarm: _Swarm | None = None
 
-    def judge(self, request: Request, now: float) -> Iterator[Kind]:
+    def judge(self, request: Request, now: float) -> Collection[Kind]:
         """The kinds of abuse that this request is a part of. `now`: seconds that never go back."""
         self.seen = now
         scan, turn = self._scan, int(now / SCAN_HALF)
         if turn != scan.turn:
             scan.move(turn)
-        if not scan.pairs.add(hash(request.target)):
-            if request.torrent:
-                yield Kind.TORRENT
-            if request.target.endswith(_MAIL):
-                yield Kind.MAIL
-            return
-        host, _, digits = request.target.rpartition(":")
-        port, place = int(digits) if digits.isdecimal() else 0, hash(host)
-        if scan.add(place, port, request.udp, request.answered):
-            yield Kind.SCAN
+        target = request.target
+        is_new = scan.pairs.add(hash(target))
+        if not (is_new or request.torrent or target.endswith(_MAIL)):
+            return ()
+        host, _, digits = target.rpartition(":")
+        port, place, found = int(digits) if digits.isdecimal() else 0, hash(host), []
+        if is_new and scan.add(place, port, request.udp, request.answered):
+            found.append(Kind.SCAN)
         if port == MAIL_PORT and not request.udp:
-            yield Kind.MAIL
-        if request.torrent or (port >= HIGH and port not in COMMON_PORTS and self._swarms(place, port, now)):
-            yield Kind.TORRENT
+            found.append(Kind.MAIL)
+        swarms = is_new and port >= HIGH and port not in COMMON_PORTS and self._swarms(place, port, now)
+        if swarms or request.torrent:
+            found.append(Kind.TORRENT)
+        return found
 
     def _swarms(self, host: int, port: int, now: float) -> bool:
         turn = int(now / SWARM_HALF)
