@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,7 @@ MIB = 1024**2
 # Seconds until what a user did must be reported, on a busy machine.
 SOON = 10.0
 OURS = "~txnode-"
+ROOT = Path(__file__).parents[2]
 Asks = Callable[..., bool]
 
 
@@ -283,3 +286,23 @@ def test_by_inbound(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind], 
         until(lambda: len(told(node, "abuse.torrent")) == 2, SOON, "both are reported")
         actions = {user: fields["action"] for user, fields in told(node, "abuse.torrent").items()}
         assert actions == {ANNA.email: "tell", BERT.email: "block"}
+
+
+@pytest.mark.slow
+def test_the_documented_example(tmp_path: Path, home: Place, peer: Peer) -> None:
+    """Pasted into `.env` it does what the page says, and curl prints the event."""
+    settings, curl = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "abuse.md").read_text(), re.DOTALL)
+    (tmp_path / ".env").write_text(settings)
+    user = TestUser.new("anna@example.com")
+    with NodeProcess(tmp_path) as node, control(node, "grpc") as controller, way(home, user) as port:
+        run(controller, [home], [member(user, home)])
+        shakes_hands(port, peer, timeout=2)
+        until(lambda: controller.limits(off=True).users, SOON, "the user is cut")
+        (tmp_path / "var").mkdir()
+        (tmp_path / "var" / "certificate.pem").write_text(node.pem)
+        (tmp_path / "var" / "api_key").write_text(node.key)
+        command = curl.replace("62051", str(node.rest_port)).replace("curl", "curl --max-time 2")
+        printed = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        (data,) = [line for line in printed.stdout.splitlines() if line.startswith("data:")]
+        event = json.loads(data.removeprefix("data:"))
+        assert (event["kind"], event["fields"]["action"]) == ("abuse.torrent", "cut")
