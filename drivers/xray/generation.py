@@ -11,7 +11,7 @@ from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
 from drivers.sockets.sock_diag import endpoint
-from drivers.xray import rules, wireguard
+from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api, asked_route, route_of
@@ -208,6 +208,9 @@ class XrayGeneration(CoreGeneration[Api]):
         made = getattr(plan, "made", None)
         assert isinstance(made, Plan)
         wanted, targets = rules.rules_of(made.base), made.routing.targets
+        if self._files.settings_changed:
+            # The core lacks the outbounds that these lead to.
+            wanted = [rule for rule in wanted if not rule.tag.startswith(abuse.TORRENT)]
         try:
             await self._router.become(wanted, targets)
         except ApiFailed as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,6 +59,17 @@ class AbuseRules:
 
     def __bool__(self) -> bool:
         return any(rule != OFF for some in (self.everywhere, *self.inbounds.values()) for rule in some.values())
+
+    @property
+    def number(self) -> int:
+        """Another one for rules that add something else to a configuration; 0 for none."""
+        if not self:
+            return 0
+        tags, kinds = sorted(self.inbounds), (Kind.TORRENT, Kind.MAIL)
+        passed = {Action.SLOW: Action.TELL, Action.CUT: Action.TELL}
+        actions = [self.of(tag, kind).action for tag in (*tags, "") for kind in kinds]
+        added = [passed.get(action, action) for action in actions], tags, sorted(self.exempt), self.sniffs
+        return zlib.crc32(repr(added).encode())
 
     def of(self, tag: str, kind: Kind) -> Rule:
         return self.inbounds.get(tag, {}).get(kind) or self.everywhere.get(kind, OFF)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 
 from protos import service_pb2 as pb
 from scripts.staging import socks, transfer
-from scripts.staging.controller import Controller
+from scripts.staging.controller import Controller, RpcController
 from scripts.staging.core import XrayClient
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
@@ -28,7 +28,9 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, control, gets_in, member, run, stays_out, talking, way
 from tests.harness.grounds import SING_BOX, XRAY
+from tests.harness.upgraded import RealNode
 from tests.live.test_events import past
+from tests.live.test_next_node import Killed
 
 ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
 MIB = 1024**2
@@ -306,3 +308,35 @@ def test_the_documented_example(tmp_path: Path, home: Place, peer: Peer) -> None
         (data,) = [line for line in printed.stdout.splitlines() if line.startswith("data:")]
         event = json.loads(data.removeprefix("data:"))
         assert (event["kind"], event["fields"]["action"]) == ("abuse.torrent", "cut")
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_across_nodes(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
+    """The next node goes on with the core and its rules; settings that have changed come with the next core."""
+    settings = tmp_path / ".env"
+    settings.write_text('ABUSE="torrent: cut 20s"\nABUSE_SNIFFING=on\n')
+    with (
+        RealNode(tmp_path, ADOPT_SECONDS="60", UPGRADE_ON_START="on") as node,
+        closing(RpcController(node)) as controller,
+    ):
+        killed = Killed(node, controller)
+        run(controller, [home], [member(ANNA, home), member(BERT, home)])
+        core = node.newest_core()
+        with ways(home, [ANNA, BERT]) as ports, transfer.connect(ports[BERT], echo) as link, talking(link):
+            shakes_hands(ports[ANNA], peer, timeout=2)
+            until(lambda: controller.limits(off=True).users, SOON, "she is barred")
+            killed.happens()
+            assert [user.name for user in controller.limits(off=True).users] == [ANNA.email]
+            assert not any("changed" in warning for warning in controller.info().warnings)
+            until(lambda: not controller.limits(off=True).users, 30, "she is back")
+
+            settings.write_text('ABUSE="torrent: block"\nABUSE_SNIFFING=on\n')
+            killed.happens()
+            assert core in node.core_pids()
+            assert any("ABUSE has changed" in warning for warning in controller.info().warnings)
+            run(controller, [home], [member(ANNA, home), member(BERT, home)])
+            assert not any("ABUSE has changed" in warning for warning in controller.info().warnings)
+            before = peer.asked
+            assert not shakes_hands(ports[ANNA], peer, timeout=2) and peer.asked == before
+            until(lambda: told(node, "abuse.torrent")[ANNA.email], SOON, "she is reported")

@@ -98,3 +98,21 @@ def test_any_text(text: str) -> None:
             parse(text)
         except ValueError as error:
             assert str(error)
+
+
+def test_the_number_of_rules() -> None:
+    """Another one if a configuration would get something else; what only the node does changes nothing."""
+    tell = AbuseRules(by_kind("torrent: tell"))
+    same = [AbuseRules(by_kind("torrent: cut 5m; scan: slow 1M")), AbuseRules(by_kind("torrent: slow 1M; mail: off"))]
+    other = [
+        AbuseRules(),
+        AbuseRules(by_kind("torrent: block")),
+        AbuseRules(by_kind("torrent: tell; mail: block")),
+        AbuseRules(by_kind("torrent: tell"), by_inbound("free: off")),
+        AbuseRules(by_kind("torrent: tell"), by_inbound("free: torrent block")),
+        AbuseRules(by_kind("torrent: tell"), exempt=frozenset({"anna"})),
+        AbuseRules(by_kind("torrent: tell"), sniffs=True),
+    ]
+    assert {rules.number for rules in same} == {tell.number}
+    assert len({rules.number for rules in (*other, tell)}) == len(other) + 1
+    assert AbuseRules(by_kind("torrent: off")).number == 0
