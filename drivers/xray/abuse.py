@@ -33,6 +33,7 @@ from protos.xray_pb2 import (
 PROTOCOL = "bittorrent"
 # The outbounds for torrents begin so: the blackhole, and with a number those that pass them on.
 TORRENT, MAIL = f"{OURS}torrent", f"{OURS}mail"
+DEFAULT = f"{TORRENT}-0"
 # How access lines show the blackholes.
 BLOCKED = "blocked"
 _MARK = re.compile(rf"{TORRENT}-\d+|{TORRENT}|{MAIL}")
@@ -51,20 +52,28 @@ BALANCED = "ABUSE: torrents that a balancer routes are only recognised by behavi
 class Added:
     """What was added. `first`: router settings that go before all others.
 
-    `passed`: by outbound the one that passes torrents on to it, from the inbounds `reported`.
+    `passed`: by outbound the one that passes torrents on to it, from the inbounds `reported`; `DEFAULT` does for the
+    default outbound, whose tag is `default`, where no rule of the configuration matches.
     """
 
     first: bytes = b""
     warnings: tuple[str, ...] = ()
     reported: frozenset[str] = frozenset()
     passed: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
 
     def shown(self, line: str) -> str:
-        """A line of the core's log, or the tag of an outbound, as without ABUSE, but for what is blocked."""
+        """A line of the core's log as without ABUSE, but for what is blocked."""
         if TORRENT not in line and MAIL not in line:
             return line
-        names = {tag: outbound for outbound, tag in self.passed.items()}
-        return _MARK.sub(lambda mark: names.get(mark[0], BLOCKED), line)
+        line = line.replace(f" -> {DEFAULT}]", f" >> {self.default}]")
+        return _MARK.sub(lambda mark: self.outbound(mark[0]) or BLOCKED, line)
+
+    def outbound(self, tag: str) -> str:
+        """The outbound to which the one with this tag passes connections on; empty if it is none of these."""
+        if tag == DEFAULT:
+            return self.default
+        return next((outbound for outbound, passing in self.passed.items() if passing == tag), "")
 
 
 NOTHING = Added()
@@ -81,6 +90,7 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules) -> Added:
         rules.append(_rule(TORRENT, blocked, wanted, protocol=[PROTOCOL]))
     for number, rule in enumerate(rules):
         rule.rule_tag = routing.own_tag(f"abuse-{number}")
+    default = base.outbound[0].tag
     passed = _pass_on(base) if reported else {}
     for tag in dict.fromkeys(rule.tag for rule in rules):
         base.outbound.append(OutboundHandlerConfig(tag=tag, proxy_settings=TypedMessage(type=BLACKHOLE)))
@@ -98,19 +108,19 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules) -> Added:
         *([BALANCED] if balanced and reported else []),
     ]
     first = RouterConfig(rule=rules).SerializeToString()
-    added = Added(first, tuple(notes), frozenset(reported), passed)
+    added = Added(first, tuple(notes), frozenset(reported), passed, default)
     follow(base, added)
     return added
 
 
 def follow(base: Config, added: Added) -> None:
     """Put a copy for torrents before each rule, and one after all; copies of rules that are gone are removed."""
-    if not added.passed:
+    if not added.reported:
         return
     with edited(routing.router_app(base), RouterConfig) as router:
         kept = [rule for rule in router.rule if not rule.rule_tag.startswith(routing.own_tag(_COPY))]
         rules = [each for rule in kept for each in (*_copy(rule, added), rule)]
-        default = RoutingRule(tag=added.passed[base.outbound[0].tag], inbound_tag=sorted(added.reported))
+        default = RoutingRule(tag=DEFAULT, inbound_tag=sorted(added.reported))
         default.protocol.append(PROTOCOL)
         default.rule_tag = _copy_tag("", *(rule.rule_tag for rule in kept))
         del router.rule[:]
@@ -149,9 +159,8 @@ def _rule(tag: str, inbounds: list[str], wanted: AbuseRules, **what: object) -> 
 
 def _pass_on(base: Config) -> dict[str, str]:
     """Add for each outbound one that passes connections on to it. Returns their tags by those of the outbounds."""
-    targets = dict.fromkeys((base.outbound[0].tag, *routing.outbounds_of(base)))
-    passed = {target: f"{TORRENT}-{number}" for number, target in enumerate(targets)}
-    for target, tag in passed.items():
+    passed = {target: f"{TORRENT}-{number}" for number, target in enumerate(routing.outbounds_of(base), 1)}
+    for target, tag in ((base.outbound[0].tag, DEFAULT), *passed.items()):
         sender = SenderConfig()
         sender.proxy_settings.tag = target
         base.outbound.append(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from drivers.sockets.reuseport import is_of_knock
 from drivers.sockets.sock_diag import Endpoint, endpoint
 
 _EMAIL = " email: "
+_ARROWS = (" >> ", " -> ", " ==> ")
 # Older cores print no microseconds; for a multiplexed connection `tcp:` stands before the source.
 _ACCEPTED = re.compile(
     r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? from (?:tcp:)?(?:([\d.]+)|\[([\da-fA-F:.]+)(?:%[^\]]*)?\]):(\d{1,5}) "
@@ -78,6 +79,12 @@ def parse(line: str) -> Accepted | None:
         return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "")
     except (OSError, OverflowError):
         return None
+
+
+def inbound_in(detour: str, tags: Collection[str]) -> str | None:
+    """The inbound, of those with these tags, that a detour names, if any; a tag may contain arrows itself."""
+    found = [tag for tag in tags if any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
+    return max(found, key=len, default=None)
 
 
 class Records:

@@ -6,7 +6,7 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -19,14 +19,13 @@ from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
-from drivers.xray import abuse
-from drivers.xray.access import Accepted, Records, parse
+from drivers.xray.access import Accepted, Records, inbound_in, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
+from drivers.xray.requests import Requests
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
-from node.contract.abuse import Request
 from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle, Live
 from protos.handover_pb2 import XrayRun
@@ -49,16 +48,14 @@ INLINE = 500
 GATHER = 0.1
 # Seconds that a stopping core has to read the last bytes, between two checks of that, and then to count them.
 DRY, POLL, NOTICE = 0.5, 0.005, 0.02
-# The most requests kept until they are collected.
-REQUESTS = 50_000
 _NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
-_ARROWS = (" >> ", " -> ", " ==> ")
 
 
 class Connections(CoreConnections):
     """Reads the core's lines and cuts connections of removed users."""
 
-    def __init__(self, reactor: PooledReactor, ingress: Mapping[str, Ingress]) -> None:
+    def __init__(self, reactor: PooledReactor, ingress: Mapping[str, Ingress], tags: Collection[str] = ()) -> None:
+        """`tags`: of all managed inbounds, if there are more than in `ingress`."""
         super().__init__(reactor, [some for entry in ingress.values() for some in entry.ports])
         self._ingress = ingress
         self._records = Records()
@@ -81,11 +78,8 @@ class Connections(CoreConnections):
         self._crowd = 0
         # How many connections of removed users were cut.
         self.cut = 0
-        self._exempt: Collection[str] = ()
-        # The requests that were not collected yet; None until somebody asks for them.
-        self._requests: list[Request] | None = None
-        self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
-        self._is_torrent = lru_cache(maxsize=1024)(abuse.is_torrent)
+        self.requests = Requests(tags or ingress)
+        self._tag_of = lru_cache(maxsize=1024)(lambda detour: inbound_in(detour, ingress))
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool], online: Online) -> None:
@@ -100,24 +94,11 @@ class Connections(CoreConnections):
         believed = self._records.is_one(line, accepted)
         if accepted is None:
             return
+        if self.requests.wanted and believed:
+            self.requests.take(accepted)
         tag = self._tag_of(accepted.detour)
-        if self._requests is not None and tag is not None and believed:
-            self._collect(self._requests, tag, accepted)
         if tag is not None and not (accepted.udp and self._ingress[tag].datagrams):
             (self._note if believed else self._guess)(tag, accepted)
-
-    def requests(self, exempt: Collection[str]) -> Sequence[Request]:
-        """As `SeesRequests`."""
-        self._exempt = exempt
-        found, self._requests = self._requests or [], []
-        return found
-
-    def _collect(self, into: list[Request], tag: str, accepted: Accepted) -> None:
-        key, target, udp = key_of(accepted.email), accepted.target, accepted.udp
-        if key not in self._exempt and len(into) < REQUESTS:
-            asked = target[4:] if udp or target.startswith("tcp:") else target
-            torrent = self._is_torrent(accepted.detour)
-            into.append(Request(key, accepted.endpoint[:-2], tag, asked, udp, torrent))
 
     def leave(self, run: XrayRun) -> None:
         """Save the owners of the connections for the next node process."""
@@ -251,11 +232,6 @@ class Connections(CoreConnections):
         self._pid = None
         self._look_alarm.cancel()
         self._cut_alarm.cancel()
-
-    def _find_tag(self, detour: str) -> str | None:
-        """The managed inbound that an access line names, if any; a tag may contain arrows itself."""
-        tags = [tag for tag in self._ingress if any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
-        return max(tags, key=len, default=None)
 
     def _find_tags(self, port: int) -> list[str]:
         """The managed inbounds whose users connect to a port."""

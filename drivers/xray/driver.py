@@ -144,7 +144,7 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
 
     def _process(self, endpoint: config.ApiAddress) -> tuple[CoreProcess, Output]:
         """A process that is not started yet, and what reads its output."""
-        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress))
+        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress, self.made.tags))
         core = CoreProcess(self._host.reactor, self._host.log.extend, output.sift)
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         return core, output

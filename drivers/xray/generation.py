@@ -131,7 +131,7 @@ class XrayGeneration(CoreGeneration[Api]):
         return dict.fromkeys(self._connections.mixed, _MIXED)
 
     def requests(self, exempt: Collection[str]) -> Sequence[Request]:
-        return self._connections.requests(exempt)
+        return self._connections.requests.collect(exempt)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
@@ -236,7 +236,7 @@ class XrayGeneration(CoreGeneration[Api]):
             reply = await self._router.test(asked)
         if reply is None:
             return route_of(asked.routing_context, self.plan.base.outbound[0].tag)
-        return route_of(reply, self.plan.abuse.shown(reply.outbound_tag))
+        return route_of(reply, self.plan.abuse.outbound(reply.outbound_tag) or reply.outbound_tag)
 
     async def audit(self) -> int:
         with asking(USERS):

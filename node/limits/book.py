@@ -44,6 +44,8 @@ MOST_GONE = 300_000
 CLOSE = 2**30
 # Changed users above which `judge_due` judges them in parts.
 MANY = 2000
+# The part of the time for which a user is slow that may pass before it begins again.
+LITTLE = 0.1
 # Entries in the heap of moments, above two for each count, at which outdated ones are dropped: each change of a user
 # leaves one.
 SPARE = 10_000
@@ -145,17 +147,21 @@ class Book(Limiter):
     def cut(self, key: str, seconds: float) -> None:
         """Bar the user for abuse, for so long from now on."""
         self._abused(key).cut_until = self.now() + seconds
+        self._mark_changed(key)
         self._judge(key)
 
     def slow(self, key: str, seconds: float, speed: int) -> None:
         """Give the user this speed for abuse, for so long from now on."""
-        count = self._abused(key)
-        count.slow_until, count.slow_speed = self.now() + seconds, speed
-        self._judge(key)
+        count, now = self._abused(key), self.now()
+        if speed != count.slow_speed or count.slow_until < now + (1 - LITTLE) * seconds:
+            count.slow_until, count.slow_speed = now + seconds, speed
+            self._mark_changed(key)
+            self._judge(key)
 
     def _abused(self, key: str) -> Count:
-        self._mark_changed(key)
-        return self._counts.setdefault(key, Count(self.now()))
+        if key not in self._counts:
+            self._counts[key] = Count(self.now())
+        return self._counts[key]
 
     # Usage
 

@@ -90,7 +90,7 @@ def _parsed(watched: bool) -> float:
     for begin in range(0, LINES, each):
         clock.advance(LOOK)
         if watched:
-            abuse.judge(connections.requests(()), clock.seconds())
+            abuse.judge(connections.requests.collect(()), clock.seconds())
         for line in written[begin : begin + each]:
             connections.take(line)
     return 1e6 * (time.process_time() - began) / LINES
@@ -133,10 +133,10 @@ def _memory() -> float:
     """Bytes for each user at work."""
     clock = Clock()
     connections, abuse = _watching(clock)
-    connections.requests(())
+    connections.requests.collect(())
     for line in lines(random.Random(1), LINES):
         connections.take(line)
-    requests = connections.requests(())
+    requests = connections.requests.collect(())
     tracemalloc.start()
     abuse.judge(requests, 1.0)
     used, _ = tracemalloc.get_traced_memory()

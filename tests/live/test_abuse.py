@@ -19,15 +19,16 @@ from protos import service_pb2 as pb
 from scripts.staging import socks, transfer
 from scripts.staging.controller import Controller, RpcController
 from scripts.staging.core import XrayClient
+from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
+from scripts.staging.inbounds import NAMES, Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.torrent import Peer, asks_tracker, asks_utp, shakes_hands
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import SOURCE, Place, control, gets_in, member, run, stays_out, talking, way
-from tests.harness.grounds import SING_BOX, XRAY
+from tests.conftest import SOURCE, Place, control, gets_in, member, run, settled, stays_out, talking, way
+from tests.harness.grounds import SING_BOX, XRAY, Ground
 from tests.harness.upgraded import RealNode
 from tests.live.test_events import past
 from tests.live.test_next_node import Killed
@@ -340,3 +341,18 @@ def test_across_nodes(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer)
             before = peer.asked
             assert not shakes_hands(ports[ANNA], peer, timeout=2) and peer.asked == before
             until(lambda: told(node, "abuse.torrent")[ANNA.email], SOON, "she is reported")
+
+
+@pytest.mark.slow
+@pytest.mark.turns("name")
+@pytest.mark.parametrize("name", NAMES)
+def test_over_each_protocol(
+    tmp_path: Path, ground: Ground, all_kinds: Mapping[str, Kind], cover: CoverServer, peer: Peer, name: str
+) -> None:
+    """Handshakes are reported, and carry on, over each protocol and transport."""
+    home = Place(all_kinds[name], "home", ground=ground)
+    with settled([home], cover), watched(tmp_path, home, [ANNA], ABUSE="torrent: tell") as (node, _):
+        with way(home, ANNA) as port:
+            assert all(shakes_hands(port, peer, blocks=16) for _ in range(3))
+        until(lambda: told(node, "abuse.torrent"), SOON, "she is reported")
+        assert told(node, "abuse.torrent")[ANNA.email]["address"] == SOURCE

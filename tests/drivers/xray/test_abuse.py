@@ -62,6 +62,11 @@ def rules_of(made: Plan) -> list[RoutingRule]:
     return list(RouterConfig.FromString(rules.router_app(message(made)).value).rule)
 
 
+def shown(made: Plan, rule: RoutingRule) -> str:
+    """The tag of the outbound to which a rule leads."""
+    return made.abuse.outbound(rule.tag) or rule.tag
+
+
 def sniffing(made: Plan, tag: str) -> tuple[bool, bool]:
     handler = next(handler for handler in made.base.inbound if handler.tag == tag)
     found = ReceiverConfig.FromString(handler.receiver_settings.value).sniffing_settings
@@ -118,9 +123,8 @@ def test_reported() -> None:
     assert sniffing(found, "in") == (True, True)
     assert sniffing(found, "other") == (True, False)
     all_rules = rules.rules_of(found.base)
-    shown = [(found.abuse.shown(rule.tag), list(rule.protocol)) for rule in all_rules]
     torrent = ["bittorrent"]
-    assert shown == [
+    assert [(shown(found, rule), list(rule.protocol)) for rule in all_rules] == [
         ("block", torrent),
         ("block", []),
         ("block", torrent),
@@ -142,7 +146,7 @@ def test_reported() -> None:
         for outbound in found.base.outbound[3:]
         if outbound.tag.startswith("~txnode-torrent")
     }
-    assert {tag: found.abuse.shown(tag) for tag in passing} == passing
+    assert {tag: found.abuse.outbound(tag) for tag in passing} == passing
     assert set(passing.values()) == {"direct", "block", "warp"}
     settings = [outbound.proxy_settings.value for outbound in found.base.outbound if outbound.tag in passing]
     assert all(FreedomConfig.FromString(value).final_rules for value in settings)
@@ -172,31 +176,32 @@ def test_rules_that_change() -> None:
     changed = rerouted(found, change, convert(text), text, HYSTERIA_MISCOUNTED)
     after = rules.rules_of(changed.base)
     assert [rules.public(rule.rule_tag) for rule in after[-3:]] == ["", "new", ""]
-    assert [found.abuse.shown(rule.tag) for rule in after[-3:]] == ["warp", "warp", "direct"]
+    assert [shown(found, rule) for rule in after[-3:]] == ["warp", "warp", "direct"]
     assert not any(rule.rule_tag == "hers" for rule in after)
     todo = rules.steps(have, after)
-    assert [found.abuse.shown(rule.tag) for rule in todo.appended] == ["warp", "warp", "direct"]
+    assert [shown(found, rule) for rule in todo.appended] == ["warp", "warp", "direct"]
     assert set(todo.removed) == {have[-1], have[-2], have[-3]}
     assert rules.tags_of(changed.base) == {"new"}
     cleared = rerouted(found, Routing(cleared=True), b"", "", HYSTERIA_MISCOUNTED)
-    assert [found.abuse.shown(rule.tag) for rule in rules.rules_of(cleared.base)] == ["direct"]
+    assert [shown(found, rule) for rule in rules.rules_of(cleared.base)] == ["direct"]
     assert changed.first == found.first
 
 
 def test_lines() -> None:
     """What is recognised in a line, and how the line is shown."""
-    added = abuse.Added(passed={"direct": "~txnode-torrent-0", "a -> b": "~txnode-torrent-11"})
-    for outbound, torrent, shown in (
-        ("~txnode-torrent-0", True, "direct"),
-        ("~txnode-torrent-11", True, "a -> b"),
-        ("~txnode-torrent", True, "blocked"),
-        ("~txnode-mail", False, "blocked"),
-        ("direct", False, "direct"),
+    added = abuse.Added(passed={"direct": "~txnode-torrent-1", "a -> b": "~txnode-torrent-11"}, default="direct")
+    for outbound, torrent, expected in (
+        ("-> ~txnode-torrent-0", True, ">> direct"),
+        ("-> ~txnode-torrent-1", True, "-> direct"),
+        ("-> ~txnode-torrent-11", True, "-> a -> b"),
+        ("-> ~txnode-torrent", True, "-> blocked"),
+        ("-> ~txnode-mail", False, "-> blocked"),
+        (">> direct", False, ">> direct"),
     ):
-        line = f"2026/11/23 20:51:43.800895 from 1.2.3.4:5 accepted tcp:a.test:7000 [in -> {outbound}] email: anna"
+        line = f"2026/11/23 20:51:43.800895 from 1.2.3.4:5 accepted tcp:a.test:7000 [in {outbound}] email: anna"
         accepted = parse(line)
         assert accepted is not None and abuse.is_torrent(accepted.detour) is torrent
-        assert added.shown(line) == line.replace(outbound, shown)
+        assert added.shown(line) == line.replace(outbound, expected)
 
 
 WORDS = st.sets(st.text("abx-.@[]^\\ $ö", min_size=1, max_size=6), min_size=1, max_size=6)
