@@ -185,7 +185,6 @@ def test_cut_for_a_time_and_back(tmp_path: Path, home: Place, peer: Peer, echo: 
         assert told(node, "abuse.torrent")[ANNA.email]["action"] == "cut"
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_slow_for_a_time(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
     """The user gets the speed for a time; a user whose limits say TELL keeps theirs."""
@@ -273,7 +272,6 @@ def test_rules_that_change_while_it_runs(tmp_path: Path, all_kinds: Mapping[str,
         assert set(told(node, "abuse.torrent")) == {ANNA.email, BERT.email}
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_by_inbound(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind], peer: Peer, echo: EchoServer) -> None:
     """What holds in one inbound does not in another one."""
@@ -311,7 +309,6 @@ def test_the_documented_example(tmp_path: Path, home: Place, peer: Peer) -> None
         assert (event["kind"], event["fields"]["action"]) == ("abuse.torrent", "cut")
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_across_nodes(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
     """The next node goes on with the core and its rules; settings that have changed come with the next core."""
