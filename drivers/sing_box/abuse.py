@@ -30,12 +30,13 @@ UNSNIFFED = (
 class Added:
     """What is added: rules before all others, rules after the first one that sniffs (or else with a sniffing one).
 
-    They do not concern users with these keys (`exempt`).
+    They do not concern users with these keys (`exempt`). `notes` say what is added, `warnings` what is lacking.
     """
 
     first: tuple[Json, ...] = ()
     sniffed: tuple[Json, ...] = ()
     sniff: Json | None = None
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     exempt: frozenset[str] = frozenset()
 
@@ -80,14 +81,15 @@ def add(tree: Mapping[str, Any], tags: Collection[str], wanted: AbuseRules) -> A
         *([f"ABUSE: torrents are blocked in {_listed(blocked)}"] if blocked else []),
         *([f"ABUSE: mail (port {MAIL_PORT}) is blocked in {_listed(mail)}"] if mail else []),
         *([f"ABUSE: the node adds a rule that recognises torrents in {_listed(torrents)}"] if adds_sniff else []),
-        *([UNSNIFFED.format(_listed(torrents))] if torrents and not sniffs and not adds_sniff else []),
     ]
+    unsniffed = [UNSNIFFED.format(_listed(torrents))] if torrents and not sniffs and not adds_sniff else []
     ports = {"port": sorted(TORRENT_PORTS)}
     return Added(
         first=(*_to(TORRENT, blocked, ports), *_to(MAIL, mail, {"port": [MAIL_PORT], "network": ["tcp"]})),
         sniffed=tuple(_to(TORRENT, blocked, {"protocol": [PROTOCOL]})) if sniffs or adds_sniff else (),
         sniff=sniff if adds_sniff else None,
-        warnings=tuple(notes),
+        notes=tuple(notes),
+        warnings=tuple(unsniffed),
         exempt=wanted.exempt,
     )
 

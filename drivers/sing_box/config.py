@@ -191,7 +191,7 @@ def plan(
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
     added = abuse.add(tree, inbounds, against)
-    return Plan(tree, inbounds, [*warnings, *added.warnings], added)
+    return Plan(tree, inbounds, [*warnings, *added.notes, *added.warnings], added)
 
 
 def _read(formatted: bytes) -> Json:

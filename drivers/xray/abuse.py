@@ -50,13 +50,14 @@ BALANCED = "ABUSE: torrents that a balancer routes are only recognised by behavi
 
 @dataclass(frozen=True)
 class Added:
-    """What was added. `first`: router settings that go before all others.
+    """What was added. `first`: router settings that go before all others. `notes` say what, `warnings` what is lacking.
 
     `passed`: by outbound the one that passes torrents on to it, from the inbounds `reported`; `DEFAULT` does for the
     default outbound, whose tag is `default`, where no rule of the configuration matches.
     """
 
     first: bytes = b""
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     reported: frozenset[str] = frozenset()
     passed: Mapping[str, str] = field(default_factory=dict)
@@ -104,11 +105,13 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules) -> Added:
         *(f"ABUSE: torrents are blocked in {_listed(some)}" for some in [blocked] if some),
         *(f"ABUSE: mail (port {MAIL_PORT}) is blocked in {_listed(some)}" for some in [mail] if some),
         *(f"ABUSE: the node adds rules that recognise torrents in {_listed(some)}" for some in [reported] if some),
+    ]
+    warnings = [
         *(UNSNIFFED.format(_listed(some)) for some in [unsniffed] if some),
         *([BALANCED] if balanced and reported else []),
     ]
     first = RouterConfig(rule=rules).SerializeToString()
-    added = Added(first, tuple(notes), frozenset(reported), passed, default)
+    added = Added(first, tuple(notes), tuple(warnings), frozenset(reported), passed, default)
     follow(base, added)
     return added
 

@@ -163,9 +163,9 @@ def rerouted(
 def _against(plan: Plan, rules: AbuseRules) -> Plan:
     """The plan with what ABUSE adds."""
     added = abuse.add(plan.base, plan.inbounds, rules)
-    if not added.warnings:
+    if not (added.notes or added.warnings):
         return plan
-    warnings, first = (*plan.warnings, *added.warnings), plan.first + added.first
+    warnings, first = (*plan.warnings, *added.notes, *added.warnings), plan.first + added.first
     shown = replace(plan.shown, renamed=added.shown)
     return replace(plan, warnings=warnings, first=first, shown=shown, abuse=added)
 
