@@ -32,7 +32,7 @@ BOTH = Rules({Kind.TORRENT: BLOCK, Kind.MAIL: BLOCK})
 def made(wanted: Rules, **parts: Any) -> Plan:
     inbounds = [{"type": "vless", "tag": "in"}, {"type": "shadowsocks", "tag": "live", "method": "aes-128-gcm"}]
     text = json.dumps({"inbounds": inbounds, "outbounds": [DIRECT], **parts}).encode()
-    return plan(text, frozenset(), HOME, True, NOTHING_MORE, wanted)
+    return plan(text, frozenset(), HOME, True, NOTHING_MORE, against=wanted)
 
 
 def rules(made: Plan, **users: bytes) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def test_the_core_takes_it(tmp_path: Path, exempt: frozenset[str]) -> None:
     """All of it at once."""
     wanted = Rules({Kind.TORRENT: BLOCK, Kind.MAIL: BLOCK}, exempt=exempt, sniffs=True)
     inbounds = [{"type": "vless", "tag": "in", "listen": "127.0.0.1", "listen_port": 1}]
-    found = plan(json.dumps({"inbounds": inbounds}).encode(), frozenset(), tmp_path, True, NOTHING_MORE, wanted)
+    found = plan(json.dumps({"inbounds": inbounds}).encode(), frozenset(), tmp_path, True, NOTHING_MORE, against=wanted)
     tree = rendered(found, {"in": {}})
     del tree["experimental"]
     done = subprocess.run(

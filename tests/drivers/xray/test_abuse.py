@@ -54,7 +54,7 @@ def made(wanted: Rules, version: tuple[int, ...] = HYSTERIA_MISCOUNTED, **parts:
     sniffing = {"enabled": True, "destOverride": ["http"], "routeOnly": False}
     inbounds = [vless("in"), {**vless("other"), "port": 1001, "sniffing": sniffing}]
     text = json.dumps({"inbounds": inbounds, **PARTS, **parts})
-    return plan(convert(text), text, frozenset(), version, NOTHING_MORE, wanted)
+    return plan(convert(text), text, frozenset(), version, NOTHING_MORE, against=wanted)
 
 
 def rules_of(made: Plan) -> list[RoutingRule]:
