@@ -414,12 +414,14 @@ class LogConfig(_message.Message):
     def __init__(self, error_log_type: _Optional[int] = ..., error_log_level: _Optional[int] = ..., error_log_path: _Optional[str] = ..., access_log_type: _Optional[int] = ..., access_log_path: _Optional[str] = ..., enable_dns_log: bool = ..., mask_address: _Optional[str] = ...) -> None: ...
 
 class RouterConfig(_message.Message):
-    __slots__ = ("rule", "balancing_rule")
+    __slots__ = ("domain_strategy", "rule", "balancing_rule")
+    DOMAIN_STRATEGY_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     BALANCING_RULE_FIELD_NUMBER: _ClassVar[int]
+    domain_strategy: int
     rule: _containers.RepeatedCompositeFieldContainer[RoutingRule]
     balancing_rule: _containers.RepeatedCompositeFieldContainer[BalancingRule]
-    def __init__(self, rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
+    def __init__(self, domain_strategy: _Optional[int] = ..., rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
     __slots__ = ("tag", "domain", "user_email", "inbound_tag", "protocol", "balancing_tag", "port_list", "rule_tag", "webhook")

@@ -3,12 +3,14 @@
 What is blocked goes to a blackhole, by rules before all others. What is only reported goes where it went before: the
 access line names the outbound that a rule chose, so before each rule there is a copy of it for BitTorrent alone, whose
 outbound passes the connection on to that of the rule (`proxySettings`), and after all rules one for the default
-outbound. Lists of domains are not copied: the peers of torrents are addresses.
+outbound. Lists of domains are not copied: the peers of torrents are addresses. Where the core resolves a name only if
+no rule matches (`IPIfNonMatch`), the last rule is for addresses alone, or it would keep names from rules for addresses.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +38,11 @@ TORRENT, MAIL = f"{OURS}torrent", f"{OURS}mail"
 DEFAULT = f"{TORRENT}-0"
 # How access lines show the blackholes.
 BLOCKED = "blocked"
+# A configuration with a rule for all addresses, for the core to convert: their encoding depends on its version.
+ANYWHERE = json.dumps(
+    {"routing": {"rules": [{"ip": ["0.0.0.0/1", "128.0.0.0/1", "::/1", "8000::/1"], "outboundTag": TORRENT}]}}
+)
+_IP_IF_NON_MATCH = 2
 _MARK = re.compile(rf"{TORRENT}-\d+|{TORRENT}|{MAIL}")
 _COPY = "torrent-"
 _SENDER = "xray.app.proxyman.SenderConfig"
@@ -53,7 +60,8 @@ class Added:
     """What was added. `first`: router settings that go before all others. `notes` say what, `warnings` what is lacking.
 
     `passed`: by outbound the one that passes torrents on to it, from the inbounds `reported`; `DEFAULT` does for the
-    default outbound, whose tag is `default`, where no rule of the configuration matches.
+    default outbound, whose tag is `default`, where no rule of the configuration matches. `anywhere`: the rule of
+    `ANYWHERE`.
     """
 
     first: bytes = b""
@@ -62,6 +70,7 @@ class Added:
     reported: frozenset[str] = frozenset()
     passed: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
+    anywhere: bytes = b""
 
     def shown(self, line: str) -> str:
         """A line of the core's log as without ABUSE, but for what is blocked."""
@@ -80,8 +89,8 @@ class Added:
 NOTHING = Added()
 
 
-def add(base: Config, tags: Collection[str], wanted: AbuseRules) -> Added:
-    """Add to a configuration what ABUSE wants for the inbounds with these tags."""
+def add(base: Config, tags: Collection[str], wanted: AbuseRules, anywhere: bytes) -> Added:
+    """Add to a configuration what ABUSE wants for the inbounds with these tags. `anywhere`: `ANYWHERE`, converted."""
     if not wanted:
         return NOTHING
     blocked, reported = wanted.blocked(Kind.TORRENT, tags), wanted.reported(Kind.TORRENT, tags)
@@ -111,7 +120,9 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules) -> Added:
         *([BALANCED] if balanced and reported else []),
     ]
     first = RouterConfig(rule=rules).SerializeToString()
-    added = Added(first, tuple(notes), tuple(warnings), frozenset(reported), passed, default)
+    (rule,) = routing.rules_of(Config.FromString(anywhere)) or [RoutingRule()]
+    everywhere = rule.SerializeToString()
+    added = Added(first, tuple(notes), tuple(warnings), frozenset(reported), passed, default, everywhere)
     follow(base, added)
     return added
 
@@ -123,8 +134,8 @@ def follow(base: Config, added: Added) -> None:
     with edited(routing.router_app(base), RouterConfig) as router:
         kept = [rule for rule in router.rule if not rule.rule_tag.startswith(routing.own_tag(_COPY))]
         rules = [each for rule in kept for each in (*_copy(rule, added), rule)]
-        default = RoutingRule(tag=DEFAULT, inbound_tag=sorted(added.reported))
-        default.protocol.append(PROTOCOL)
+        default = RoutingRule.FromString(added.anywhere if router.domain_strategy == _IP_IF_NON_MATCH else b"")
+        default.tag, default.inbound_tag[:], default.protocol[:] = DEFAULT, sorted(added.reported), [PROTOCOL]
         default.rule_tag = _copy_tag("", *(rule.rule_tag for rule in kept))
         del router.rule[:]
         router.rule.extend([*rules, default])

@@ -128,8 +128,9 @@ def plan(
     version: Version = HYSTERIA_MISCOUNTED,
     allowed: Allowed = NOTHING_MORE,
     against: AbuseRules = NO_RULES,
+    anywhere: bytes = b"",
 ) -> Plan:
-    """Take over a configuration that was converted from `text`. `against`: what the operator wants about abuse.
+    """Take over a configuration that was converted from `text`. `against`, `anywhere`: as for `abuse.add`.
 
     Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
     """
@@ -137,7 +138,7 @@ def plan(
         base = _judged(converted, text, version, allowed)
         # Reads the users of inbounds that are left as configured, so that they are known to be valid.
         rules.outbounds_of(base)
-        return _against(_planned(base, text, exclude, version), against)
+        return _against(_planned(base, text, exclude, version), against, anywhere)
     except DecodeError as error:
         # Another version of the core may give these fields another meaning.
         reason = "the node cannot parse this configuration as the core converted it: is this core's version supported?"
@@ -160,9 +161,9 @@ def rerouted(
     return replace(plan, base=changed, routing=replace(routing, added=tagged))
 
 
-def _against(plan: Plan, rules: AbuseRules) -> Plan:
+def _against(plan: Plan, rules: AbuseRules, anywhere: bytes) -> Plan:
     """The plan with what ABUSE adds."""
-    added = abuse.add(plan.base, plan.inbounds, rules)
+    added = abuse.add(plan.base, plan.inbounds, rules, anywhere)
     if not (added.notes or added.warnings):
         return plan
     warnings, first = (*plan.warnings, *added.notes, *added.warnings), plan.first + added.first

@@ -16,7 +16,7 @@ from drivers.process.executable import Executable, Files
 from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.plan import CoreDriver, CorePlan
-from drivers.xray import allowlist, config, rules
+from drivers.xray import abuse, allowlist, config, rules
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
@@ -52,7 +52,9 @@ class Xray(CoreDriver):
         reactor, paths = self.host.reactor, self.installation.paths
         touched = await starting.read(reactor, text, allowlist.touched, text, paths)
         output = await self.converted(xray, touched, text)
-        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), self.host.abuse
+        anywhere = await self.converted(xray, touched, abuse.ANYWHERE) if self.host.abuse else b""
+        against = self.host.abuse, anywhere
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), *against
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, allowlist.check, made.base, paths, xray.unconfined)
         return XrayPlan(self, made, replace(touched, ports=made.ports), chosen)

@@ -273,6 +273,26 @@ def test_rules_that_change_while_it_runs(tmp_path: Path, all_kinds: Mapping[str,
 
 
 @pytest.mark.slow
+def test_names_and_rules_for_addresses(tmp_path: Path, all_kinds: Mapping[str, Kind], peer: Peer) -> None:
+    """A name that a rule for addresses blocks once it is resolved stays blocked; other addresses are reached."""
+    home = Place(all_kinds["vless-raw"], "home", ground=XRAY)
+    rules = [{"type": "field", "ip": [peer.host], "outboundTag": "block"}]
+    with (
+        NodeProcess(tmp_path, ABUSE_SNIFFING="on", ABUSE="torrent: tell") as node,
+        control(node, "grpc") as controller,
+        Peer("127.0.0.7") as other,
+        way(home, ANNA) as port,
+    ):
+        run(controller, [home], [member(ANNA, home)], routing={"domainStrategy": "IPIfNonMatch", "rules": rules})
+        assert shakes_hands(port, other)
+        assert not shakes_hands(port, peer, timeout=1)
+        peer.host = "localhost"
+        assert not shakes_hands(port, peer, timeout=2)
+        assert peer.asked == 0
+        until(lambda: controller.info().limits.abuse["torrent"].requests == 3, SOON, "all are reported")
+
+
+@pytest.mark.slow
 def test_by_inbound(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind], peer: Peer, echo: EchoServer) -> None:
     """What holds in one inbound does not in another one."""
     free = Place(all_kinds["vless-raw"], "free: for all", ground=home.ground)

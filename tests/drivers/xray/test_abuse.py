@@ -54,7 +54,9 @@ def made(wanted: Rules, version: tuple[int, ...] = HYSTERIA_MISCOUNTED, **parts:
     sniffing = {"enabled": True, "destOverride": ["http"], "routeOnly": False}
     inbounds = [vless("in"), {**vless("other"), "port": 1001, "sniffing": sniffing}]
     text = json.dumps({"inbounds": inbounds, **PARTS, **parts})
-    return plan(convert(text), text, frozenset(), version, NOTHING_MORE, against=wanted)
+    return plan(
+        convert(text), text, frozenset(), version, NOTHING_MORE, against=wanted, anywhere=convert(abuse.ANYWHERE)
+    )
 
 
 def rules_of(made: Plan) -> list[RoutingRule]:
@@ -157,13 +159,32 @@ def test_reported() -> None:
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("parts", [{}, {"outbounds": [{"protocol": "freedom"}], "routing": {}}, {"routing": {}}])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"outbounds": [{"protocol": "freedom"}], "routing": {}},
+        {"routing": {}},
+        {"routing": {**PARTS["routing"], "domainStrategy": "IPIfNonMatch"}},
+    ],
+)
 @pytest.mark.parametrize("rule", [TELL, BLOCK])
 def test_the_core_takes_it(parts: Json, rule: Rule) -> None:
     """Also without rules, and without tags of outbounds."""
     wanted = Rules({Kind.TORRENT: rule, Kind.MAIL: BLOCK}, exempt=frozenset({"anna-x.y@z", "ö"}), sniffs=True)
     found = made(wanted, version=xray_number(), **parts)
     assert accepts(render(found, API, NO_USERS)) == ""
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("strategy", "only"), [("AsIs", False), ("IPOnDemand", False), ("IPIfNonMatch", True)])
+def test_names_that_no_rule_matches(strategy: str, only: bool) -> None:
+    """Where the core resolves them then, the last rule does not match them before."""
+    found = made(Rules({Kind.TORRENT: TELL}), routing={**PARTS["routing"], "domainStrategy": strategy})
+    *_, last = rules.rules_of(found.base)
+    (anywhere,) = rules.rules_of(Config.FromString(convert(abuse.ANYWHERE)))
+    assert (last.tag, list(last.protocol)) == ("~txnode-torrent-0", ["bittorrent"])
+    assert (len(last.SerializeToString()) > anywhere.ByteSize()) is only
 
 
 @pytest.mark.core
