@@ -65,7 +65,7 @@ def test_reported() -> None:
         ours = {"inbound": ["in"], "action": "sniff", "sniffer": ["bittorrent"]}
         assert rules(found) == [ours, *other.get("route", {}).get("rules", [])]
         assert rendered(found)["outbounds"] == [DIRECT]
-        assert any("recognises torrents" in warning for warning in found.warnings)
+        assert any("recognises torrents" in note for note in found.abuse.notes)
     found = made(Rules({Kind.TORRENT: TELL}))
     assert rules(found) == [] and any("ABUSE_SNIFFING" in warning for warning in found.warnings)
 

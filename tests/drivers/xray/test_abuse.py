@@ -114,8 +114,9 @@ def test_blocked() -> None:
     added = [outbound.tag for outbound in found.base.outbound][3:]
     assert added == ["~txnode-torrent", "~txnode-mail"]
     assert {f"outbound>>>{tag}>>>traffic>>>uplink" for tag in added} <= set(own_counters(API, found.base.outbound))
-    notes = [warning for warning in found.warnings if "ABUSE" in warning]
-    assert len(notes) == 3 and "ABUSE_SNIFFING" in notes[2] and "'in'" in notes[2] and "'other'" not in notes[2]
+    (lacking,) = found.abuse.warnings
+    assert lacking in found.warnings and len(found.abuse.notes) == 2
+    assert "ABUSE_SNIFFING" in lacking and "'in'" in lacking and "'other'" not in lacking
 
 
 @pytest.mark.core
