@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
 import subprocess
@@ -372,3 +373,22 @@ def test_over_each_protocol(
             assert all(shakes_hands(port, peer, blocks=16) for _ in range(3))
         until(lambda: told(node, "abuse.torrent"), SOON, "she is reported")
         assert told(node, "abuse.torrent")[ANNA.email]["address"] == SOURCE
+
+
+@pytest.mark.both
+@pytest.mark.slow
+def test_an_encrypted_torrent(tmp_path: Path, home: Place) -> None:
+    """Sixty hosts, each on another high port: a torrent by behaviour, and no scan."""
+    rng = random.Random(1)
+    peers = [(f"127.{rng.randrange(1, 200)}.{number}.9", rng.randrange(1024, 65536)) for number in range(60)]
+    with watched(tmp_path, home, [ANNA], ABUSE="torrent: block; scan: tell") as (node, _), way(home, ANNA) as port:
+
+        def asks(peer: tuple[str, int]) -> None:
+            with suppress(OSError):
+                socks.connect(port, *peer, 1, first=rng.randbytes(96)).close()
+
+        with ThreadPoolExecutor(20) as pool:
+            [*pool.map(asks, peers)]
+        until(lambda: told(node, "abuse.torrent"), SOON, "she is reported")
+        assert told(node, "abuse.torrent")[ANNA.email]["action"] == "tell"
+        assert not told(node, "abuse.scan")
