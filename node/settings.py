@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from node import deployed
+from node.abuse.options import AbuseOptions
 from node.backend.options import BackendOptions
 from node.base import env_file
 from node.base.logs import LogOptions
@@ -59,6 +60,7 @@ class Settings:
     traffic: TrafficOptions = field(default_factory=TrafficOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
     quota: Allowance = field(default_factory=Allowance)
+    abuse: AbuseOptions = field(default_factory=AbuseOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     clock: ClockOptions = field(default_factory=ClockOptions)
     cores: Mapping[str, str] = field(default_factory=dict)

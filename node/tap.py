@@ -14,6 +14,7 @@ from typing import Any, cast
 from twisted.application.service import IService
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, newest_releases, set_for
+from node.abuse.abuse import Abuse
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
@@ -85,12 +86,14 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     state = StateDirectory(settings.state.dir, keeper)
     ring = LogRing(reactor, settings.log.buffer)
     record = _record(settings)
-    own = _withheld(settings), record.choices, keeper, settings.ports
+    against = settings.abuse.rules
+    own = _withheld(settings), record.choices, keeper, against, settings.ports
     host = Host(reactor, ring, state.run_dir, settings.cores, *own)
     drivers = Drivers(host)
     house = _house(reactor, settings, state, ring, drivers, ties)
     controllers = Passed()
     engine = _engine(reactor, settings, drivers, house, controllers)
+    abuse = Abuse(reactor, engine.generations, engine.limits, house.journal, against)
 
     # The next version, and other releases.
     arrival = Arrival(reactor, around, ties, settings.handover.adopt_seconds, engine.leaving, house)
@@ -115,7 +118,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     # Each part may use those before it; they stop in the reverse order.
     begin = (arrival, state, Sweep(arrival, house), aio, system, upgrades, *watches, house.store, house.journal)
     clock = Clock(reactor, house.journal, settings.clock)
-    house.parts.add(*begin, *engine.parts, updates, clock, *monitoring.parts, ports, house.systemd)
+    house.parts.add(*begin, *engine.parts, abuse, updates, clock, *monitoring.parts, ports, house.systemd)
     return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KeptLimits(_message.Message):
-    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead", "zone")
+    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead", "zone", "cut_until", "slow_until", "slow_speed")
     WORD_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,9 @@ class KeptLimits(_message.Message):
     GONE_SINCE_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    CUT_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SLOW_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SLOW_SPEED_FIELD_NUMBER: _ClassVar[int]
     word: bytes
     over: bytes
     since: int
@@ -36,7 +39,10 @@ class KeptLimits(_message.Message):
     gone_since: float
     ahead: float
     zone: str
-    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ...) -> None: ...
+    cut_until: float
+    slow_until: float
+    slow_speed: int
+    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ..., cut_until: _Optional[float] = ..., slow_until: _Optional[float] = ..., slow_speed: _Optional[int] = ...) -> None: ...
 
 class KeptBytes(_message.Message):
     __slots__ = ("received", "sent")

@@ -341,20 +341,22 @@ class User(_message.Message):
     def __init__(self, email: _Optional[str] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., inbounds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("bytes", "expires_at", "expires_action", "addresses", "addresses_action", "speed")
+    __slots__ = ("bytes", "expires_at", "expires_action", "addresses", "addresses_action", "speed", "abuse_action")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_ACTION_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_ACTION_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    ABUSE_ACTION_FIELD_NUMBER: _ClassVar[int]
     bytes: Quota
     expires_at: int
     expires_action: LimitAction
     addresses: int
     addresses_action: LimitAction
     speed: Speed
-    def __init__(self, bytes: _Optional[_Union[Quota, _Mapping]] = ..., expires_at: _Optional[int] = ..., expires_action: _Optional[_Union[LimitAction, str]] = ..., addresses: _Optional[int] = ..., addresses_action: _Optional[_Union[LimitAction, str]] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
+    abuse_action: LimitAction
+    def __init__(self, bytes: _Optional[_Union[Quota, _Mapping]] = ..., expires_at: _Optional[int] = ..., expires_action: _Optional[_Union[LimitAction, str]] = ..., addresses: _Optional[int] = ..., addresses_action: _Optional[_Union[LimitAction, str]] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ..., abuse_action: _Optional[_Union[LimitAction, str]] = ...) -> None: ...
 
 class Quota(_message.Message):
     __slots__ = ("bytes", "way", "since", "used", "period", "reset_day", "action")
@@ -440,7 +442,7 @@ class GetLimitsRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., off: bool = ...) -> None: ...
 
 class LimitState(_message.Message):
-    __slots__ = ("name", "limits", "used_up", "used_down", "left", "counted_since", "resets_at", "addresses", "off_since", "off_for", "notes")
+    __slots__ = ("name", "limits", "used_up", "used_down", "left", "counted_since", "resets_at", "addresses", "off_since", "off_for", "notes", "cut_until", "slow_until")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     USED_UP_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +454,8 @@ class LimitState(_message.Message):
     OFF_SINCE_FIELD_NUMBER: _ClassVar[int]
     OFF_FOR_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    CUT_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SLOW_UNTIL_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: Limits
     used_up: int
@@ -463,7 +467,9 @@ class LimitState(_message.Message):
     off_since: float
     off_for: _containers.RepeatedScalarFieldContainer[str]
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., left: _Optional[int] = ..., counted_since: _Optional[float] = ..., resets_at: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., off_since: _Optional[float] = ..., off_for: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    cut_until: int
+    slow_until: int
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., left: _Optional[int] = ..., counted_since: _Optional[float] = ..., resets_at: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., off_since: _Optional[float] = ..., off_for: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ..., cut_until: _Optional[int] = ..., slow_until: _Optional[int] = ...) -> None: ...
 
 class GetLimitsResponse(_message.Message):
     __slots__ = ("users", "next", "total")
@@ -476,20 +482,39 @@ class GetLimitsResponse(_message.Message):
     def __init__(self, users: _Optional[_Iterable[_Union[LimitState, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
 
 class LimitsSummary(_message.Message):
-    __slots__ = ("limited", "off_quota", "off_expired", "near", "too_many_addresses", "node")
+    __slots__ = ("limited", "off_quota", "off_expired", "near", "too_many_addresses", "node", "off_abuse", "abuse")
+    class AbuseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: AbuseCount
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[AbuseCount, _Mapping]] = ...) -> None: ...
     LIMITED_FIELD_NUMBER: _ClassVar[int]
     OFF_QUOTA_FIELD_NUMBER: _ClassVar[int]
     OFF_EXPIRED_FIELD_NUMBER: _ClassVar[int]
     NEAR_FIELD_NUMBER: _ClassVar[int]
     TOO_MANY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    OFF_ABUSE_FIELD_NUMBER: _ClassVar[int]
+    ABUSE_FIELD_NUMBER: _ClassVar[int]
     limited: int
     off_quota: int
     off_expired: int
     near: int
     too_many_addresses: int
     node: NodeQuota
-    def __init__(self, limited: _Optional[int] = ..., off_quota: _Optional[int] = ..., off_expired: _Optional[int] = ..., near: _Optional[int] = ..., too_many_addresses: _Optional[int] = ..., node: _Optional[_Union[NodeQuota, _Mapping]] = ...) -> None: ...
+    off_abuse: int
+    abuse: _containers.MessageMap[str, AbuseCount]
+    def __init__(self, limited: _Optional[int] = ..., off_quota: _Optional[int] = ..., off_expired: _Optional[int] = ..., near: _Optional[int] = ..., too_many_addresses: _Optional[int] = ..., node: _Optional[_Union[NodeQuota, _Mapping]] = ..., off_abuse: _Optional[int] = ..., abuse: _Optional[_Mapping[str, AbuseCount]] = ...) -> None: ...
+
+class AbuseCount(_message.Message):
+    __slots__ = ("requests", "cases")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    CASES_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    cases: int
+    def __init__(self, requests: _Optional[int] = ..., cases: _Optional[int] = ...) -> None: ...
 
 class NodeQuota(_message.Message):
     __slots__ = ("bytes", "used", "resets_at", "closed")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sing_box.proto\x12\x0ftxnode.sing_box\"\t\n\x07Nothing\"/\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\x05\"\x1f\n\tStartedAt\x12\x12\n\nstarted_at\x18\x01 \x01(\x03\" \n\x0cSubscription\x12\x10\n\x08interval\x18\x01 \x01(\x03\"Z\n\x06Status\x12\x0e\n\x06memory\x18\x01 \x01(\x04\x12\x12\n\ngoroutines\x18\x02 \x01(\x05\x12\x14\n\x0cuplink_total\x18\x08 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\t \x01(\x03\"S\n\x10\x43onnectionEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .txnode.sing_box.ConnectionEvent\x12\r\n\x05reset\x18\x02 \x01(\x08\"\x9d\x01\n\x0f\x43onnectionEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12/\n\nconnection\x18\x03 \x01(\x0b\x32\x1b.txnode.sing_box.Connection\x12\x14\n\x0cuplink_delta\x18\x04 \x01(\x03\x12\x16\n\x0e\x64ownlink_delta\x18\x05 \x01(\x03\x12\x11\n\tclosed_at\x18\x06 \x01(\x03\"\xae\x01\n\nConnection\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07inbound\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x12\n\ncreated_at\x18\x0c \x01(\x03\x12\x11\n\tclosed_at\x18\r \x01(\x03\x12\x14\n\x0cuplink_total\x18\x10 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\x11 \x01(\x03\x12\x10\n\x08outbound\x18\x13 \x01(\t\"$\n\x16\x43loseConnectionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1f\n\x0fGetStatsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetStatsResponse\x12#\n\x04stat\x18\x01 \x01(\x0b\x32\x15.txnode.sing_box.Stat\"4\n\x11QueryStatsRequest\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08patterns\x18\x03 \x03(\t\"9\n\x12QueryStatsResponse\x12#\n\x04stat\x18\x01 \x03(\x0b\x32\x15.txnode.sing_box.Stat\"#\n\x04Stat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03\"_\n\x05Group\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x04 \x01(\t\x12)\n\x05items\x18\x06 \x03(\x0b\x32\x1a.txnode.sing_box.GroupItem\"G\n\tGroupItem\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x15\n\rurl_test_time\x18\x03 \x01(\x03\x12\x16\n\x0eurl_test_delay\x18\x04 \x01(\x05\"/\n\x06Groups\x12%\n\x05group\x18\x01 \x03(\x0b\x32\x16.txnode.sing_box.Group\"@\n\x15SelectOutboundRequest\x12\x11\n\tgroup_tag\x18\x01 \x01(\t\x12\x14\n\x0coutbound_tag\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sing_box.proto\x12\x0ftxnode.sing_box\"\t\n\x07Nothing\"/\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\x05\"\x1f\n\tStartedAt\x12\x12\n\nstarted_at\x18\x01 \x01(\x03\" \n\x0cSubscription\x12\x10\n\x08interval\x18\x01 \x01(\x03\"Z\n\x06Status\x12\x0e\n\x06memory\x18\x01 \x01(\x04\x12\x12\n\ngoroutines\x18\x02 \x01(\x05\x12\x14\n\x0cuplink_total\x18\x08 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\t \x01(\x03\"S\n\x10\x43onnectionEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .txnode.sing_box.ConnectionEvent\x12\r\n\x05reset\x18\x02 \x01(\x08\"\x9d\x01\n\x0f\x43onnectionEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12/\n\nconnection\x18\x03 \x01(\x0b\x32\x1b.txnode.sing_box.Connection\x12\x14\n\x0cuplink_delta\x18\x04 \x01(\x03\x12\x16\n\x0e\x64ownlink_delta\x18\x05 \x01(\x03\x12\x11\n\tclosed_at\x18\x06 \x01(\x03\"\xe6\x01\n\nConnection\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07inbound\x18\x02 \x01(\t\x12\x0f\n\x07network\x18\x05 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x07 \x01(\t\x12\x10\n\x08protocol\x18\t \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x12\n\ncreated_at\x18\x0c \x01(\x03\x12\x11\n\tclosed_at\x18\r \x01(\x03\x12\x14\n\x0cuplink_total\x18\x10 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\x11 \x01(\x03\x12\x10\n\x08outbound\x18\x13 \x01(\t\"$\n\x16\x43loseConnectionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1f\n\x0fGetStatsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetStatsResponse\x12#\n\x04stat\x18\x01 \x01(\x0b\x32\x15.txnode.sing_box.Stat\"4\n\x11QueryStatsRequest\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08patterns\x18\x03 \x03(\t\"9\n\x12QueryStatsResponse\x12#\n\x04stat\x18\x01 \x03(\x0b\x32\x15.txnode.sing_box.Stat\"#\n\x04Stat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03\"_\n\x05Group\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x04 \x01(\t\x12)\n\x05items\x18\x06 \x03(\x0b\x32\x1a.txnode.sing_box.GroupItem\"G\n\tGroupItem\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x15\n\rurl_test_time\x18\x03 \x01(\x03\x12\x16\n\x0eurl_test_delay\x18\x04 \x01(\x05\"/\n\x06Groups\x12%\n\x05group\x18\x01 \x03(\x0b\x32\x16.txnode.sing_box.Group\"@\n\x15SelectOutboundRequest\x12\x11\n\tgroup_tag\x18\x01 \x01(\t\x12\x14\n\x0coutbound_tag\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,25 +47,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTIONEVENT']._serialized_start=347
   _globals['_CONNECTIONEVENT']._serialized_end=504
   _globals['_CONNECTION']._serialized_start=507
-  _globals['_CONNECTION']._serialized_end=681
-  _globals['_CLOSECONNECTIONREQUEST']._serialized_start=683
-  _globals['_CLOSECONNECTIONREQUEST']._serialized_end=719
-  _globals['_GETSTATSREQUEST']._serialized_start=721
-  _globals['_GETSTATSREQUEST']._serialized_end=752
-  _globals['_GETSTATSRESPONSE']._serialized_start=754
-  _globals['_GETSTATSRESPONSE']._serialized_end=809
-  _globals['_QUERYSTATSREQUEST']._serialized_start=811
-  _globals['_QUERYSTATSREQUEST']._serialized_end=863
-  _globals['_QUERYSTATSRESPONSE']._serialized_start=865
-  _globals['_QUERYSTATSRESPONSE']._serialized_end=922
-  _globals['_STAT']._serialized_start=924
-  _globals['_STAT']._serialized_end=959
-  _globals['_GROUP']._serialized_start=961
-  _globals['_GROUP']._serialized_end=1056
-  _globals['_GROUPITEM']._serialized_start=1058
-  _globals['_GROUPITEM']._serialized_end=1129
-  _globals['_GROUPS']._serialized_start=1131
-  _globals['_GROUPS']._serialized_end=1178
-  _globals['_SELECTOUTBOUNDREQUEST']._serialized_start=1180
-  _globals['_SELECTOUTBOUNDREQUEST']._serialized_end=1244
+  _globals['_CONNECTION']._serialized_end=737
+  _globals['_CLOSECONNECTIONREQUEST']._serialized_start=739
+  _globals['_CLOSECONNECTIONREQUEST']._serialized_end=775
+  _globals['_GETSTATSREQUEST']._serialized_start=777
+  _globals['_GETSTATSREQUEST']._serialized_end=808
+  _globals['_GETSTATSRESPONSE']._serialized_start=810
+  _globals['_GETSTATSRESPONSE']._serialized_end=865
+  _globals['_QUERYSTATSREQUEST']._serialized_start=867
+  _globals['_QUERYSTATSREQUEST']._serialized_end=919
+  _globals['_QUERYSTATSRESPONSE']._serialized_start=921
+  _globals['_QUERYSTATSRESPONSE']._serialized_end=978
+  _globals['_STAT']._serialized_start=980
+  _globals['_STAT']._serialized_end=1015
+  _globals['_GROUP']._serialized_start=1017
+  _globals['_GROUP']._serialized_end=1112
+  _globals['_GROUPITEM']._serialized_start=1114
+  _globals['_GROUPITEM']._serialized_end=1185
+  _globals['_GROUPS']._serialized_start=1187
+  _globals['_GROUPS']._serialized_end=1234
+  _globals['_SELECTOUTBOUNDREQUEST']._serialized_start=1236
+  _globals['_SELECTOUTBOUNDREQUEST']._serialized_end=1300
 # @@protoc_insertion_point(module_scope)

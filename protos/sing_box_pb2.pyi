@@ -67,10 +67,13 @@ class ConnectionEvent(_message.Message):
     def __init__(self, type: _Optional[int] = ..., id: _Optional[str] = ..., connection: _Optional[_Union[Connection, _Mapping]] = ..., uplink_delta: _Optional[int] = ..., downlink_delta: _Optional[int] = ..., closed_at: _Optional[int] = ...) -> None: ...
 
 class Connection(_message.Message):
-    __slots__ = ("id", "inbound", "source", "user", "created_at", "closed_at", "uplink_total", "downlink_total", "outbound")
+    __slots__ = ("id", "inbound", "network", "source", "destination", "protocol", "user", "created_at", "closed_at", "uplink_total", "downlink_total", "outbound")
     ID_FIELD_NUMBER: _ClassVar[int]
     INBOUND_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
@@ -79,14 +82,17 @@ class Connection(_message.Message):
     OUTBOUND_FIELD_NUMBER: _ClassVar[int]
     id: str
     inbound: str
+    network: str
     source: str
+    destination: str
+    protocol: str
     user: str
     created_at: int
     closed_at: int
     uplink_total: int
     downlink_total: int
     outbound: str
-    def __init__(self, id: _Optional[str] = ..., inbound: _Optional[str] = ..., source: _Optional[str] = ..., user: _Optional[str] = ..., created_at: _Optional[int] = ..., closed_at: _Optional[int] = ..., uplink_total: _Optional[int] = ..., downlink_total: _Optional[int] = ..., outbound: _Optional[str] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., inbound: _Optional[str] = ..., network: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., protocol: _Optional[str] = ..., user: _Optional[str] = ..., created_at: _Optional[int] = ..., closed_at: _Optional[int] = ..., uplink_total: _Optional[int] = ..., downlink_total: _Optional[int] = ..., outbound: _Optional[str] = ...) -> None: ...
 
 class CloseConnectionRequest(_message.Message):
     __slots__ = ("id",)

@@ -227,20 +227,40 @@ class PortList(_message.Message):
     def __init__(self, range: _Optional[_Iterable[_Union[PortRange, _Mapping]]] = ...) -> None: ...
 
 class ReceiverConfig(_message.Message):
-    __slots__ = ("port_list", "listen", "stream_settings")
+    __slots__ = ("port_list", "listen", "stream_settings", "sniffing_settings")
     PORT_LIST_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     STREAM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SNIFFING_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     port_list: PortList
     listen: IPOrDomain
     stream_settings: StreamConfig
-    def __init__(self, port_list: _Optional[_Union[PortList, _Mapping]] = ..., listen: _Optional[_Union[IPOrDomain, _Mapping]] = ..., stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+    sniffing_settings: SniffingConfig
+    def __init__(self, port_list: _Optional[_Union[PortList, _Mapping]] = ..., listen: _Optional[_Union[IPOrDomain, _Mapping]] = ..., stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ..., sniffing_settings: _Optional[_Union[SniffingConfig, _Mapping]] = ...) -> None: ...
+
+class SniffingConfig(_message.Message):
+    __slots__ = ("enabled", "metadata_only", "route_only")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    METADATA_ONLY_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    metadata_only: bool
+    route_only: bool
+    def __init__(self, enabled: bool = ..., metadata_only: bool = ..., route_only: bool = ...) -> None: ...
 
 class SenderConfig(_message.Message):
-    __slots__ = ("stream_settings",)
+    __slots__ = ("stream_settings", "proxy_settings")
     STREAM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     stream_settings: StreamConfig
-    def __init__(self, stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+    proxy_settings: ProxyConfig
+    def __init__(self, stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ..., proxy_settings: _Optional[_Union[ProxyConfig, _Mapping]] = ...) -> None: ...
+
+class ProxyConfig(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
 
 class TransportConfig(_message.Message):
     __slots__ = ("settings", "protocol_name")
@@ -458,26 +478,36 @@ class DnsConfig(_message.Message):
     def __init__(self, static_hosts: _Optional[_Iterable[_Union[HostMapping, _Mapping]]] = ..., name_server: _Optional[_Iterable[_Union[NameServer, _Mapping]]] = ..., tag: _Optional[str] = ...) -> None: ...
 
 class RouterConfig(_message.Message):
-    __slots__ = ("rule", "balancing_rule")
+    __slots__ = ("domain_strategy", "rule", "balancing_rule")
+    DOMAIN_STRATEGY_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     BALANCING_RULE_FIELD_NUMBER: _ClassVar[int]
+    domain_strategy: int
     rule: _containers.RepeatedCompositeFieldContainer[RoutingRule]
     balancing_rule: _containers.RepeatedCompositeFieldContainer[BalancingRule]
-    def __init__(self, rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
+    def __init__(self, domain_strategy: _Optional[int] = ..., rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
-    __slots__ = ("tag", "inbound_tag", "balancing_tag", "rule_tag", "webhook")
+    __slots__ = ("tag", "domain", "user_email", "inbound_tag", "protocol", "balancing_tag", "port_list", "rule_tag", "webhook")
     TAG_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    USER_EMAIL_FIELD_NUMBER: _ClassVar[int]
     INBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     BALANCING_TAG_FIELD_NUMBER: _ClassVar[int]
+    PORT_LIST_FIELD_NUMBER: _ClassVar[int]
     RULE_TAG_FIELD_NUMBER: _ClassVar[int]
     WEBHOOK_FIELD_NUMBER: _ClassVar[int]
     tag: str
+    domain: _containers.RepeatedScalarFieldContainer[bytes]
+    user_email: _containers.RepeatedScalarFieldContainer[str]
     inbound_tag: _containers.RepeatedScalarFieldContainer[str]
+    protocol: _containers.RepeatedScalarFieldContainer[str]
     balancing_tag: str
+    port_list: PortList
     rule_tag: str
     webhook: WebhookConfig
-    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., balancing_tag: _Optional[str] = ..., rule_tag: _Optional[str] = ..., webhook: _Optional[_Union[WebhookConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, tag: _Optional[str] = ..., domain: _Optional[_Iterable[bytes]] = ..., user_email: _Optional[_Iterable[str]] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., protocol: _Optional[_Iterable[str]] = ..., balancing_tag: _Optional[str] = ..., port_list: _Optional[_Union[PortList, _Mapping]] = ..., rule_tag: _Optional[str] = ..., webhook: _Optional[_Union[WebhookConfig, _Mapping]] = ...) -> None: ...
 
 class WebhookConfig(_message.Message):
     __slots__ = ("url",)

@@ -36,6 +36,9 @@ Look = Callable[[], Awaitable[Done]]
 CHANGED = "{} changed on disk; the core uses it from its next start on"
 # … and for each that the core reads again by name, and cannot since it was replaced.
 REPLACED = "{} was replaced; the core cannot read the new one until it restarts, and may fail to resolve host names"
+OTHER_SETTINGS = "ABUSE has changed; the core has it from its next start on"
+# In place of the path of a file, for the settings.
+_SETTINGS = "?ABUSE"
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,15 @@ class Executable:
 
 
 class Files:
-    """Remembers files as they are now, to notice changes. `pinned` ones may change in place, but not be replaced."""
+    """Remembers files as they are now, to notice changes. `pinned` ones may change in place, but not be replaced.
+
+    And the settings of abuse that the core has, by a number: see `under`.
+    """
 
     def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
+        # None until it is known; a recovered core may have none.
+        self._settings: int | None = None
+        self._settings_now = 0
         self._marks = {path: _mark(path) for path in sorted(paths)}
         self._pinned = {path: _mark(path, pinned=True) for path in sorted(pinned)}
 
@@ -90,15 +99,30 @@ class Files:
     def packed(self) -> list[File]:
         """The state for the next node process."""
         read = [File(path=str(path), mark=mark or ()) for path, mark in self._marks.items()]
-        return read + [File(path=str(path), mark=node or (), pinned=True) for path, node in self._pinned.items()]
+        read += [File(path=str(path), mark=node or (), pinned=True) for path, node in self._pinned.items()]
+        return [*read, File(path=_SETTINGS, mark=[self._settings])] if self._settings else read
 
     @classmethod
     def unpacked(cls, files: Iterable[File]) -> Files:
         """Restore the state of a previous node process."""
         found = cls(())
+        found._settings = 0
         for file in files:
+            if file.path == _SETTINGS:
+                (found._settings,) = file.mark
+                continue
             (found._pinned if file.pinned else found._marks)[Path(file.path)] = tuple(file.mark) or None
         return found
+
+    def under(self, settings: int) -> None:
+        """These are the settings now; a core that was not recovered has them."""
+        self._settings_now = settings
+        if self._settings is None:
+            self._settings = settings
+
+    @property
+    def settings_changed(self) -> bool:
+        return self._settings not in (None, self._settings_now)
 
     def changed(self) -> list[Path]:
         """Return the files that were replaced, written or removed since."""
@@ -111,7 +135,8 @@ class Files:
     @property
     def warnings(self) -> list[str]:
         """A warning for each changed or replaced file."""
-        return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced())]
+        settings = [OTHER_SETTINGS] if self.settings_changed else []
+        return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced()), *settings]
 
 
 def _mark(path: Path, pinned: bool = False) -> tuple[int, ...] | None:

@@ -83,6 +83,7 @@ class Started(Generic[A]):
     files: Files
 
     def __post_init__(self) -> None:
+        self.files.under(self.host.abuse.number)
         number = self.process.pid or 0
         self.process.when_exited().addCallback(lambda _: self.sharing.gone(number))
 

@@ -19,7 +19,9 @@ from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import OPEN, Closed
 from drivers.process.credentials import require_usable
 from drivers.process.json_text import Json, parse
-from drivers.sing_box import allowlist
+from drivers.sing_box import abuse, allowlist
+from drivers.sing_box.abuse import NOTHING as NOTHING_ADDED
+from drivers.sing_box.abuse import Added
 from drivers.sing_box.accounts import (
     BUILDERS,
     Inbound,
@@ -35,6 +37,7 @@ from drivers.sing_box.closed import close
 from drivers.sing_box.listening import Listens
 from drivers.sing_box.overrides import TAGGED, take_over
 from node.base.errors import InvalidConfig
+from node.contract.abuse import AbuseRules
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from protos.service_pb2 import User
@@ -44,6 +47,7 @@ UNCERTAIN = (
     "which omits some when many begin and end at once on a busy machine; another warning then says how many bytes"
 )
 
+NO_RULES = AbuseRules()
 # The inbound type whose users can be changed while the core runs, through ssm-api ("live users").
 LIVE = "shadowsocks"
 # The counters that ssm-api has for each user.
@@ -90,6 +94,7 @@ class Plan(Listens):
 
     inbounds: Mapping[str, Inbound]
     warnings: Sequence[str]
+    abuse: Added = NOTHING_ADDED
     notes: Sequence[str] = ()
     closed: Closed = OPEN
 
@@ -160,12 +165,14 @@ def plan(
     directory: Path,
     counts: bool,
     allowed: Allowed = NOTHING_MORE,
+    against: AbuseRules = NO_RULES,
     closed: Closed = OPEN,
 ) -> Plan:
     """Build the plan from the output of `sing-box format`. Raises `InvalidConfig`.
 
     The core keeps its files below `directory`. `counts`: whether the build has counters (v2ray_api). `allowed`: what a
-    configuration may contain beyond what the node knows. `closed`: the targets that no user reaches.
+    configuration may contain beyond what the node knows. `against`: what the operator wants done about abuse. `closed`:
+    the targets that no user reaches.
     """
     tree = _read(formatted)
     allowlist.judge(tree, allowed)
@@ -190,7 +197,9 @@ def plan(
                 inbound["managed"] = True
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
-    return Plan(tree, inbounds, warnings, effect.notes, closed)
+    added = abuse.add(tree, inbounds, against)
+    notes, warnings = [*effect.notes, *added.notes], [*warnings, *added.warnings]
+    return Plan(tree, inbounds, warnings, added, notes, closed)
 
 
 def _read(formatted: bytes) -> Json:
@@ -221,6 +230,8 @@ def render(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: st
         "services": [*plan.tree.get("services", []), *_services(plan, api, roll)],
         "route": _route(plan.tree.get("route", {}), api),
     }
+    if plan.abuse is not NOTHING_ADDED:
+        tree |= _against(plan, tree, target)
     if api.stats_port is not None:
         tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
     entries = {
@@ -230,6 +241,16 @@ def render(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: st
     entries[token.encode()] = _names(plan, target)
     text = json.dumps(tree, ensure_ascii=False).encode()
     return re.sub(rb'"(%s\d*)"' % token.encode(), lambda place: b"[%s]" % b",".join(entries[place[1]]), text)
+
+
+def _against(plan: Plan, tree: Mapping[str, Any], target: Mapping[str, Accounts]) -> Json:
+    """The parts of the configuration to which ABUSE adds something."""
+    exempt = (name_of(some[key]) for some in target.values() for key in plan.abuse.exempt & some.keys())
+    names = {spelled for name in exempt for spelled in (name, label(name))}
+    api, *theirs = tree["route"]["rules"]
+    rules = [api, *plan.abuse.rules(theirs, names)]
+    outbounds = plan.abuse.outbounds(tree.get("outbounds", []))
+    return {"route": {**tree["route"], "rules": rules}, **({"outbounds": outbounds} if outbounds else {})}
 
 
 def roll(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts]) -> bytes:

@@ -15,6 +15,7 @@ from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import CoreConnections, handle_of, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.sock_diag import Endpoint, Flow, at, flows
 from node.base.reactor import PooledReactor
+from node.contract.abuse import Request
 from node.contract.accounts import Accounts
 from node.contract.connections import Arrived, Handle, Live
 
@@ -60,6 +61,11 @@ class Connections(CoreConnections):
             or not self._api.table_is_complete
             or any(key in self._accounts[tag] for tag in self.unseen)
         )
+
+    def requests(self, exempt: Collection[str]) -> Sequence[Request]:
+        """As `SeesRequests`."""
+        self._keep_table()
+        return self._table.requests(exempt, self._reactor.seconds())
 
     async def look(self, keys: Collection[str]) -> list[Live]:
         self._keep_table()

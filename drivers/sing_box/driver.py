@@ -19,6 +19,7 @@ from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.plan import CoreDriver, CorePlan
 from drivers.sing_box import allowlist, config
+from drivers.sing_box.abuse import LINES
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.generation import SingBoxGeneration
@@ -61,8 +62,16 @@ class SingBox(CoreDriver):
         output = await self.installation.answered(
             core, "format", text, lambda: self.look(core, "format", *STDIN, stdin=text, output=1)
         )
-        allowed, closed = Allowed.of(self.host), Closed.of(self.host)
-        reading = config.plan, output, exclude, self.host.directory, counts(core), allowed, closed
+        reading = (
+            config.plan,
+            output,
+            exclude,
+            self.host.directory,
+            counts(core),
+            Allowed.of(self.host),
+            self.host.abuse,
+            Closed.of(self.host),
+        )
         made = await starting.read(reactor, config_text, *reading)
         naming = allowlist.touched, made.tree, self.installation.paths, core.unconfined
         touched = await starting.read(reactor, config_text, *naming)
@@ -90,7 +99,7 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
         text = await self._rendered(endpoint, users, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, users, config.roll, self.made, endpoint, users)
         read = executable.reading()
-        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, self.made.abuse.blocks))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         started = Started(self._host, self._core.sharing, core, self._api(endpoint), read)
         # A gRPC call is expensive for a check that is made this often, and takes processor time from the core.
@@ -103,7 +112,7 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
         ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
         endpoint = config.ApiAddress(found.port, found.secret, *ports)
         users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
-        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, self.made.abuse.blocks))
         recover(self._host.reactor, self._host.keeper, core, found.process)
         started = Started(self._host, self._core.sharing, core, self._api(endpoint), Files.unpacked(found.files))
         started.api.go_on(found)
@@ -145,17 +154,18 @@ def is_refusal(core: CoreProcess) -> bool:
     return core.exit is not None and core.exit.code == 1 and bool(at_fault)
 
 
-def _sifter(endpoint: config.ApiAddress) -> Callable[[list[str]], list[str]]:
+def _sifter(endpoint: config.ApiAddress, blocks: bool) -> Callable[[list[str]], list[str]]:
     """Make a filter of the core's log lines.
 
-    It drops lines that show the addresses or the secret of the APIs, and those about the node's own connections, and
-    replaces labels by users' names. Lines about users' connections stay, whatever address they connect to.
+    It drops lines that show the addresses or the secret of the APIs, and those about the node's own connections and, if
+    there are any (`blocks`), outbounds; and it replaces labels by users' names. Lines about users' connections stay,
+    whatever address they connect to.
     """
     where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
     telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")
 
     def is_ours(line: str) -> bool:
-        if endpoint.secret in line or telling.search(line):
+        if endpoint.secret in line or telling.search(line) or (blocks and LINES.search(line)):
             return True
         return is_of_knock(line) and " connection to " not in line
 

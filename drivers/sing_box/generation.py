@@ -44,7 +44,9 @@ NOT_MEASURED = (
 
 
 class SingBoxGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsSome`, `ListsOnline`, `MeasuresLatency`, `NamesTransports`, `Paces`."""
+    """Satisfies `Generation` and `Shares`, and of the abilities `CountsSome`, `ListsOnline`, `MeasuresLatency`,
+    `NamesTransports`, `Paces` and `SeesRequests`.
+    """
 
     _api: Api
     _connections: Connections
@@ -76,7 +78,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
         connections = Connections(reactor, started.api, plan, process, self.accounts)
         paced = Paced(reactor, connections, plan.tcp_ports, plan.shared)
         super().__init__(started, plan, connections, paced)
-        self.unseen, self.may_carry = connections.unseen, connections.may_carry
+        self.unseen, self.may_carry, self.requests = connections.unseen, connections.may_carry, connections.requests
         # However the process ends: close the APIs, as another process may get their ports.
         process.when_exited().addCallback(self._ended)
 

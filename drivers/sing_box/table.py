@@ -7,6 +7,7 @@ is noticed by its updates; then a list is requested.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -15,6 +16,7 @@ from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.tally import CLOSED
 from drivers.sockets.sock_diag import Endpoint, connected, endpoint
 from node.base.logs import Logger
+from node.contract.abuse import Request
 from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
@@ -27,6 +29,8 @@ Pair = tuple[str, str]
 REMEMBERED = 10_000
 # Source addresses to remember from which a client may keep an idle session.
 SESSIONS = 50_000
+# Seconds after which a new connection is reported as a request, and the most of them that wait for that.
+SETTLED, BEGUN = 0.5, 20_000
 
 
 def pair_of(connection: Connection) -> Pair:
@@ -112,6 +116,10 @@ class _Flow:
             self.line.moved = now
 
 
+# When a connection began, its line, and its bytes; None for one that has ended already.
+_Begun = tuple[float, Connection, Line, _Flow | None]
+
+
 class Table:
     """The open connections of managed inbounds `tags`; in those `multiplexed` clients keep sessions for streams."""
 
@@ -131,6 +139,8 @@ class Table:
         self.number = 0
         # Whether a list is needed: there was none yet, or the stream omitted something.
         self.lacks = True
+        # Connections that began, with the time; None until somebody asks for them.
+        self._begun: deque[_Begun] | None = None
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -192,6 +202,8 @@ class Table:
     def _take(self, event: ConnectionEvent, now: float) -> Line | None:
         connection = event.connection if event.HasField("connection") else None
         if event.type == CLOSED or (connection is not None and connection.closed_at):
+            if self._begun is not None and connection is not None and self._is_new(event.id):
+                self._note_ended(self._begun, connection, now)
             self._end(event.id, connection, now)
         elif event.id in self._flows:
             self._flows[event.id].carry(event.uplink_delta, event.downlink_delta, now)
@@ -200,6 +212,28 @@ class Table:
         elif self._is_new(event.id):
             return self._begin(connection, now)
         return None
+
+    def requests(self, exempt: Collection[str], now: float) -> list[Request]:
+        """The connections that began `SETTLED` seconds ago or before, since the last call, without those of `exempt`.
+
+        By then most targets have answered that do.
+        """
+        if self._begun is None:
+            self._begun = deque(maxlen=BEGUN)
+        found = []
+        while self._begun and self._begun[0][0] <= now - SETTLED:
+            _, connection, line, flow = self._begun.popleft()
+            if line.key not in exempt:
+                udp, torrent = connection.network == "udp", connection.protocol == "bittorrent"
+                answered = flow is not None and flow.down > 0
+                found.append(Request(line.key, line.address, line.tag, connection.destination, udp, torrent, answered))
+        return found
+
+    def _note_ended(self, begun: deque[_Begun], connection: Connection, now: float) -> None:
+        """Note a connection that the stream reports only at its end."""
+        (tag, key), source = pair_of(connection), source_of(connection)
+        if source is not None and key and tag in self._places:
+            begun.append((now, connection, Line(tag, key, source, b"", now), None))
 
     def _is_new(self, id: str) -> bool:
         return id not in self._flows and id not in self._ended
@@ -210,6 +244,8 @@ class Table:
         line = self._line(connection, now)
         self._flows[connection.id] = flow = _Flow(line, self.number)
         flow.begin(connection.uplink_total, connection.downlink_total, now)
+        if self._begun is not None and line is not None:
+            self._begun.append((now, connection, line, flow))
         if line is not None:
             line.ids.add(connection.id)
             line.moved = now

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+from drivers.sing_box.abuse import OURS
 from drivers.sing_box.accounts import label, name_of, unlabelled
 from node.contract.accounts import Accounts, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
@@ -96,7 +97,8 @@ class Tally:
 
     def _names(self, connection: Connection) -> tuple[tuple[Scope, str], ...]:
         user = "" if connection.inbound in self._live else connection.user
-        named = ((Scope.USER, user), (Scope.INBOUND, connection.inbound), (Scope.OUTBOUND, connection.outbound))
+        outbound = "" if connection.outbound.startswith(OURS) else connection.outbound
+        named = ((Scope.USER, user), (Scope.INBOUND, connection.inbound), (Scope.OUTBOUND, outbound))
         return tuple(pair for pair in named if pair[1])
 
     def _book(self, known: _Known, up: int, down: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from drivers.sockets.reuseport import is_of_knock
 from drivers.sockets.sock_diag import Endpoint, endpoint
 
 _EMAIL = " email: "
+_ARROWS = (" >> ", " -> ", " ==> ")
 # Older cores print no microseconds; for a multiplexed connection `tcp:` stands before the source.
 _ACCEPTED = re.compile(
     r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? from (?:tcp:)?(?:([\d.]+)|\[([\da-fA-F:.]+)(?:%[^\]]*)?\]):(\d{1,5}) "
@@ -54,8 +56,13 @@ class Accepted(NamedTuple):
 
     email: str
     endpoint: Endpoint
-    udp: bool
+    # Mostly with the network: `tcp:HOST:PORT`.
+    target: str
     detour: str
+
+    @property
+    def udp(self) -> bool:
+        return self.target.startswith("udp:")
 
 
 def parse(line: str) -> Accepted | None:
@@ -69,9 +76,15 @@ def parse(line: str) -> Accepted | None:
     if port == "0":  # a reverse proxy forwarded the address
         return None
     try:
-        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target.startswith("udp:"), detour or "")
+        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "")
     except (OSError, OverflowError):
         return None
+
+
+def inbound_in(detour: str, tags: Collection[str]) -> str | None:
+    """The inbound, of those with these tags, that a detour names, if any; a tag may contain arrows itself."""
+    found = [tag for tag in tags if any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
+    return max(found, key=len, default=None)
 
 
 class Records:
@@ -157,10 +170,14 @@ class Mask:
 
 @dataclass(frozen=True)
 class Shown:
-    """Which of the core's lines a controller asked for: with access lines or without, addresses masked or not."""
+    """Which of the core's lines a controller asked for: with access lines or without, addresses masked or not.
+
+    `renamed` gives outbounds of the node's the names that a controller knows.
+    """
 
     access: bool = True
     mask: Mask | None = None
+    renamed: Callable[[str], str] | None = None
 
     def line(self, line: str) -> str | None:
         """The line for the controller; None withholds it."""
@@ -168,6 +185,8 @@ class Shown:
             return None
         if is_of_knock(line) and _EMAIL not in line:
             return None  # a connection of the node's own; user lines have an e-mail
+        if self.renamed is not None:
+            line = self.renamed(line)
         return self.mask.cover(line) if self.mask else line
 
 

@@ -14,7 +14,9 @@ from google.protobuf.message import DecodeError
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import Closed
 from drivers.process.credentials import KEY_BYTES, require_usable
-from drivers.xray import allowlist, compat, messages, overrides, rules, wireguard
+from drivers.xray import abuse, allowlist, compat, messages, overrides, rules, wireguard
+from drivers.xray.abuse import NOTHING as NOTHING_ADDED
+from drivers.xray.abuse import Added
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, unnamed
 from drivers.xray.closed import OPEN, Closing
@@ -23,6 +25,7 @@ from drivers.xray.messages import SIZE, Version, edited
 from drivers.xray.text import Hints, hints
 from drivers.xray.user_changes import NEEDS_PAUSE
 from node.base.errors import InvalidConfig
+from node.contract.abuse import AbuseRules
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
 from node.contract.routing import Routing
@@ -44,6 +47,7 @@ UNSUPPORTED = {
     messages.SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
+NO_RULES = AbuseRules()
 API_SERVICES = tuple(f"xray.app.{name}.command.Config" for name in ("proxyman", "stats", "router"))
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
@@ -56,8 +60,8 @@ class Plan(Listens):
     """A configuration without users and without the node's API, and the properties of its managed inbounds.
 
     `ingress`: where the users of managed inbounds connect. `shown`: which of the core's lines the controller asked for.
-    `routing`: changes of the rules, already in `base`. `first`: router settings that go before all others.
-    `closed`: the targets that no user reaches.
+    `routing`: changes of the rules, already in `base`. `first`: router settings that go before all others. `abuse`:
+    what ABUSE added. `closed`: the targets that no user reaches.
     """
 
     base: Config
@@ -68,6 +72,7 @@ class Plan(Listens):
     shown: Shown
     routing: Routing = Routing()
     first: bytes = b""
+    abuse: Added = NOTHING_ADDED
     notes: Sequence[str] = ()
     closed: Closed = Closed()
 
@@ -126,9 +131,12 @@ def plan(
     exclude: frozenset[str],
     version: Version = HYSTERIA_MISCOUNTED,
     allowed: Allowed = NOTHING_MORE,
+    against: AbuseRules = NO_RULES,
+    anywhere: bytes = b"",
     closing: Closing = OPEN,
 ) -> Plan:
-    """Take over a configuration that was converted from `text`.
+    """Take over a configuration that was converted from `text`. `against`, `anywhere`: as for `abuse.add`.
+    `closing`: what keeps users from the server itself.
 
     Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
     """
@@ -136,7 +144,7 @@ def plan(
         base = _judged(converted, text, version, allowed)
         # Reads the users of inbounds that are left as configured, so that they are known to be valid.
         rules.outbounds_of(base)
-        return _planned(base, text, exclude, version, closing)
+        return _against(_planned(base, text, exclude, version, closing), against, anywhere)
     except DecodeError as error:
         # Another version of the core may give these fields another meaning.
         reason = "the node cannot parse this configuration as the core converted it: is this core's version supported?"
@@ -154,8 +162,20 @@ def rerouted(
     tags = [rules.public(rule.rule_tag) for rule in found]
     tagged = tuple(each._replace(tag=tag) for each, tag in zip(routing.added, tags, strict=True))
     changed = rules.changed(plan.base, routing, found)
+    abuse.follow(changed, plan.abuse)
     overrides.have_reloaded(changed, text, version)
     return replace(plan, base=changed, routing=replace(routing, added=tagged))
+
+
+def _against(plan: Plan, rules: AbuseRules, anywhere: bytes) -> Plan:
+    """The plan with what ABUSE adds."""
+    added = abuse.add(plan.base, plan.inbounds, rules, anywhere)
+    if not (added.notes or added.warnings):
+        return plan
+    warnings, first = (*plan.warnings, *added.warnings), plan.first + added.first
+    notes = [*plan.notes, *added.notes]
+    shown = replace(plan.shown, renamed=added.shown)
+    return replace(plan, warnings=warnings, notes=notes, first=first, shown=shown, abuse=added)
 
 
 def _judged(converted: bytes, text: str, version: Version, allowed: Allowed) -> Config:

@@ -19,9 +19,10 @@ from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
-from drivers.xray.access import Accepted, Records, parse
+from drivers.xray.access import Accepted, Records, inbound_in, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
+from drivers.xray.requests import Requests
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
@@ -48,13 +49,13 @@ GATHER = 0.1
 # Seconds that a stopping core has to read the last bytes, between two checks of that, and then to count them.
 DRY, POLL, NOTICE = 0.5, 0.005, 0.02
 _NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
-_ARROWS = (" >> ", " -> ", " ==> ")
 
 
 class Connections(CoreConnections):
     """Reads the core's lines and cuts connections of removed users."""
 
-    def __init__(self, reactor: PooledReactor, ingress: Mapping[str, Ingress]) -> None:
+    def __init__(self, reactor: PooledReactor, ingress: Mapping[str, Ingress], tags: Collection[str] = ()) -> None:
+        """`tags`: of all managed inbounds, if there are more than in `ingress`."""
         super().__init__(reactor, [some for entry in ingress.values() for some in entry.ports])
         self._ingress = ingress
         self._records = Records()
@@ -77,7 +78,8 @@ class Connections(CoreConnections):
         self._crowd = 0
         # How many connections of removed users were cut.
         self.cut = 0
-        self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
+        self.requests = Requests(tags or ingress)
+        self._tag_of = lru_cache(maxsize=1024)(lambda detour: inbound_in(detour, ingress))
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool], online: Online) -> None:
@@ -92,6 +94,8 @@ class Connections(CoreConnections):
         believed = self._records.is_one(line, accepted)
         if accepted is None:
             return
+        if self.requests.wanted and believed:
+            self.requests.take(accepted)
         tag = self._tag_of(accepted.detour)
         if tag is not None and not (accepted.udp and self._ingress[tag].datagrams):
             (self._note if believed else self._guess)(tag, accepted)
@@ -228,11 +232,6 @@ class Connections(CoreConnections):
         self._pid = None
         self._look_alarm.cancel()
         self._cut_alarm.cancel()
-
-    def _find_tag(self, detour: str) -> str | None:
-        """The managed inbound that an access line names, if any; a tag may contain arrows itself."""
-        tags = [tag for tag in self._ingress if any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
-        return max(tags, key=len, default=None)
 
     def _find_tags(self, port: int) -> list[str]:
         """The managed inbounds whose users connect to a port."""

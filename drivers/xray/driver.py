@@ -17,7 +17,7 @@ from drivers.process.executable import Executable, Files
 from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.plan import CoreDriver, CorePlan
-from drivers.xray import allowlist, config, rules
+from drivers.xray import abuse, allowlist, config, rules
 from drivers.xray.api import Api
 from drivers.xray.closed import OPEN, Closing, text_of
 from drivers.xray.connections import Connections
@@ -62,8 +62,10 @@ class Xray(CoreDriver):
         reactor, paths = self.host.reactor, self.installation.paths
         touched = await starting.read(reactor, text, allowlist.touched, text, paths)
         output = await self.converted(xray, touched, text)
-        closing = await self._closing(xray)
-        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), closing
+        anywhere = await self.converted(xray, touched, abuse.ANYWHERE) if self.host.abuse else b""
+        against = self.host.abuse, anywhere
+        added = *against, await self._closing(xray)
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self.host), *added
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, allowlist.check, made.base, paths, xray.unconfined)
         return XrayPlan(self, made, replace(touched, ports=made.ports), chosen)
@@ -165,7 +167,7 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
 
     def _process(self, endpoint: config.ApiAddress) -> tuple[CoreProcess, Output]:
         """A process that is not started yet, and what reads its output."""
-        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress))
+        output = Output(endpoint, self.made.shown, Connections(self._host.reactor, self.made.ingress, self.made.tags))
         core = CoreProcess(self._host.reactor, self._host.log.extend, output.sift)
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         return core, output

@@ -11,7 +11,7 @@ from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
 from drivers.sockets.sock_diag import endpoint
-from drivers.xray import rules, wireguard
+from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api, asked_route, route_of
@@ -24,6 +24,7 @@ from drivers.xray.messages import OURS
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.base.waiting import together
+from node.contract.abuse import Request
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address
 from node.contract.counters import DIRECTIONS, Reading, Scope, Seen, counter_name
@@ -79,8 +80,8 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation`, `Shares`, `CountsOnline`, `ListsOnline`, `MeasuresLatency`, `NamesTransports`, `Routes`
-    and `Paces`.
+    """Satisfies `Generation` and `Shares`, and of the abilities `CountsOnline`, `ListsOnline`, `MeasuresLatency`,
+    `NamesTransports`, `Routes`, `SeesRequests` and `Paces`.
     """
 
     _api: Api
@@ -132,6 +133,9 @@ class XrayGeneration(CoreGeneration[Api]):
     @property
     def mixed(self) -> Mapping[str, str]:
         return dict.fromkeys(self._connections.mixed, _MIXED)
+
+    def requests(self, exempt: Collection[str]) -> Sequence[Request]:
+        return self._connections.requests.collect(exempt)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
@@ -208,6 +212,9 @@ class XrayGeneration(CoreGeneration[Api]):
         made = getattr(plan, "made", None)
         assert isinstance(made, Plan)
         wanted, targets = rules.rules_of(made.base), made.routing.targets
+        if self._files.settings_changed:
+            # The core lacks the outbounds that these lead to.
+            wanted = [rule for rule in wanted if not rule.tag.startswith(abuse.TORRENT)]
         try:
             await self._router.become(wanted, targets)
         except ApiFailed as error:
@@ -233,7 +240,7 @@ class XrayGeneration(CoreGeneration[Api]):
             reply = await self._router.test(asked)
         if reply is None:
             return route_of(asked.routing_context, self.plan.base.outbound[0].tag)
-        return route_of(reply, reply.outbound_tag)
+        return route_of(reply, self.plan.abuse.outbound(reply.outbound_tag) or reply.outbound_tag)
 
     async def audit(self) -> int:
         with asking(USERS):

@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 
 from node.base.logs import Log
 from node.base.reactor import Reactor
+from node.contract.abuse import AbuseRules
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.counters import Reading, Scope, Seen
 from node.contract.keeper import Keeper
@@ -47,7 +48,7 @@ class Host:
     """The node's side for a driver: the reactor, the ring, a private directory (0700), its settings.
 
     `withheld`: files and directories that no core may read. `choices` may change while the node runs. `keeper` has what
-    outlives the node. `ports`: the node's own TCP ports.
+    outlives the node. `abuse`: what the operator wants done about abuse. `ports`: the node's own TCP ports.
     """
 
     reactor: Reactor
@@ -57,6 +58,7 @@ class Host:
     withheld: Sequence[Path] = ()
     choices: Choices = field(default_factory=Choices)
     keeper: Keeper = field(default_factory=Keeper)
+    abuse: AbuseRules = field(default_factory=AbuseRules)
     ports: Sequence[int] = ()
 
 

@@ -13,7 +13,8 @@ _WAYS, _PERIODS = frozenset(Quota.Way.values()), frozenset(Quota.Period.values()
 def fault_of(limits: Limits) -> str:
     """Why these limits are invalid; empty if they are valid."""
     quota = limits.bytes
-    if not _ACTIONS.issuperset((limits.expires_action, limits.addresses_action, quota.action)):
+    actions = limits.expires_action, limits.addresses_action, limits.abuse_action, quota.action
+    if not _ACTIONS.issuperset(actions):
         return "limits: an action is neither CUT nor TELL"
     if quota.way not in _WAYS or quota.period not in _PERIODS:
         return "limits: bytes has a way or a period that this node does not know"

@@ -95,6 +95,18 @@ class Kind(Enum):
         "Users were connected from more addresses than their limit: `count`, the `names` of the first, and the first "
         "one's limit as `reason`. Users whose limit has the action TELL are in events of their own.",
     )
+    ABUSE_TORRENT = (
+        "abuse.torrent",
+        Severity.WARNING,
+        "A `user` uses BitTorrent: see `abuse.scan` for the fields.",
+    )
+    ABUSE_SCAN = (
+        "abuse.scan",
+        Severity.WARNING,
+        "A `user` looks for open ports, from an `address`: how many `times`, the `first` and the `last` (UTC), some "
+        "`targets`, and what the node did (`action`: tell, block, slow, cut). At most one a minute.",
+    )
+    ABUSE_MAIL = "abuse.mail", Severity.WARNING, "A `user` sends mail (port 25): see `abuse.scan` for the fields."
     NODE_QUOTA_NEAR = (
         "node.quota.near",
         Severity.WARNING,

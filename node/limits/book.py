@@ -18,6 +18,7 @@ from node.backend.roster import Limiter
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.count import (
+    ABUSE,
     EXPIRY,
     NEAR,
     QUOTA,
@@ -44,6 +45,8 @@ MOST_GONE = 300_000
 CLOSE = 2**30
 # Changed users above which `judge_due` judges them in parts.
 MANY = 2000
+# The part of the time for which a user is slow that may pass before it begins again.
+LITTLE = 0.1
 # Entries in the heap of moments, above two for each count, at which outdated ones are dropped: each change of a user
 # leaves one.
 SPARE = 10_000
@@ -96,9 +99,12 @@ class Book(Limiter):
         if self._summary is None:
             off = [(self._counts[key], self.in_force.of(key)) for key in self.off if key in self.in_force.users]
             expired = sum(count.expired and not limit.expires_tells for count, limit in off)
+            abuse = sum(reasons(reached(count, limit, self.now()), limit) == (ABUSE,) for count, limit in off)
             near = sum(key in self.in_force.users and key not in self.off for key in self._near)
-            limited, by_quota = len(self.in_force.limited()), len(off) - expired
-            self._summary = LimitsSummary(limited=limited, off_quota=by_quota, off_expired=expired, near=near)
+            limited, by_quota = len(self.in_force.limited()), len(off) - expired - abuse
+            self._summary = LimitsSummary(
+                limited=limited, off_quota=by_quota, off_expired=expired, near=near, off_abuse=abuse
+            )
         return self._summary
 
     # The users
@@ -138,6 +144,25 @@ class Book(Limiter):
             self._counts.setdefault(key, Count(self.now()))
         self._mark_changed(key)
         self.follow(key)
+
+    def cut(self, key: str, seconds: float) -> None:
+        """Bar the user for abuse, for so long from now on."""
+        self._abused(key).cut_until = self.now() + seconds
+        self._mark_changed(key)
+        self._judge(key)
+
+    def slow(self, key: str, seconds: float, speed: int) -> None:
+        """Give the user this speed for abuse, for so long from now on."""
+        count, now = self._abused(key), self.now()
+        if speed != count.slow_speed or count.slow_until < now + (1 - LITTLE) * seconds:
+            count.slow_until, count.slow_speed = now + seconds, speed
+            self._mark_changed(key)
+            self._judge(key)
+
+    def _abused(self, key: str) -> Count:
+        if key not in self._counts:
+            self._counts[key] = Count(self.now())
+        return self._counts[key]
 
     # Usage
 
@@ -297,6 +322,7 @@ class Book(Limiter):
         """Forget a removed user. A later user of this name starts from zero."""
         del self._counts[key]
         self.in_force.overrides.pop(key, None)
+        self.in_force.slow(key, 0)
         self.off.discard(key)
         self._near.discard(key)
         self._mark_changed(key)
@@ -324,6 +350,9 @@ class Book(Limiter):
         self._apply(key, count, limit)
         if limit.quota and left(count, limit) < CLOSE:
             self.close.add(key)
+        if self.in_force.slow(key, count.slow_speed if now < count.slow_until else 0):
+            self._summary = None
+            self._connections.changed((key,))
 
     def _mark_changed(self, key: str) -> None:
         self.dirty.add(key)

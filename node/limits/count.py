@@ -17,7 +17,7 @@ from protos.kept_pb2 import KeptLimits
 # The part of a quota at which it counts as nearly used up.
 NEAR = 0.8
 # Values in LimitState.off_for and in events.
-QUOTA, EXPIRY = "quota", "expiry"
+QUOTA, EXPIRY, ABUSE = "quota", "expiry", "abuse"
 # The largest number of bytes that is reported or saved.
 MOST = 2**63 - 1
 
@@ -29,7 +29,8 @@ class Count:
     `since` is Quota.since, the name of the count; None if the user has no quota. `before`: Quota.used, bytes that count
     from the start. `near`, `reached`, `expired`: what was reported. `off_since`: when the user was barred, or 0.
     `gone_since`: when the user was removed, or 0. `ahead`: when the count began, if the clock was set back to an
-    earlier period since, or 0. `zone`: the time zone in which its periods begin.
+    earlier period since, or 0. `zone`: the time zone in which its periods begin. `cut_until`, `slow_until`: until when
+    the user is barred or slow for abuse; `slow_speed`: bits a second meanwhile.
     """
 
     began: float
@@ -44,6 +45,9 @@ class Count:
     gone_since: float = 0.0
     ahead: float = 0.0
     zone: tzinfo = UTC
+    cut_until: float = 0.0
+    slow_until: float = 0.0
+    slow_speed: int = 0
 
     @property
     def reported(self) -> bool:
@@ -125,20 +129,21 @@ def reached(count: Count, limit: Limit, now: float) -> tuple[str, ...]:
     """The limits that the user has reached."""
     over = bool(limit.quota) and left(count, limit) <= 0
     expired = 0 < limit.expires_at <= now
-    if not (over or expired):
+    abused = now < count.cut_until
+    if not (over or expired or abused):
         return ()
-    return tuple(word for word, is_so in ((QUOTA, over), (EXPIRY, expired)) if is_so)
+    return tuple(word for word, is_so in ((QUOTA, over), (EXPIRY, expired), (ABUSE, abused)) if is_so)
 
 
 def reasons(reached: tuple[str, ...], limit: Limit) -> tuple[str, ...]:
     """Select the reached limits that bar the user."""
-    tells = {QUOTA: limit.quota_tells, EXPIRY: limit.expires_tells}
+    tells = {QUOTA: limit.quota_tells, EXPIRY: limit.expires_tells, ABUSE: limit.abuse_tells}
     return tuple(word for word in reached if not tells[word])
 
 
 def next_change(count: Count, limit: Limit, now: float) -> float:
-    """When the user expires or a count starts, whatever they carry; infinity if never."""
-    moments: list[float] = [limit.expires_at] if limit.expires_at > now else []
+    """When the user expires, a count starts or abuse is forgiven, whatever they carry; infinity if never."""
+    moments: list[float] = [moment for moment in (limit.expires_at, count.cut_until, count.slow_until) if moment > now]
     if limit.quota and limit.since > now and limit.since != count.since:
         moments.append(limit.since)
     if limit.quota and limit.period is not Period.NEVER:
@@ -158,7 +163,10 @@ class Override(NamedTuple):
 
 
 # Fields that a count and its record have in the same form.
-_KEPT = "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead"
+_KEPT = (
+    *("began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead"),
+    *("cut_until", "slow_until", "slow_speed"),
+)
 
 
 def pack(override: Override | None, count: Count | None) -> bytes:

@@ -11,7 +11,7 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.events.users import TOGETHER, Gathering
 from node.limits.book import Report
-from node.limits.count import EXPIRY, QUOTA
+from node.limits.count import ABUSE, EXPIRY, QUOTA
 from node.limits.in_force import InForce
 from node.limits.limits import Limit
 
@@ -32,6 +32,7 @@ _TEXTS = {
     (Kind.LIMIT_REACHED, EXPIRY): "{user!r} has expired, and stays in (action TELL)",
     (Kind.LIMIT_CUT, QUOTA): "{user!r} has used up their quota, and is barred",
     (Kind.LIMIT_CUT, EXPIRY): "{user!r} has expired, and is barred",
+    (Kind.LIMIT_CUT, ABUSE): "{user!r} is barred for a time, for abuse",
     (Kind.LIMIT_BACK, ""): "{user!r} is let in again",
 }
 # Text for users with too many addresses, by whether their limit has the action TELL.

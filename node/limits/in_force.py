@@ -24,6 +24,8 @@ class InForce:
         self.by_inbound = bool(defaults.inbounds)
         self.users: Collection[str] = ()
         self.overrides: dict[str, Override] = {}
+        # Users who are slow for abuse, and the bits a second.
+        self._slowed: dict[str, int] = {}
         self._own: Mapping[str, bytes] = {}
         # Caches; `_limited` is None where outdated.
         self._limits: dict[str, Limit] = {}
@@ -31,26 +33,42 @@ class InForce:
 
     def of(self, key: str) -> Limit:
         """The limit that holds for a user. Cheap if it is cached, or if no user has limits."""
-        if not (self._own or self.overrides or self.by_inbound):
+        if not (self._own or self.overrides or self.by_inbound or self._slowed):
             return self.default
         limit = self._limits.get(key)
         if limit is None:
             override, own = self.overrides.get(key), self.own(key)
             said = override.limits if override is not None and override.own == own else own
-            limit = self._limits[key] = self._merged(said, self.tags_of(key) if self.by_inbound else ())
+            limit = self._merged(said, self.tags_of(key) if self.by_inbound else ())
+            if speed := self._slowed.get(key):
+                limit = limit.slowed(speed)
+            self._limits[key] = limit
         return limit
 
     @property
     def any(self) -> bool:
         """Whether any user may have limits."""
-        return bool(self._own or self.overrides or self.by_inbound or self.default.any)
+        return bool(self._own or self.overrides or self.by_inbound or self._slowed or self.default.any)
 
     def limited(self) -> AbstractSet[str]:
         """The users who have limits."""
         if self._limited is None:
-            candidates = self.users if self.default.any or self.by_inbound else {*self._own, *self.overrides}
+            candidates = (
+                self.users if self.default.any or self.by_inbound else {*self._own, *self.overrides, *self._slowed}
+            )
             self._limited = {key for key in candidates if key in self.users and self.of(key).any}
         return self._limited
+
+    def slow(self, key: str, speed: int) -> bool:
+        """Have the user slow from now on; 0: no more. Returns whether that is a change."""
+        if self._slowed.get(key, 0) == speed:
+            return False
+        if speed:
+            self._slowed[key] = speed
+        else:
+            del self._slowed[key]
+        self.follow(key)
+        return True
 
     def own(self, key: str) -> bytes:
         """The packed limits of the user's own message."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
 from enum import Enum
 
@@ -46,6 +46,7 @@ class Limit:
     down: int = 0
     up: int = 0
     zone: tzinfo = UTC
+    abuse_tells: bool = False
 
     @property
     def any(self) -> bool:
@@ -55,6 +56,12 @@ class Limit:
     def span(self, now: float) -> tuple[float, float]:
         """Begin and end of the quota's period that contains `now`."""
         return period(now, self.period, self.reset_day, self.zone)
+
+    def slowed(self, speed: int) -> Limit:
+        """The same with this speed, unless it is lower already, or the user may not be slowed for abuse."""
+        if self.abuse_tells:
+            return self
+        return replace(self, down=min(self.down or speed, speed), up=min(self.up or speed, speed))
 
     def message(self) -> Limits:
         """The message for controllers, without the limits that are 0."""
@@ -70,6 +77,8 @@ class Limit:
             message.addresses, message.addresses_action = self.addresses, _action(self.addresses_tells)
         if self.down or self.up:
             message.speed.CopyFrom(Speed(down=self.down, up=self.up))
+        if self.abuse_tells:
+            message.abuse_action = service_pb2.TELL
         return message
 
     @classmethod
@@ -97,6 +106,7 @@ class Limit:
             down=speed.down,
             up=speed.up,
             zone=zone,
+            abuse_tells=first("abuse_action").abuse_action == service_pb2.TELL,
         )
 
 

@@ -123,7 +123,7 @@ def _tell(into: Limits, value: str) -> None:
     for name in value.lower().split("+"):
         if name == "bytes":
             into.bytes.action = service_pb2.TELL
-        elif name in ("addresses", "expires"):
+        elif name in ("addresses", "expires", "abuse"):
             setattr(into, f"{name}_action", service_pb2.TELL)
         else:
-            raise ValueError(f"tell={value}: {name!r} is not one of bytes, addresses, expires")
+            raise ValueError(f"tell={value}: {name!r} is not one of bytes, addresses, expires, abuse")

@@ -102,6 +102,26 @@ class UserLimits(Lasting):
         info.limits.MergeFrom(self._book.summary())
         info.limits.too_many_addresses = self._addresses.ended
 
+    def cut(self, key: str, seconds: float) -> None:
+        """Bar the user for abuse, for so long."""
+        self._book.cut(key, seconds)
+        self._enforcement.handle_soon()
+
+    def slow(self, key: str, seconds: float, speed: int) -> None:
+        """Limit the user to so many bits a second for abuse, for so long."""
+        self._book.slow(key, seconds, speed)
+
+    def is_spared(self, key: str) -> bool:
+        """Whether the user's limits say that abuse only causes an event."""
+        return self._book.in_force.of(key).abuse_tells
+
+    def name_of(self, key: str) -> str:
+        return self._book.in_force.name_of(key)
+
+    def is_off(self, key: str) -> bool:
+        """Whether the user is barred."""
+        return key in self._book.off
+
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
         """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
         overrides = {}
@@ -179,5 +199,7 @@ def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
         row.left = max(0, limit.quota - count.used(limit.way))
         if limit.period is not Period.NEVER:
             row.resets_at = int(limit.span(now)[1])
+    row.cut_until = int(count.cut_until) if now < count.cut_until else 0
+    row.slow_until = int(count.slow_until) if now < count.slow_until else 0
     row.off_since = count.off_since
     row.off_for.extend(reasons(reached(count, limit, now), limit))

@@ -96,6 +96,13 @@ READ = (
         Kind.COUNTER,
         "Connections closed because their user had too many addresses",
     ),
+    Family(
+        "txnode_abuse_requests_total",
+        Kind.COUNTER,
+        "Requests of users that ABUSE is for: torrent, scan or mail",
+        ("kind",),
+    ),
+    Family("txnode_abuse_cases_total", Kind.COUNTER, "How often a user began with one of them", ("kind",)),
     Family("txnode_users_confirmed", Kind.GAUGE, "Users that the core has confirmed, on any inbound"),
     Family("txnode_users_refused_total", Kind.COUNTER, "Refusals of users, by the node or the core"),
     Family(

@@ -183,6 +183,10 @@ def _users(sources: Sources) -> Iterator[Figure]:
     yield "txnode_users_off", ("expiry",), limits.off_expired
     yield "txnode_users_near_quota", (), limits.near
     yield "txnode_limited_connections_total", (), limits.too_many_addresses
+    yield "txnode_users_off", ("abuse",), limits.off_abuse
+    for kind, counted in limits.abuse.items():
+        yield "txnode_abuse_requests_total", (kind,), counted.requests
+        yield "txnode_abuse_cases_total", (kind,), counted.cases
     yield "txnode_users_confirmed", (), len(set[str]().union(*confirmed.values()))
     yield "txnode_users_refused_total", (), desired.refusals
     for tag, accounts in desired.target.items():

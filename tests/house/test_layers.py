@@ -17,7 +17,13 @@ ROOT = Path(__file__).parents[2]
 # What modules of each room may import of this project, besides their own room and `EVERYWHERE`: rooms or modules.
 ROOMS: dict[str, set[str]] = {
     "node": {
-        *("node.backend.options", "node.door.options", "node.handover.options", "node.keys.options"),
+        *(
+            "node.abuse.options",
+            "node.backend.options",
+            "node.door.options",
+            "node.handover.options",
+            "node.keys.options",
+        ),
         *("node.limits.allowance", "node.limits.options", "node.metrics.options", "node.state.directory"),
         *("node.traffic.options", "node.updates.policy"),
     },
@@ -38,6 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "node.api": {
         *("node", "node.backend", "node.contract", "node.engine", "node.events", "node.keys", "node.machine"),
     },
+    "node.abuse": {"node.contract", "node.events", "node.limits"},
     "node.limits": {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
     },

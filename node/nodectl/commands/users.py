@@ -108,7 +108,7 @@ def _limits_of(user: pb.LimitState) -> Row:
     allowed = f"{len(user.addresses)}/{limits.addresses}" if limits.addresses else ""
     return (
         user.name,
-        f"off: {', '.join(user.off_for)}" if user.off_for else "on",
+        _state(user),
         size(quota.bytes - user.left) if user.left else size(_used(user)) if quota.bytes else "",
         size(quota.bytes) if quota.bytes else "",
         _day(user.resets_at),
@@ -118,6 +118,13 @@ def _limits_of(user: pb.LimitState) -> Row:
         rate_of_bits(limits.speed.up),
         "; ".join(user.notes),
     )
+
+
+def _state(user: pb.LimitState) -> str:
+    """Whether the user is barred and why, and until when they are barred or slow for abuse."""
+    if user.off_for:
+        return f"off: {', '.join(user.off_for)}" + (f" until {_day(user.cut_until)}" if user.cut_until else "")
+    return f"slow until {_day(user.slow_until)}" if user.slow_until else "on"
 
 
 def _used(user: pb.LimitState) -> int:

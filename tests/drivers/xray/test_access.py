@@ -44,8 +44,9 @@ def test_accepted(
     """Every form of line about an accepted connection is parsed, with any content."""
     where = f"{stamp}from {source}{written(address, port)} accepted {target}"
     why = f" [{detour}]" + (f" {reason}" if reason else "")
-    expected = Accepted(email, endpoint(str(address), port), target.startswith("udp:"), detour)
+    expected = Accepted(email, endpoint(str(address), port), target, detour)
     assert parse(f"{where}{why} email: {email}") == expected
+    assert expected.udp is target.startswith("udp:")
 
 
 @pytest.mark.parametrize(

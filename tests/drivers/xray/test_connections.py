@@ -20,10 +20,11 @@ from twisted.trial.unittest import TestCase
 from drivers.process.channel import ApiFailed
 from drivers.sockets.core_connections import rest_of
 from drivers.sockets.sock_diag import endpoint
-from drivers.xray import connections
+from drivers.xray import connections, requests
 from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Pair
+from node.contract.abuse import Request
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
@@ -498,6 +499,33 @@ class ConnectionsTests(TestCase):
         self.connections.stop()
         await self.put_out("anna")
         self.assertFalse(ended(link))
+
+    def test_requests(self) -> None:
+        """From the first call on, each line that the core wrote itself; exempt users are left out."""
+        self.say("10.0.0.1:9", "Anna", target="tcp:before.test:80")
+        self.assertEqual(self.connections.requests.collect(()), [])
+        self.say("10.0.0.1:9", "Anna", target="tcp:a.test:80")
+        self.say("10.0.0.1:9", "Anna", target="udp:[2001:db8::1]:443")
+        self.say("10.0.0.2:9", "Bert", "nowhere", target="tcp:b.test:22")
+        torrent = "accepted tcp:b.test:22 [home -> ~txnode-torrent-2] email: Bert"
+        self.connections.take(f"2026/11/21 02:17:57.788507 from tcp:10.0.0.2:9 {torrent}")
+        anna, bert = bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2])
+        self.assertEqual(
+            self.connections.requests.collect({"cora"}),
+            [
+                Request("anna", anna, "home", "a.test:80", udp=False),
+                Request("anna", anna, "home", "[2001:db8::1]:443", udp=True),
+                Request("bert", bert, "home", "b.test:22", udp=False, torrent=True),
+            ],
+        )
+        self.say("10.0.0.3:9", "Cora")
+        self.reject()
+        self.say("10.0.0.2:9", "Bert", target="tcp:forged.test:22")
+        self.assertEqual(self.connections.requests.collect(()), [])
+        with mock.patch.object(requests, "MOST", 3):
+            for number in range(20):
+                self.say("10.0.0.1:9", "Anna", target=f"tcp:{number}-{'long' * 100}.test:80")
+        self.assertEqual(len(self.connections.requests.collect(())), 3)
 
 
 def ended(link: socket.socket) -> bool:

@@ -50,7 +50,7 @@ MESSAGES = {
     "User": "email=1 proxies=2:Proxy inbounds=3:*string limits=16:Limits",
     "Limits": (
         "bytes=1:Quota expires_at=2:int64 expires_action=3:LimitAction addresses=4:uint32 "
-        "addresses_action=5:LimitAction speed=6:Speed"
+        "addresses_action=5:LimitAction speed=6:Speed abuse_action=7:LimitAction"
     ),
     "Quota": (
         "bytes=1:uint64 way=2:Way since=3:int64 used=4:uint64 period=5:Period reset_day=6:uint32 action=7:LimitAction"
@@ -62,13 +62,15 @@ MESSAGES = {
     "GetLimitsRequest": "after=1 limit=2:uint32 names=3:*string off=4:bool",
     "LimitState": (
         "name=1 limits=2:Limits used_up=3:uint64 used_down=4:uint64 left=5:uint64 counted_since=6:double "
-        "resets_at=7:int64 addresses=8:*string off_since=9:double off_for=10:*string notes=11:*string"
+        "resets_at=7:int64 addresses=8:*string off_since=9:double off_for=10:*string notes=11:*string "
+        "cut_until=12:int64 slow_until=13:int64"
     ),
     "GetLimitsResponse": "users=1:*LimitState next=2 total=3:uint64",
     "LimitsSummary": (
         "limited=1:uint64 off_quota=2:uint64 off_expired=3:uint64 near=4:uint64 too_many_addresses=5:uint64 "
-        "node=6:NodeQuota"
+        "node=6:NodeQuota off_abuse=7:uint64 abuse=8:{string,AbuseCount}"
     ),
+    "AbuseCount": "requests=1:uint64 cases=2:uint64",
     "NodeQuota": "bytes=1:uint64 used=2:uint64 resets_at=3:int64 closed=4:bool",
     "BillRequest": "since=1",
     "BilledBytes": "received=1:uint64 sent=2:uint64",
