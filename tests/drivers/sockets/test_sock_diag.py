@@ -101,7 +101,8 @@ def test_a_port_without_connections() -> None:
 
 def serve(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=512, dualstack_ipv6=address == "::")
+    # Not a port that another program's connection may have as its own.
+    return socket.create_server((address, free_port()), family=family, backlog=512, dualstack_ipv6=address == "::")
 
 
 def port_of(server: socket.socket) -> int:
