@@ -219,19 +219,18 @@ class StatsApi:
         """
         path, request = f"{self._service}QueryStats", xray_pb2.QueryStatsRequest(pattern=pattern, reset=False)
         reply = await self._channel.call(path, request, Stats, BULK_DEADLINE)
-        counters, now = dict[str, int](), Seen()
+        counters, before, now = dict[str, int](), seen.rows if seen else (), set[bytes]()
         async for part in slices(self._reactor, reply.stat, SLICE):
-            by_hash = dict(zip(map(hash, part), part, strict=True))
-            new = by_hash.keys() - (seen or ())
-            now |= by_hash.keys()
+            found = set(part)
+            new = found.difference(before)
+            now |= found
             # To pick rows out costs more than to parse a few too many.
-            changed = part if len(new) > len(part) / 2 else map(by_hash.__getitem__, new)
-            rows = reply if changed is part and len(part) == len(reply.stat) else Stats(stat=changed)
+            changed = part if len(new) > len(part) / 2 else new
+            rows = reply if len(changed) == len(reply.stat) else Stats(stat=changed)
             parsed = _read(xray_pb2.QueryStatsResponse, rows.SerializeToString())
             counters |= {stat.name: stat.value for stat in parsed.stat}
-        if seen is not None:
-            seen.clear()
-            seen.update(now)
+        if seen:
+            seen.rows = now
         return counters
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -33,12 +34,15 @@ class Scope(Enum):
     __hash__ = object.__hash__
 
 
-# What a reading has seen, as hashes of counters with their values: the next one skips the unchanged ones unparsed. The
-# hashes have 64 bits and a secret seed: of 10^14 changes one is missed, whose bytes are booked with the next change.
-Seen = set[int]
-
 # Counters that are asked for: those of one name, or of all names (None) of a scope.
 Asked = tuple[Scope, str | None]
+
+
+@dataclass
+class Seen:
+    """The counters of a reading, with their values, as the core sent them: the next one skips these unparsed."""
+
+    rows: set[bytes] = field(default_factory=set)
 
 
 class Row(NamedTuple):

@@ -72,7 +72,7 @@ class Beat:
     def read(self, cores: Iterable[int | None], moved: bool) -> None:
         """Note that all counters of these cores were read, and whether any had moved."""
         self._moved = moved
-        own = {pid: spent for pid, spent in self._rest.items() if pid == os.getpid()}
+        own: Looks = {pid: spent for pid, spent in self._rest.items() if pid == os.getpid()}
         self._rest = {**own, **self._look(cores)}
 
     def end(self, begun: Begun) -> None:

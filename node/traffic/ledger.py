@@ -121,11 +121,15 @@ class Ledger:
 
     def seen(self, run: object) -> Seen:
         """What the last complete reading of a run has seen, for the next one to fill."""
-        return self._seen.setdefault(run, set())
+        return self._seen.setdefault(run, Seen())
+
+    def unsee(self, run: object) -> None:
+        """Have the next reading of a run read all: what the last one has seen may not be booked."""
+        self._seen.pop(run, None)
 
     def go_on(self, run: object, known: Mapping[str, int]) -> None:
         """Note the counters of a run that were booked already, by an earlier node process."""
-        self._seen.pop(run, None)
+        self.unsee(run)
         self._last[run] = {name: Counter(name, value) for name, value in known.items()}
 
     def keep(self, runs: Iterable[object]) -> None:

@@ -299,7 +299,7 @@ class Traffic(Lasting):
                 reading = await generation.some_counters(wanted)
             moved = await self._book(generation, reading)
         except Exception as error:  # noqa: BLE001 - logged, and a warning in `info`; replies have what was read before
-            self._ledger.seen(generation).clear()  # what was read may not be booked
+            self._ledger.unsee(generation)
             # A failure does not matter if the run is gone.
             if generation in self._generations.counting:
                 self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 
 from node.base import proc
-from node.traffic.beat import LAST, SHARE, SHORTEST, Beat, Spent, cost, interval
+from node.traffic.beat import LAST, SHARE, SHORTEST, Beat, Looks, Spent, cost, interval
 
 CORE, OTHER = 1001, 1002
 seconds = st.floats(0, 100)
@@ -38,9 +38,9 @@ def test_dearer_readings_are_no_more_frequent(costs: Sequence[float], more: floa
 @given(rate=st.floats(0, 2), calm=st.floats(0.1, 10), took=st.floats(0, 1), own=st.floats(0, 1), cores=st.floats(0, 1))
 def test_other_work_is_no_cost(rate: float, calm: float, took: float, own: float, cores: float) -> None:
     """A core that is busy with its users' bytes all the time makes readings no dearer."""
-    rest = {1: Spent(0, 5), 2: Spent(0, 7)}
-    begun = {1: Spent(calm, 5 + rate * calm), 2: Spent(calm, 7)}
-    ended = {1: Spent(calm + took, 5 + rate * (calm + took) + own), 2: Spent(calm + took, 7 + cores)}
+    rest: Looks = {1: Spent(0, 5), 2: Spent(0, 7)}
+    begun: Looks = {1: Spent(calm, 5 + rate * calm), 2: Spent(calm, 7)}
+    ended: Looks = {1: Spent(calm + took, 5 + rate * (calm + took) + own), 2: Spent(calm + took, 7 + cores)}
     assert cost(rest, begun, ended) == pytest.approx(own + cores, abs=1e-6)
 
 

@@ -61,9 +61,9 @@ class Core:
 
     async def counters(self, seen: Seen | None = None) -> dict[str, int]:
         self.asked += 1
-        self.unchanged.append(bool(seen))
         if seen is not None:
-            seen.update(map(hash, self.counts.items()))
+            self.unchanged.append(bool(seen.rows))
+            seen.rows = {name.encode() for name in self.counts}
         if self.answer:
             await self.answer()
         return dict(self.counts)
