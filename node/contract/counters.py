@@ -16,6 +16,10 @@ DIRECTIONS = ("uplink", "downlink")
 Both = tuple[int, int]
 
 
+# Both counters of a name in a run of a core; None for one that it does not have.
+Counters = tuple[int | None, int | None]
+
+
 # Counter values by the cores' names for them: `user>>>NAME>>>traffic>>>uplink`. See `counter_name`.
 Reading = Mapping[str, int]
 
@@ -66,6 +70,16 @@ class Row(NamedTuple):
 def counter_name(scope: Scope, name: str, direction: str) -> str:
     """Build the name of a counter in a reading."""
     return f"{scope.value}>>>{name}{_TRAFFIC}{direction}"
+
+
+def by_name(counters: Mapping[str, Counters]) -> dict[str, int]:
+    """A reading of these counters, which are given by the beginnings of their names."""
+    return {
+        f"{begin}{_TRAFFIC}{direction}": value
+        for begin, both in counters.items()
+        for direction, value in zip(DIRECTIONS, both, strict=True)
+        if value is not None
+    }
 
 
 def _key(scope: Scope, name: str) -> str:

@@ -16,9 +16,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from node.contract.counters import Row, Scope
+from node.contract.counters import Counters, Row, Scope, by_name
 from node.contract.saved import Changes, Margins, Packed, Saved
-from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
+from node.state.schema import BOTH_WAYS, KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
 # Users or limits written by one statement: one at a time takes half as long again.
@@ -66,7 +66,7 @@ class Database:
         """Write changes in one transaction. Raises `Unwritable` and `Damaged`."""
         with self._converted_errors(), self._transaction() as connection:
             if changes.clean:
-                for table in ("traffic", "totals", "limits", "booked"):
+                for table in ("traffic", "totals", "limits", "counted"):
                     connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
                 connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
@@ -80,7 +80,7 @@ class Database:
             _write_rows(connection, "totals", changes.totals.values())
             _write_packed(connection, "limits", changes.limits)
             _write_events(connection, changes)
-            _write_booked(connection, changes)
+            _write_counted(connection, changes)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
         """Write a whole set of users ahead, for `Changes.staged`; with none, drop it. Raises as `write`."""
@@ -199,9 +199,11 @@ def _load(connection: sqlite3.Connection) -> Saved:
     # A read-only file of an earlier node lacks the last column.
     _, request, left, routing = (*next(iter(_all(connection, "backend")), (1, b"", None)), b"")[:4]
     margins = [Margins(*row) for row in _all(connection, "journal", "epoch, first, ceiling")]
-    booked: dict[str, dict[str, int]] = {}
-    for run, counter, value in _all(connection, "booked", "run, counter, value"):
-        booked.setdefault(run, {})[counter] = value
+    counted: dict[str, dict[str, Counters]] = {}
+    # A read-only file of an earlier node has a row for each direction.
+    rows = connection.execute(BOTH_WAYS).fetchall() if _all(connection, "booked", "1") else _all(connection, "counted")
+    for run, name, up, down in rows:
+        counted.setdefault(run, {})[name] = up, down
     return Saved(
         request=request,
         left=left,
@@ -212,7 +214,7 @@ def _load(connection: sqlite3.Connection) -> Saved:
         events=tuple(Packed(*row) for row in _all(connection, "events", "sequence, packed")) if margins else (),
         totals=_rows(connection, "totals"),
         limits=tuple(_all(connection, "limits", "key, packed")),
-        booked=booked,
+        booked={run: by_name(counters) for run, counters in counted.items()},
     )
 
 
@@ -257,14 +259,14 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
 
 
-def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
+def _write_counted(connection: sqlite3.Connection, changes: Changes) -> None:
     for run, counters in changes.booked.items():
-        # The empty counter is always written: it tells a run without counters from an unknown run.
-        rows = ((run, counter, value) for counter, value in sorted({"": 0, **counters}.items()))
-        connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
+        # The empty name is always written: it tells a run without counters from an unknown run.
+        rows = ((run, name, *both) for name, both in sorted({"": (None, None), **counters}.items()))
+        connection.executemany("INSERT OR REPLACE INTO counted VALUES (?, ?, ?, ?)", rows)
     if changes.booked_only is not None:
         runs = tuple(changes.booked_only)
-        connection.execute(f"DELETE FROM booked WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
+        connection.execute(f"DELETE FROM counted WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
 
 
 def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:

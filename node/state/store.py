@@ -20,7 +20,7 @@ from node.base.logs import Logger
 from node.base.part import Part
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
-from node.contract.counters import Row
+from node.contract.counters import Counters, Row
 from node.contract.saved import Changes, Lasting, Margins, Packed, Saved
 from node.state.database import Damaged, Database, Unwritable
 
@@ -204,7 +204,7 @@ class Store(Lasting):
         self._changes.rows.update({(row.scope, row.key): row for row in rows})
         self._write()
 
-    def booked(self, run: str, counters: Mapping[str, int]) -> None:
+    def booked(self, run: str, counters: Mapping[str, Counters]) -> None:
         """Save which counters of the run with this mark the rows include; call it together with `rows`."""
         self._changes.booked.setdefault(run, {}).update(counters)
         self._write()

@@ -157,7 +157,7 @@ class Traffic(Lasting):
             # Together with the rows that include them.
             self.save_changed()
         for run, mark in new.items():
-            self._store.booked(mark, self._ledger.known(run))
+            self._store.booked(mark, self._ledger.all_counted(run))
 
     async def flushed(self) -> bool:
         """Wait until all that was saved is on disk. Returns whether it is; not if the disk has failed."""
@@ -227,7 +227,7 @@ class Traffic(Lasting):
         """Add all undelivered rows, all totals, and the booked counters of adoptable runs by their marks."""
         changes.rows = {(row.scope, row.key): row for row in self._ledger.everything()}
         changes.totals = {(row.scope, row.key): row for row in self._ledger.totals.everything()}
-        changes.booked = {mark: self._ledger.known(run) for run, mark in self._adoptable.items()}
+        changes.booked = {mark: self._ledger.all_counted(run) for run, mark in self._adoptable.items()}
 
     def save_changed(self) -> Deferred[None]:
         """Save the changed rows and totals, in parts. Fires when they are on disk."""
@@ -252,7 +252,7 @@ class Traffic(Lasting):
         self._store.rows(rows)
         if rows:
             for run, mark in self._adoptable.items():
-                self._store.booked(mark, self._ledger.counters(run, rows))
+                self._store.booked(mark, self._ledger.counted(run, rows))
         self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 
     def _settle(self, taken: SetAside, delivered: bool) -> None:
