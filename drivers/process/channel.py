@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.reactor import Reactor
-from node.base.slices import slices
+from node.base.slices import a_turn, slices
 from node.base.sockets import dial
 from node.base.waiting import Signal, together
 from node.contract.counters import Seen
@@ -219,14 +219,14 @@ class StatsApi:
         """
         path, request = f"{self._service}QueryStats", xray_pb2.QueryStatsRequest(pattern=pattern, reset=False)
         reply = await self._channel.call(path, request, Stats, BULK_DEADLINE)
-        counters, before, now = dict[str, int](), seen.rows if seen else (), set[bytes]()
-        async for part in slices(self._reactor, reply.stat, SLICE):
-            found = set(part)
-            new = found.difference(before)
-            now |= found
-            # To pick rows out costs more than to parse a few too many.
-            changed = part if len(new) > len(part) / 2 else new
-            rows = reply if len(changed) == len(reply.stat) else Stats(stat=changed)
+        counters, now = dict[str, int](), set(reply.stat)
+        if len(now) > SLICE:
+            await a_turn(self._reactor)
+        new = now.difference(seen.rows if seen else ())
+        # To pick rows out costs more than to parse a few too many.
+        changed = reply.stat if len(new) > len(now) / 2 else new
+        async for part in slices(self._reactor, changed, SLICE):
+            rows = reply if len(part) == len(reply.stat) else Stats(stat=part)
             parsed = _read(xray_pb2.QueryStatsResponse, rows.SerializeToString())
             counters |= {stat.name: stat.value for stat in parsed.stat}
         if seen:

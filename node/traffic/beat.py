@@ -61,7 +61,7 @@ class Beat:
         self.longest = longest
         self.seconds = interval((), longest)
         self._costs: deque[float] = deque(maxlen=LAST)
-        # After the last reading: of the cores, and of this process when the disk had what was read.
+        # After the last reading: of the cores, and of this process when the disk had its bytes.
         self._rest: Looks = {}
         self._moved = True
 
@@ -76,7 +76,7 @@ class Beat:
         self._rest = {**own, **self._look(cores)}
 
     def end(self, begun: Begun) -> None:
-        """Note the cost of a reading, as what was read is on disk."""
+        """Note the cost of a reading, when its bytes are on disk."""
         self._rest = {**self._rest, **self._look([os.getpid()])}
         self._costs.append(cost(*begun, self._rest))
         self.seconds = interval(self._costs, self.longest)
