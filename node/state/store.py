@@ -20,7 +20,7 @@ from node.base.logs import Logger
 from node.base.part import Part
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
-from node.contract.counters import Counters, Row
+from node.contract.counters import Counters, Row, Scope
 from node.contract.saved import Changes, Lasting, Margins, Packed, Saved
 from node.state.database import Damaged, Database, Unwritable
 
@@ -199,9 +199,9 @@ class Store(Lasting):
             self._changes.users[key] = packed
         self._write()
 
-    def rows(self, rows: Iterable[Row]) -> None:
-        """Save changed rows of the ledger."""
-        self._changes.rows.update({(row.scope, row.key): row for row in rows})
+    def rows(self, rows: Mapping[tuple[Scope, str], Row]) -> None:
+        """Save changed rows of the ledger, by scope and key."""
+        self._changes.rows.update(rows)
         self._write()
 
     def booked(self, run: str, counters: Mapping[str, Counters]) -> None:

@@ -249,11 +249,12 @@ class Traffic(Lasting):
         return SLICE in (len(rows), len(sums))
 
     def _note(self, rows: Sequence[Row]) -> None:
-        self._store.rows(rows)
+        keyed = {(row.scope, row.key): row for row in rows}
+        self._store.rows(keyed)
         if rows:
             for run, mark in self._adoptable.items():
                 self._store.booked(mark, self._ledger.counted(run, rows))
-        self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
+        self._limits.saving([key for scope, key in keyed if scope is Scope.USER])
 
     def _settle(self, taken: SetAside, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)

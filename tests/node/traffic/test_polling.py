@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 from unittest.mock import Mock
@@ -90,10 +90,9 @@ class MemoryStore:
         self.sums: dict[tuple[Scope, str], Row] = {}
         self.disk: Deferred[None] | None = None
 
-    def rows(self, rows: Iterable[Row]) -> None:
-        rows = list(rows)
+    def rows(self, rows: Mapping[tuple[Scope, str], Row]) -> None:
         self.times += bool(rows)
-        self.written += rows
+        self.written += rows.values()
 
     def totals(self, rows: Iterable[Row]) -> None:
         self.sums.update({(row.scope, row.key): row for row in rows})
