@@ -320,8 +320,9 @@ class Traffic(Lasting):
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
         moved = False
-        async for part in slices(self._reactor, reading.items(), SLICE):
-            booked = self._ledger.book(generation, reading if len(part) == len(reading) else dict(part))
+        async for names in slices(self._reactor, reading, SLICE):
+            part = reading if len(names) == len(reading) else {name: reading[name] for name in names}
+            booked = self._ledger.book(generation, part)
             moved |= any(sums.moved for sums in booked.values())
             if Scope.USER in booked:
                 self._limits.booked(booked[Scope.USER])
