@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
@@ -82,6 +83,7 @@ class Traffic(Lasting):
         self._limits = Limits()
         self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and saving the counters", self._tick, min(TICK, interval * PART), reactor)
+        self._paused = False
         # Why the last reading of a run failed.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
@@ -134,6 +136,15 @@ class Traffic(Lasting):
 
     def start(self) -> None:
         self._poll.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it there are no regular readings."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
@@ -232,11 +243,12 @@ class Traffic(Lasting):
     def save_changed(self) -> Deferred[None]:
         """Save the changed rows and totals, in parts. Fires when they are on disk."""
         self._saved_at = self._reactor.seconds()
-        return ensureDeferred(self._save_changed())
+        return ensureDeferred(self._save_rest(self._save_part()))
 
-    async def _save_changed(self) -> None:
-        while self._save_part():
+    async def _save_rest(self, more: bool) -> None:
+        while more:
             await a_turn(self._reactor)
+            more = self._save_part()
         await self._store.flush()
 
     def _save_part(self) -> bool:
@@ -263,9 +275,11 @@ class Traffic(Lasting):
             self.save_changed()
 
     async def _tick(self) -> None:
-        now, cores = self._reactor.seconds(), self._cores
+        cores = self._cores
+        if self._paused:
+            return
         if not cores:
-            self._whole_at = now
+            self._whole_at = self._reactor.seconds()
         elif self._is_due(self._read_at, self.interval) or (
             self._is_due(self._read_at, self.every) and not self._beat.is_idle(cores)
         ):

@@ -162,6 +162,15 @@ class PollingTests(SynchronousTestCase):
         self.pass_time(1)
         self.assertEqual(self.core.asked, 61)
 
+    def test_paused(self) -> None:
+        """While the node is being left there are no regular readings: they would change what is left."""
+        with self.traffic.paused():
+            self.core.used += 0.001
+            self.pass_time(20)
+            self.assertEqual(self.core.asked, 0)
+        self.pass_time(1)
+        self.assertEqual(self.core.asked, 1)
+
     def test_dear_readings(self) -> None:
         """They are as frequent as they may be; `info` tells how frequent."""
 
