@@ -30,8 +30,8 @@ from scripts.staging.pushes import Moved, Pushes
 from scripts.staging.wait import until
 
 KILLS, USERS = 50, 1000
-# Seconds of pushing before a kill.
-LEAST, MOST = 1.0, 5.0
+# Seconds of pushing before a kill. A node that has just come up has yet to read and save what was pushed before.
+LEAST, MOST = 2.5, 6.0
 # Seconds that a reading may be late: the node looks twice a second whether one is due, and the machine is busy.
 LATE = 1.0
 
