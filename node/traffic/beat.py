@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 from twisted.internet.interfaces import IReactorTime
@@ -33,7 +33,7 @@ Looks = Mapping[int | None, Spent]
 
 def interval(costs: Collection[float], longest: float) -> float:
     """Seconds between two readings if the last ones cost so many processor seconds; up to `longest`."""
-    return min(longest, max(SHORTEST, median(costs) / SHARE if costs else 0.0))
+    return min(longest, max(SHORTEST, median_low(costs) / SHARE if costs else 0.0))
 
 
 def cost(rest: Looks, begun: Looks, ended: Looks) -> float:
