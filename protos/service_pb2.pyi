@@ -43,7 +43,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class BaseInfoResponse(_message.Message):
-    __slots__ = ("running", "core_version", "version", "core_type", "state", "reason", "warnings", "limits", "notes")
+    __slots__ = ("running", "core_version", "version", "core_type", "state", "reason", "warnings", "limits", "traffic_interval", "notes")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     CORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class BaseInfoResponse(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
     running: bool
     core_version: str
@@ -61,8 +62,9 @@ class BaseInfoResponse(_message.Message):
     reason: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
     limits: LimitsSummary
+    traffic_interval: float
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, running: bool = ..., core_version: _Optional[str] = ..., version: _Optional[str] = ..., core_type: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsSummary, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, running: bool = ..., core_version: _Optional[str] = ..., version: _Optional[str] = ..., core_type: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsSummary, _Mapping]] = ..., traffic_interval: _Optional[float] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Backend(_message.Message):
     __slots__ = ("type", "config", "users", "keep_alive", "exclude_inbounds")

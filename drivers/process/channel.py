@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -14,7 +15,7 @@ from twisted.internet.protocol import Factory
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.reactor import Reactor
-from node.base.slices import slices
+from node.base.slices import a_turn
 from node.base.sockets import dial
 from node.base.waiting import Signal, together
 from node.contract.counters import Seen
@@ -239,19 +240,20 @@ class StatsApi:
         """
         path, request = f"{self._service}QueryStats", xray_pb2.QueryStatsRequest(pattern=pattern, reset=False)
         reply = await self._channel.call(path, request, Stats, BULK_DEADLINE)
-        counters, now = dict[str, int](), Seen()
-        async for part in slices(self._reactor, reply.stat, SLICE):
-            by_hash = dict(zip(map(hash, part), part, strict=True))
-            new = by_hash.keys() - (seen or ())
-            now |= by_hash.keys()
-            # To pick rows out costs more than to parse a few too many.
-            changed = part if len(new) > len(part) / 2 else map(by_hash.__getitem__, new)
-            rows = reply if changed is part and len(part) == len(reply.stat) else Stats(stat=changed)
-            parsed = _read(xray_pb2.QueryStatsResponse, rows.SerializeToString())
-            counters |= {stat.name: stat.value for stat in parsed.stat}
-        if seen is not None:
-            seen.clear()
-            seen.update(now)
+        now = set(reply.stat)
+        if len(now) > SLICE:
+            await a_turn(self._reactor)
+        new = now.difference(seen.rows if seen else ())
+        # To pick rows out costs more than to parse a few too many.
+        rows = reply if len(new) > len(now) / 2 else Stats(stat=new)
+        parsed = iter(_read(xray_pb2.QueryStatsResponse, rows.SerializeToString()).stat)
+        counters = dict[str, int]()
+        while part := {stat.name: stat.value for stat in islice(parsed, SLICE)}:
+            counters |= part
+            if len(part) == SLICE:
+                await a_turn(self._reactor)
+        if seen:
+            seen.rows = now
         return counters
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from drivers.sing_box.tally import Stream, Tally
 from node.base.logs import Logger
 from node.base.reactor import Reactor
 from node.base.waiting import Signal, together
+from node.contract.counters import Seen
 from protos import sing_box_pb2
 from protos.handover_pb2 import Label, SingBoxRun
 from protos.service_pb2 import BackendStatsResponse
@@ -137,8 +138,10 @@ class Api:
         if not self._closed:
             self._begin(self._again(self._fill, MISSED))
 
-    async def counters(self) -> tuple[dict[str, int], int]:
+    async def counters(self, seen: Seen | None = None) -> tuple[dict[str, int], int]:
         """Return all counters by the core's names, and the number of bytes that they lack. Raises `ApiFailed`.
+
+        `seen`: see `Generation.counters`; only counters of v2ray_api can be left out.
 
         With v2ray_api these have the users of the configuration; without it all users, except for their bytes in live
         inbounds. After the core has ended, these are the last sums known from its stream.
@@ -152,7 +155,7 @@ class Api:
             lacking = status.uplink_total + status.downlink_total - self._tally.carried
             return dict(self._tally.counters), max(0, lacking)
         assert self._stats is not None
-        return await self._stats.counters(), 0
+        return await self._stats.counters(seen=seen), 0
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
         """Return those of these counters that exist; without v2ray_api as of the last event. Raises `ApiFailed`."""

@@ -9,7 +9,7 @@ from twisted.internet.defer import ensureDeferred
 from drivers.process.channel import COUNTERS, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry
+from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import ApiAddress, Plan
 from drivers.sing_box.connections import Connections
@@ -64,6 +64,9 @@ class SingBoxGeneration(CoreGeneration[Api]):
         self._unknown_to_v2ray: set[str] = set()
         self.lingering = False
         self._own_names = frozenset(plan.own_names)
+        # Whether several counters may be of one name, so that none may be missing.
+        names = "".join([*plan.own_names, *plan.zero_counters])
+        self._adds_up = bool(plan.live) or unlabelled(names) != names
         # The most bytes that the counters have lacked so far.
         self._lacking = 0
         # The labels of live users whose e-mails are spelled differently by now.
@@ -98,12 +101,14 @@ class SingBoxGeneration(CoreGeneration[Api]):
     def _lost(self) -> list[str]:
         return [LACKING.format(self._lacking)] if self._lacking else []
 
-    async def counters(self, _: Seen | None = None) -> Reading:
+    async def counters(self, seen: Seen | None = None) -> Reading:
+        seen = None if self._adds_up else seen
+        some = seen is not None and bool(seen.rows)
         with asking(COUNTERS):
-            counted, lacking = await self._api.counters()
+            counted, lacking = await self._api.counters(seen)
             live = await self._live_counters()
         self._lacking = max(self._lacking, lacking)
-        return reading(self.plan.zero_counters, counted, live)
+        return reading({} if some else self.plan.zero_counters, counted, live)
 
     async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
         if scopes:

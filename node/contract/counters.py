@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -13,6 +14,10 @@ DIRECTIONS = ("uplink", "downlink")
 
 # Bytes up and down.
 Both = tuple[int, int]
+
+
+# Both counters of a name in a run of a core; None for one that it does not have.
+Counters = tuple[int | None, int | None]
 
 
 # Counter values by the cores' names for them: `user>>>NAME>>>traffic>>>uplink`. See `counter_name`.
@@ -33,12 +38,15 @@ class Scope(Enum):
     __hash__ = object.__hash__
 
 
-# What a reading has seen, as hashes of counters with their values: the next one skips the unchanged ones unparsed. The
-# hashes have 64 bits and a secret seed: of 10^14 changes one is missed, whose bytes are booked with the next change.
-Seen = set[int]
-
 # Counters that are asked for: those of one name, or of all names (None) of a scope.
 Asked = tuple[Scope, str | None]
+
+
+@dataclass
+class Seen:
+    """The counters of a reading, with their values, as the core sent them: the next one skips these unparsed."""
+
+    rows: set[bytes] = field(default_factory=set)
 
 
 class Row(NamedTuple):
@@ -62,6 +70,16 @@ class Row(NamedTuple):
 def counter_name(scope: Scope, name: str, direction: str) -> str:
     """Build the name of a counter in a reading."""
     return f"{scope.value}>>>{name}{_TRAFFIC}{direction}"
+
+
+def by_name(counters: Mapping[str, Counters]) -> dict[str, int]:
+    """A reading of these counters, which are given by the beginnings of their names."""
+    return {
+        f"{begin}{_TRAFFIC}{direction}": value
+        for begin, both in counters.items()
+        for direction, value in zip(DIRECTIONS, both, strict=True)
+        if value is not None
+    }
 
 
 def _key(scope: Scope, name: str) -> str:

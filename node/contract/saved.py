@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.base.part import Part
-from node.contract.counters import Row, Scope
+from node.contract.counters import Counters, Row, Scope
 
 
 class Packed(NamedTuple):
@@ -34,8 +34,8 @@ class Changes:
     None for no change. `clean_users`: delete all users first; with `staged` the staged users take their place. `users`:
     in stored order; None is a removal. `rows`: traffic not yet delivered; `totals`: sums since the state file began.
     `limits`: records of users, by key; None is a removal. `events` are appended; those before `margins.first` are
-    deleted. `booked`: counters of runs that the rows include, by the runs' marks; `booked_only`: delete those of all
-    other runs. `days`: those of the bill, by date; None for one to delete.
+    deleted. `booked`: counters of runs that the rows include, by the runs' marks and the beginnings of their names;
+    `booked_only`: delete those of all other runs. `days`: those of the bill, by date; None for one to delete.
     """
 
     clean: bool = False
@@ -50,7 +50,7 @@ class Changes:
     limits: dict[str, bytes | None] = field(default_factory=dict)
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
-    booked: dict[str, dict[str, int]] = field(default_factory=dict)
+    booked: dict[str, dict[str, Counters]] = field(default_factory=dict)
     booked_only: Collection[str] | None = None
     days: dict[str, bytes | None] = field(default_factory=dict)
 

@@ -159,9 +159,10 @@ class Leaving:
             self._require_steady()
             snapshot = self._runner.supervisor.snapshot
             if snapshot is not None and isinstance(snapshot.current, Leaves):
-                # Traffic from here on is counted by the next node process.
-                await self.traffic.read()
-                await self._leave(snapshot, go)
+                with self.traffic.paused():
+                    # Traffic from here on is counted by the next node process.
+                    await self.traffic.read()
+                    await self._leave(snapshot, go)
 
         try:
             await self._runner.leave(then)

@@ -251,7 +251,7 @@ class QuotaReadings:
         """The user has carried so many bytes since their last reading."""
         now = self._reactor.seconds()
         sight = self._sights.get(key)
-        since = sight.seen if sight else now - self._traffic.interval
+        since = sight.seen if sight else now - self._traffic.every
         self._see(key, added / max(now - since, SHORTEST), now)
 
     def look_at(self, key: str) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from node.contract.counters import Row, Scope
+from node.contract.counters import Counters, Row, Scope, by_name
 from node.contract.saved import Changes, Margins, Packed, Saved
-from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
+from node.state.schema import BOTH_WAYS, KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
-# Users or limits written by one statement: one at a time takes half as long again.
+# Rows written by one statement: one at a time takes half as long again.
 _AT_ONCE = 50
 
 
@@ -177,9 +178,11 @@ def _load(connection: sqlite3.Connection) -> Saved:
     # A read-only file of an earlier node lacks the last column.
     _, request, left, routing = (*next(iter(_all(connection, "backend")), (1, b"", None)), b"")[:4]
     margins = [Margins(*row) for row in _all(connection, "journal", "epoch, first, ceiling")]
-    booked: dict[str, dict[str, int]] = {}
-    for run, counter, value in _all(connection, "booked", "run, counter, value"):
-        booked.setdefault(run, {})[counter] = value
+    counted: dict[str, dict[str, Counters]] = {}
+    # A read-only file of an earlier node has a row for each direction.
+    rows = connection.execute(BOTH_WAYS).fetchall() if _all(connection, "booked", "1") else _all(connection, "counted")
+    for run, name, up, down in rows:
+        counted.setdefault(run, {})[name] = up, down
     return Saved(
         request=request,
         left=left,
@@ -190,7 +193,7 @@ def _load(connection: sqlite3.Connection) -> Saved:
         events=tuple(Packed(*row) for row in _all(connection, "events", "sequence, packed")) if margins else (),
         totals=_rows(connection, "totals"),
         limits=tuple(_all(connection, "limits", "key, packed")),
-        booked=booked,
+        booked={run: by_name(counters) for run, counters in counted.items()},
         days=tuple(_all(connection, "days", "key, packed")),
     )
 
@@ -219,7 +222,7 @@ def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> Non
 
 def _write(connection: sqlite3.Connection, changes: Changes) -> None:
     if changes.clean:
-        for table in ("traffic", "totals", "limits", "booked", "days"):
+        for table in ("traffic", "totals", "limits", "counted", "days"):
             connection.execute(f"DELETE FROM {table}")  # noqa: S608 - ours
         connection.execute("DROP TABLE IF EXISTS staged")
     if changes.staged:
@@ -229,12 +232,12 @@ def _write(connection: sqlite3.Connection, changes: Changes) -> None:
         connection.execute("DELETE FROM users")
     _write_backend(connection, changes)
     _write_packed(connection, "users", changes.users)
-    _write_rows(connection, "traffic", changes.rows.values())
-    _write_rows(connection, "totals", changes.totals.values())
+    _write_rows(connection, "traffic", changes.rows)
+    _write_rows(connection, "totals", changes.totals)
     _write_packed(connection, "limits", changes.limits)
     _write_packed(connection, "days", changes.days)
     _write_events(connection, changes)
-    _write_booked(connection, changes)
+    _write_counted(connection, changes)
 
 
 def _write_backend(connection: sqlite3.Connection, changes: Changes) -> None:
@@ -254,29 +257,37 @@ def _write_packed(connection: sqlite3.Connection, table: str, packed: Mapping[st
     """Write rows by key; each user goes to the end of the order, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, one in packed.items() if one is None]
     connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608 - ours
-    there = (entry for entry in packed.items() if entry[1] is not None)
-    while part := [*chain.from_iterable(islice(there, _AT_ONCE))]:
-        places = ", ".join(["(?, ?)"] * (len(part) // 2))
-        connection.execute(f"INSERT OR REPLACE INTO {table} (key, packed) VALUES {places}", part)  # noqa: S608 - ours
+    _replace(connection, f"{table} (key, packed)", (entry for entry in packed.items() if entry[1] is not None))
 
 
-def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
+def _write_rows(connection: sqlite3.Connection, table: str, rows: Mapping[tuple[Scope, str], Row]) -> None:
     # In the order of the table: random places cost a third more.
-    placed = sorted((row.scope.value, row.key, *row[1:]) for row in rows)
-    empty = [(scope, key) for scope, key, _, up, down in placed if not (up or down)]
-    full = [row for row in placed if row[3] or row[4]]
-    connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
-    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
+    placed = sorted((scope.value, key, *row[1:]) for (scope, key), row in rows.items())
+    for scope, some in groupby((row for row in placed if not (row[3] or row[4])), itemgetter(0)):
+        keys = (key for _, key, *_ in some)
+        while part := [*islice(keys, _AT_ONCE)]:
+            places = ", ".join("?" * len(part))
+            connection.execute(f"DELETE FROM {table} WHERE scope = ? AND key IN ({places})", (scope, *part))  # noqa: S608 - ours
+    _replace(connection, table, (row for row in placed if row[3] or row[4]))
 
 
-def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
+def _write_counted(connection: sqlite3.Connection, changes: Changes) -> None:
     for run, counters in changes.booked.items():
-        # The empty counter is always written: it tells a run without counters from an unknown run.
-        rows = ((run, counter, value) for counter, value in sorted({"": 0, **counters}.items()))
-        connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
+        # The empty name is always written: it tells a run without counters from an unknown run.
+        entries = sorted({"": (None, None), **counters}.items())
+        _replace(connection, "counted", ((run, name, *both) for name, both in entries))
     if changes.booked_only is not None:
         runs = tuple(changes.booked_only)
-        connection.execute(f"DELETE FROM booked WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
+        connection.execute(f"DELETE FROM counted WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
+
+
+def _replace(connection: sqlite3.Connection, table: str, rows: Iterable[Sequence[object]]) -> None:
+    """Write rows, some by each statement."""
+    some = iter(rows)
+    while part := [*islice(some, _AT_ONCE)]:
+        place = f"({', '.join('?' * len(part[0]))})"
+        statement = f"INSERT OR REPLACE INTO {table} VALUES {', '.join([place] * len(part))}"  # noqa: S608 - ours
+        connection.execute(statement, [*chain.from_iterable(part)])
 
 
 def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:

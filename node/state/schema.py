@@ -5,6 +5,22 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 
+# The rows of the table "booked", which had one for each direction, as those of "counted". Names are cut as bytes: text
+# would end at a NUL.
+BOTH_WAYS = """
+    SELECT run, ifnull(CAST(name AS TEXT), ''), max(iif(up, value, NULL)), max(iif(down, value, NULL))
+    FROM (
+        SELECT run, value, up, down, substr(counter, 1, length(counter) - 19 * up - 21 * down) AS name
+        FROM (
+            SELECT run, value, CAST(counter AS BLOB) AS counter,
+                substr(CAST(counter AS BLOB), -19) = CAST('>>>traffic>>>uplink' AS BLOB) AS up,
+                substr(CAST(counter AS BLOB), -21) = CAST('>>>traffic>>>downlink' AS BLOB) AS down
+            FROM booked
+        )
+    )
+    GROUP BY run, name
+"""
+
 # Step N upgrades tables from version N to N + 1; version 0 is an empty file. A released step is never changed: a change
 # of the tables is a new step.
 STEPS = (
@@ -36,6 +52,13 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "CREATE TABLE days (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
+    f"""
+    CREATE TABLE counted (
+        run TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER, downlink INTEGER, PRIMARY KEY (run, name)
+    ) WITHOUT ROWID;
+    INSERT INTO counted {BOTH_WAYS};
+    DROP TABLE booked;
+    """,
 )
 
 # The name of the copy kept before an upgrade: the file's name and the version of its tables.

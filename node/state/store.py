@@ -20,7 +20,7 @@ from node.base.part import Part
 from node.base.pool import OneThread
 from node.base.reactor import PooledReactor
 from node.base.waiting import Signal
-from node.contract.counters import Row
+from node.contract.counters import Counters, Row, Scope
 from node.contract.saved import Changes, Lasting, Margins, Packed, Saved
 from node.state.database import Damaged, Database, Unwritable
 
@@ -199,12 +199,12 @@ class Store(Lasting):
             self._changes.users[key] = packed
         self._write()
 
-    def rows(self, rows: Iterable[Row]) -> None:
-        """Save changed rows of the ledger."""
-        self._changes.rows.update({(row.scope, row.key): row for row in rows})
+    def rows(self, rows: Mapping[tuple[Scope, str], Row]) -> None:
+        """Save changed rows of the ledger, by scope and key."""
+        self._changes.rows.update(rows)
         self._write()
 
-    def booked(self, run: str, counters: Mapping[str, int]) -> None:
+    def booked(self, run: str, counters: Mapping[str, Counters]) -> None:
         """Save which counters of the run with this mark the rows include; call it together with `rows`."""
         self._changes.booked.setdefault(run, {}).update(counters)
         self._write()

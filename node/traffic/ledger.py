@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice, repeat
 
 from node.contract.accounts import key_of
-from node.contract.counters import _TRAFFIC, DIRECTIONS, Reading, Row, Scope, Seen, _key, counter_name
+from node.contract.counters import _TRAFFIC, DIRECTIONS, Counters, Reading, Row, Scope, Seen, _key, by_name
 from node.traffic.sums import Sums, columns
 from node.traffic.totals import Totals
 
@@ -21,47 +21,56 @@ from node.traffic.totals import Totals
 _row: Callable[[tuple[Scope, str, int, int]], Row] = partial(tuple.__new__, Row)
 
 
-# Where the bytes of a counter belong: a place in a list of columns, two for each scope. The last is for counters of
-# nothing that the node knows.
-_COLUMNS = [(scope.value, direction) for scope in Scope for direction in DIRECTIONS]
-_NOWHERE = len(_COLUMNS)
+# The scopes by their words in the names of counters, each with its place in a list of columns, two for each scope. The
+# last place is for counters of nothing that the node knows.
+_PLACES = {scope.value: len(DIRECTIONS) * number for number, scope in enumerate(Scope)}
+_NOWHERE = len(DIRECTIONS) * len(_PLACES)
+_UP, _DOWN = DIRECTIONS
 # The columns from here on are not of users.
 _KEEPS_ZEROS = len(DIRECTIONS)
 
 
-class Counter:
-    """A counter of one run: its name taken apart, which costs more than all else, and its value."""
+class Counted:
+    """What a run has counted for one name, each way, as of its last reading; None if it has no such counter.
 
-    __slots__ = ("column", "name", "value")
+    `begin` is the beginning of the counters' names; it is taken apart here, once, which costs more than all else.
+    """
 
-    def __init__(self, counter: str, value: int = 0) -> None:
-        begin, _, direction = counter.rpartition(_TRAFFIC)
-        word, separated, self.name = begin.partition(">>>")
-        column = word, direction
-        self.column = _COLUMNS.index(column) if separated and column in _COLUMNS else _NOWHERE
-        self.value = value
+    __slots__ = ("down", "name", "place", "up")
+
+    def __init__(self, begin: str) -> None:
+        word, _, self.name = begin.partition(">>>")
+        self.place = _PLACES.get(word, _NOWHERE)
+        self.up: int | None = None
+        self.down: int | None = None
 
 
-def differences(last: dict[str, Counter], reading: Reading) -> dict[Scope, Sums]:
+def differences(last: dict[str, Counted], reading: Reading) -> dict[Scope, Sums]:
     """The bytes to book, by scope and name. `last` has the previous values and is updated to the new ones.
 
     Zeros of users are left out; those of inbounds and outbounds are kept, as they show that these exist.
     """
-    columns: list[dict[str, int]] = [{} for _ in range(_NOWHERE + 1)]
+    columns: list[dict[str, int]] = [{} for _ in range(_NOWHERE + len(DIRECTIONS))]
     for counter, value in reading.items():
-        known = last.get(counter)
+        begin, _, direction = counter.rpartition(_TRAFFIC)
+        known = last.get(begin)
         if known is None:
-            known, added = last.setdefault(counter, Counter(counter)), value
-        elif value > known.value:
-            added = value - known.value
-        elif value == known.value:
-            continue
+            if not begin or direction not in DIRECTIONS:
+                continue
+            known = last[begin] = Counted(begin)
+        if direction == _UP:
+            before, known.up, place = known.up, value, known.place
+        elif direction == _DOWN:
+            before, known.down, place = known.down, value, known.place + 1
         else:
-            added = value  # a counter that went down counts from zero
-        known.value = value
-        if added or known.column >= _KEEPS_ZEROS:
-            columns[known.column][known.name] = added
-    found = {scope: Sums(*columns[2 * place : 2 * place + 2]) for place, scope in enumerate(Scope)}
+            continue
+        if value == before:
+            continue
+        # One that went down counts from zero.
+        added = value if before is None or value < before else value - before
+        if added or place >= _KEEPS_ZEROS:
+            columns[place][known.name] = added
+    found = {scope: Sums(*columns[place : place + 2]) for scope, place in zip(Scope, _PLACES.values(), strict=True)}
     return {scope: sums for scope, sums in found.items() if sums.up or sums.down}
 
 
@@ -82,7 +91,7 @@ class Ledger:
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # Bytes of replies that are not delivered yet.
         self._aside: set[SetAside] = set()
-        self._last: dict[object, dict[str, Counter]] = {}
+        self._last: dict[object, dict[str, Counted]] = {}
         self._seen: dict[object, Seen] = {}
         # The spelling of users' names, if it differs from their keys.
         self._spelling: dict[str, str] = {}
@@ -108,25 +117,34 @@ class Ledger:
             self._add(scope, sums)
         return found
 
-    def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
+    def counted(self, run: object, rows: Iterable[Row]) -> dict[str, Counters]:
         """A run's counters of these rows at its last reading, which the rows include."""
         last = self._last.get(run, {})
         begins = {scope: f"{scope.value}>>>" for scope in Scope}
-        names = (f"{begins[scope]}{name}{_TRAFFIC}{way}" for scope, name, _, _ in rows for way in DIRECTIONS)
-        return {name: last[name].value for name in names if name in last}
+        names = (begins[row[0]] + row[1] for row in rows)
+        return {name: (known.up, known.down) for name in names if (known := last.get(name)) is not None}
+
+    def all_counted(self, run: object) -> dict[str, Counters]:
+        """A run's counters at its last reading."""
+        return {name: (known.up, known.down) for name, known in self._last.get(run, {}).items()}
 
     def known(self, run: object) -> dict[str, int]:
-        """A run's counters at its last reading."""
-        return {name: counter.value for name, counter in self._last.get(run, {}).items()}
+        """A run's counters at its last reading, by their whole names."""
+        return by_name(self.all_counted(run))
 
     def seen(self, run: object) -> Seen:
         """What the last complete reading of a run has seen, for the next one to fill."""
-        return self._seen.setdefault(run, set())
+        return self._seen.setdefault(run, Seen())
+
+    def unsee(self, run: object) -> None:
+        """Have the next reading of a run read all: what the last one has seen may not be booked."""
+        self._seen.pop(run, None)
 
     def go_on(self, run: object, known: Mapping[str, int]) -> None:
         """Note the counters of a run that were booked already, by an earlier node process."""
-        self._seen.pop(run, None)
-        self._last[run] = {name: Counter(name, value) for name, value in known.items()}
+        self.unsee(run)
+        self._last[run] = {}
+        differences(self._last[run], known)
 
     def keep(self, runs: Iterable[object]) -> None:
         """Forget the readings of all runs but these."""
@@ -232,8 +250,7 @@ class Ledger:
 
     def _runs(self, scope: Scope, name: str) -> bool:
         """Whether a run that is still read has this inbound or outbound."""
-        counters = [counter_name(scope, name, direction) for direction in DIRECTIONS]
-        return any(counter in last for last in self._last.values() for counter in counters)
+        return any(f"{scope.value}>>>{name}" in last for last in self._last.values())
 
     def _forget_empty(self, scope: Scope, keys: Iterable[str]) -> None:
         """Forget the spelling of users without bytes, and empty rows of inbounds and outbounds that are gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
@@ -19,6 +20,7 @@ from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
 from node.state.store import Store
+from node.traffic.beat import Beat
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
 from node.traffic.reply import NamedBytes, packed
@@ -26,10 +28,10 @@ from node.traffic.sums import Sums
 from node.traffic.totals import OTHERS, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
-from protos.service_pb2 import StatRequest
+from protos.service_pb2 import BaseInfoResponse, StatRequest
 
-# How often the node checks whether a reading is due, as a fraction of the interval: requests cause readings, too.
-TICK = 0.1
+# Seconds between two checks whether a reading is due, or with a short interval this part of it.
+TICK, PART = 0.5, 0.1
 # The fraction of the interval for which a reading is fresh enough for metrics.
 FRESH = 0.1
 # Counters are booked and replies built in parts of this many (some 5 ms), with a turn of the reactor between.
@@ -57,7 +59,7 @@ class Watcher:
 
 
 class Traffic(Lasting):
-    """Traffic that was counted and not yet delivered. `interval`: seconds between two regular readings."""
+    """Traffic that was counted and not yet delivered. `interval`: seconds between two regular readings, at most."""
 
     title = "the counters"
     log = Logger()
@@ -76,10 +78,12 @@ class Traffic(Lasting):
         self._is_user = is_user
         self._store = store
         self.interval = interval
+        self._beat = Beat(reactor, interval)
         self._ledger = Ledger(totals)
         self._watchers: tuple[Watcher, ...] = ()
         self._readings = Readings(reactor, self._read_one)
-        self._poll = Periodic("reading and saving the counters", self._tick, interval * TICK, reactor)
+        self._poll = Periodic("reading and saving the counters", self._tick, min(TICK, interval * PART), reactor)
+        self._paused = False
         # Why the last reading of a run failed.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
@@ -99,6 +103,14 @@ class Traffic(Lasting):
     def age(self) -> float:
         """Seconds since the last complete reading; 0 without a run. It grows while a core does not answer."""
         return self._reactor.seconds() - self._whole_at if self._generations.counting else 0.0
+
+    @property
+    def every(self) -> float:
+        """Seconds between two regular readings now, unless the cores are idle."""
+        return self._beat.seconds
+
+    def summary(self, info: BaseInfoResponse) -> None:
+        info.traffic_interval = self.every
 
     @property
     def pending(self) -> Mapping[Scope, int]:
@@ -125,6 +137,15 @@ class Traffic(Lasting):
     def start(self) -> None:
         self._poll.start()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it there are no regular readings."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
         self._ledger.restore(saved.rows)
@@ -147,7 +168,7 @@ class Traffic(Lasting):
             # Together with the rows that include them.
             self.save_changed()
         for run, mark in new.items():
-            self._store.booked(mark, self._ledger.known(run))
+            self._store.booked(mark, self._ledger.all_counted(run))
 
     async def flushed(self) -> bool:
         """Wait until all that was saved is on disk. Returns whether it is; not if the disk has failed."""
@@ -217,25 +238,35 @@ class Traffic(Lasting):
         """Add all undelivered rows, all totals, and the booked counters of adoptable runs by their marks."""
         changes.rows = {(row.scope, row.key): row for row in self._ledger.everything()}
         changes.totals = {(row.scope, row.key): row for row in self._ledger.totals.everything()}
-        changes.booked = {mark: self._ledger.known(run) for run, mark in self._adoptable.items()}
+        changes.booked = {mark: self._ledger.all_counted(run) for run, mark in self._adoptable.items()}
 
-    def save_changed(self) -> None:
-        """Save the changed rows and totals, in parts."""
+    def save_changed(self) -> Deferred[None]:
+        """Save the changed rows and totals, in parts. Fires when they are on disk."""
         self._saved_at = self._reactor.seconds()
+        return ensureDeferred(self._save_rest(self._save_part()))
+
+    async def _save_rest(self, more: bool) -> None:
+        while more:
+            await a_turn(self._reactor)
+            more = self._save_part()
+        await self._store.flush()
+
+    def _save_part(self) -> bool:
+        """Save some of the changed rows and totals. Returns whether there may be more."""
         rows = self._ledger.changes(SLICE)
         self._note(rows)
         self._ledger.totals.make_room(Scope.USER, self._is_user)
         sums = self._ledger.totals.changes(SLICE)
         self._store.totals(sums)
-        if SLICE in (len(rows), len(sums)):
-            self._reactor.callLater(0, self.save_changed)
+        return SLICE in (len(rows), len(sums))
 
     def _note(self, rows: Sequence[Row]) -> None:
-        self._store.rows(rows)
+        keyed = {(row.scope, row.key): row for row in rows}
+        self._store.rows(keyed)
         if rows:
             for run, mark in self._adoptable.items():
-                self._store.booked(mark, self._ledger.counters(run, rows))
-        keys = [row.key for row in rows if row.scope is Scope.USER]
+                self._store.booked(mark, self._ledger.counted(run, rows))
+        keys = [key for scope, key in keyed if scope is Scope.USER]
         for watcher in self._watchers:
             watcher.saving(keys)
 
@@ -246,20 +277,33 @@ class Traffic(Lasting):
             self.save_changed()
 
     async def _tick(self) -> None:
-        now = self._reactor.seconds()
-        # Half a tick early is as good.
-        due = self.interval * (1 - TICK / 2)
-        if not self._generations.counting:
-            self._whole_at = now
-        elif now - self._read_at > due:
+        cores = self._cores
+        if self._paused:
+            return
+        if not cores:
+            self._whole_at = self._reactor.seconds()
+        elif self._is_due(self._read_at, self.interval) or (
+            self._is_due(self._read_at, self.every) and not self._beat.is_idle(cores)
+        ):
+            begun = self._beat.begin(cores)
             await self.read()
-        if now - self._saved_at > due:
+            self.save_changed().addCallback(lambda _: self._beat.end(begun))
+        if self._is_due(self._saved_at, self.every):
             self.save_changed()
+
+    def _is_due(self, last: float, seconds: float) -> bool:
+        # Half of the shortest tick early is as good.
+        return self._reactor.seconds() - last > seconds * (1 - PART / 2)
+
+    @property
+    def _cores(self) -> list[int | None]:
+        return [run.pid for run in self._generations.counting]
 
     async def _read_all(self, counting: Sequence[Generation], began: float, wanted: Wanted) -> bool:
         moved = await self._readings.all(counting, wanted)
         if wanted is None:
             self._read_at = began
+            self._beat.read([run.pid for run in counting], moved)
             silent = {*self._faults, *self._readings.under_way}
             self._whole_at = began if silent.isdisjoint(counting) else self._whole_at
         return moved
@@ -272,7 +316,7 @@ class Traffic(Lasting):
                 reading = await generation.some_counters(wanted)
             moved = await self._book(generation, reading)
         except Exception as error:  # noqa: BLE001 - logged, and a warning in `info`; replies have what was read before
-            self._ledger.seen(generation).clear()  # what was read may not be booked
+            self._ledger.unsee(generation)
             # A failure does not matter if the run is gone.
             if generation in self._generations.counting:
                 self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))
@@ -292,8 +336,9 @@ class Traffic(Lasting):
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
         moved = False
-        async for part in slices(self._reactor, reading.items(), SLICE):
-            booked = self._ledger.book(generation, reading if len(part) == len(reading) else dict(part))
+        async for names in slices(self._reactor, reading, SLICE):
+            part = reading if len(names) == len(reading) else {name: reading[name] for name in names}
+            booked = self._ledger.book(generation, part)
             moved |= any(sums.moved for sums in booked.values())
             for watcher in self._watchers:
                 watcher.booked(booked)

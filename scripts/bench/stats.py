@@ -32,6 +32,8 @@ from scripts.staging.target import credentials
 SIZES = (10_000, 50_000)
 ROUNDS = 5
 _FEW = 3
+# Users who move bytes while the node chooses how often it reads.
+_ACTIVE = 50
 # Seconds between two readings of counters by the node; its default.
 INTERVAL = 10
 # The same for the second part: longer than it takes until all users have moved bytes.
@@ -69,6 +71,9 @@ def active(on: Stage, target: Backing, load: Load) -> None:
     disk(on, "a tenth active", load.move)
     load.visit(identities(target), target.ports[0])
     readings(on, load, len(target.crowd.users))
+    load.close()
+    load.open(some[:_ACTIVE], target.ports[0])
+    beat(on, load, len(target.crowd.users))
     load.close()
 
 
@@ -128,6 +133,24 @@ def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
                 times.append(ticker.worst())
     others = f"while another client queries the core {ms(alone)}, idle {ms(idle)}"
     line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; {others}")
+
+
+def beat(on: Stage, load: Load, counted: int) -> None:
+    """The interval of the node's own readings while some users move bytes, and the processor time that goes on."""
+    spent = []
+    for _ in range(_FEW):
+        before = used(on.node.node_pid), used(on.core)
+        for _ in range(INTERVAL):
+            load.move()
+            time.sleep(1)
+        now = used(on.node.node_pid), used(on.core)
+        spent.append([(after - earlier) / INTERVAL for after, earlier in zip(now, before, strict=True)])
+    node, core = zip(*spent, strict=True)
+    seconds = on.controller.info().traffic_interval
+    line(
+        f"seconds between readings, {2 * counted} counters",
+        f"{seconds:.1f}; in a second node {ms(node)} ms, core {ms(core)}",
+    )
 
 
 def disk(on: Stage, name: str, each: Callable[[], object]) -> None:

@@ -158,10 +158,10 @@ def on_disk(node: NodeProcess) -> int:
     return sum(bytes for (bytes,) in rows if bytes > 10_000)
 
 
-def booked(node: NodeProcess) -> list[tuple[str, str, int]]:
+def booked(node: NodeProcess) -> list[tuple[str, str, int, int]]:
     """The counters on disk of the core that may be adopted."""
     with closing(sqlite3.connect(f"file:{node.state}/state.db?mode=ro", uri=True)) as connection:
-        return connection.execute("SELECT run, counter, value FROM booked").fetchall()
+        return connection.execute("SELECT run, name, uplink, downlink FROM counted").fetchall()
 
 
 @pytest.mark.slow

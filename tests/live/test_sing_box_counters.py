@@ -9,7 +9,7 @@ from twisted.internet.threads import deferToThread
 from drivers.sing_box.generation import SingBoxGeneration
 from node.base.errors import CoreFailed
 from node.contract.accounts import Change
-from node.contract.counters import Reading, Scope
+from node.contract.counters import Reading, Scope, Seen
 from scripts.staging import transfer
 from scripts.staging.sing_box import VLESS, Door, shadowsocks_2022
 from scripts.staging.users import TestUser
@@ -54,6 +54,26 @@ class CounterTests(SingBoxRun):
         every = await core.counters()
         for names in ([(Scope.USER, "gone")], [(Scope.INBOUND, "gone")], [*USERS[:1], (Scope.USER, "gone")]):
             assert (await core.some_counters(names)).keys() >= every.keys()
+
+    async def test_only_changes(self) -> None:
+        """A reading after another one has the counters that have changed; those that it leaves out are as they were."""
+        for live in (False, True):
+            doors = [Door(VLESS), *([Door(shadowsocks_2022())] if live else [])]
+            core = await self.launched(doors, [both(person, *doors) for person in (ANNA, SLASHED)])
+            ports = await self.clients(*((door, person, "127.0.0.1") for person in (ANNA, SLASHED) for door in doors))
+            seen, found = Seen(), dict[str, int]()
+            for port in (*ports, *ports):
+                await self.use(port, 1)
+                found |= await core.counters(seen)
+
+            async def the_same(core: SingBoxGeneration = core, seen: Seen = seen, found: Reading = found) -> bool:
+                every = await core.counters()
+                return every == {**found, **(await core.counters(seen))} and len(every) > len(USERS)
+
+            await self.until(the_same)
+            if self.build == "built":
+                assert bool(await core.counters(seen)) == live, "where counters are added up all are read"
+            await core.stop()
 
     async def test_nothing_carried(self) -> None:
         """An inbound without traffic has rows; a user without traffic has none."""

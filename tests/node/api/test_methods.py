@@ -17,7 +17,7 @@ from protos import service_pb2
 MESSAGES = {
     "Empty": "",
     "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string"
-    " limits=19:LimitsSummary notes=21:*string",
+    " limits=19:LimitsSummary traffic_interval=20:double notes=21:*string",
     "Backend": "type=1:BackendType config=2 users=3:*User keep_alive=4:uint64 exclude_inbounds=5:*string",
     "Log": "detail=1 id=16",
     "Stat": "name=1 type=2 link=3 value=4:int64",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -125,6 +126,13 @@ class Counters:
     def __init__(self) -> None:
         self.counters: dict[Generation, Mapping[str, int]] = {}
         self.reading: Callable[[], Awaitable[None]] | None = None
+        self.is_paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.is_paused = True
+        yield
+        self.is_paused = False
 
     async def read(self) -> bool:
         if self.reading is not None:
@@ -261,12 +269,14 @@ class Upgrades(LeavingTests):
         self.traffic.counters[run] = {"up": 1}
 
         async def later() -> bytes:
+            self.assertTrue(self.traffic.is_paused, "there are no regular readings")
             self.traffic.counters[run] = {"up": 2}
             return b"together"
 
         leave, self.driver.leave = self.driver.leave, later  # type: ignore[method-assign]
         self.failureResultOf(self.leave(), NotNow)
         self.driver.leave = leave  # type: ignore[method-assign]
+        self.traffic.is_paused = False
         self.assertEqual(dict(self.successResultOf(self.leave()).run.counters), {"up": 2})
 
     def test_a_removed_user(self) -> None:

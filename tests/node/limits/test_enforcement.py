@@ -36,7 +36,7 @@ class World:
         self.reports: list[tuple[Kind, object]] = []
         self.reads: list[Wanted] = []
         self.slow = 0.0
-        self.interval = 10.0
+        self.interval = self.every = 10.0
         self.book = new_book(lambda: 1e9 + self.clock.seconds(), defaults)
         connections = Connections(Generations(), self.book.in_force)
         # The users may be connected.

@@ -22,7 +22,7 @@ class World:
         self.reads = list[float]()
         self.quota = quota
         self.remaining = remaining
-        self.interval = INTERVAL
+        self.interval = self.every = INTERVAL
         self.off = set[str]()
         self.blind = True
         self.in_force = self

@@ -22,7 +22,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import TestCase
 
 from node.backend.roster import changed_users
-from node.contract.counters import Row, Scope
+from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.contract.saved import Changes, Lasting, Saved
 from node.state import store as store_module
 from node.state.database import Damaged, Database, Unwritable
@@ -32,6 +32,7 @@ from node.state.store import Store
 reactor: Any = installed
 
 ROW = Row(Scope.USER, "Ann", 1, 2)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=9) | st.sampled_from(["a>>>traffic>>>uplink", "a\0b"])
 
 
 @pytest.fixture
@@ -291,6 +292,37 @@ def test_a_file_from_before_routing(file: Path) -> None:
         connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (b"r", 2.0))
     assert Database(file).peek() == Saved(b"r", 2.0)
     assert written(file, Changes(routing=b"x")) == Saved(b"r", 2.0, routing=b"x")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["one", "other"]),
+        st.dictionaries(
+            st.builds(counter_name, st.sampled_from(Scope), NAMES, st.sampled_from(DIRECTIONS)),
+            st.integers(0, 2**63 - 1),
+        ),
+    )
+)
+def test_counters_from_before_both_ways(booked: dict[str, dict[str, int]]) -> None:
+    """Those of each run are there after the upgrade, and in a file that cannot be written; also of one without any."""
+    with TemporaryDirectory() as directory:
+        file = Path(directory) / "state.db"
+        with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+            upgrade(connection, STEPS[:6])
+            entries = [(run, *each) for run, counters in booked.items() for each in {"": 0, **counters}.items()]
+            connection.executemany("INSERT INTO booked VALUES (?, ?, ?)", entries)
+        before = Database(file).peek()
+        assert before is not None and before.booked == booked
+        assert reopened(file).booked == booked
+
+
+def test_counters_of_runs(file: Path) -> None:
+    """A later value replaces an earlier one; a run without counters is known; those of other runs can be deleted."""
+    first = Changes(booked={"one": {"user>>>ann": (1, 2), "inbound>>>in": (None, 3)}, "other": {}})
+    saved = written(file, first, Changes(booked={"one": {"user>>>ann": (4, 5)}}))
+    ann, inbound = ("user>>>ann>>>traffic>>>uplink", "user>>>ann>>>traffic>>>downlink"), "inbound>>>in>>>traffic>>>"
+    assert saved.booked == {"one": {ann[0]: 4, ann[1]: 5, f"{inbound}downlink": 3}, "other": {}}
+    assert written(file, Changes(booked_only={"other"})).booked == {"other": {}}
 
 
 def test_sums_are_apart_from_the_rows(file: Path) -> None:

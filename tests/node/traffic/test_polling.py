@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 from unittest.mock import Mock
@@ -14,16 +15,30 @@ from twisted.internet.task import Clock, deferLater
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from node.base import proc
 from node.base.errors import CoreFailed, UnknownName, Unsupported
 from node.contract.counters import DIRECTIONS, Asked, Row, Scope, Seen, counter_name
 from node.contract.saved import Saved
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
 from node.traffic.readings import FEW, PATIENCE
-from protos.service_pb2 import Inbound, Inbounds, Outbounds, Stat, StatRequest, StatResponse, UsersStat, UserStat
+from protos.service_pb2 import (
+    BaseInfoResponse,
+    Inbound,
+    Inbounds,
+    Outbounds,
+    Stat,
+    StatRequest,
+    StatResponse,
+    UsersStat,
+    UserStat,
+)
 from tests.harness.whole import everything
 
 ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
+
+# Those above the largest one.
+PIDS = itertools.count(2**22 + 1)
 
 
 def told(reply: Message) -> list[Stat]:
@@ -35,6 +50,8 @@ class Core:
     """A generation that counts, and answers when the test lets it."""
 
     def __init__(self) -> None:
+        # No process has this PID; and the processor time that it would have used.
+        self.pid, self.used = next(PIDS), 0.0
         self.counts: dict[str, int] = {}
         self.asked = 0
         self.answer: Callable[[], Deferred[None]] | None = None
@@ -44,9 +61,9 @@ class Core:
 
     async def counters(self, seen: Seen | None = None) -> dict[str, int]:
         self.asked += 1
-        self.unchanged.append(bool(seen))
         if seen is not None:
-            seen.update(map(hash, self.counts.items()))
+            self.unchanged.append(bool(seen.rows))
+            seen.rows = {name.encode() for name in self.counts}
         if self.answer:
             await self.answer()
         return dict(self.counts)
@@ -73,10 +90,9 @@ class MemoryStore:
         self.sums: dict[tuple[Scope, str], Row] = {}
         self.disk: Deferred[None] | None = None
 
-    def rows(self, rows: Iterable[Row]) -> None:
-        rows = list(rows)
+    def rows(self, rows: Mapping[tuple[Scope, str], Row]) -> None:
         self.times += bool(rows)
-        self.written += rows
+        self.written += rows.values()
 
     def totals(self, rows: Iterable[Row]) -> None:
         self.sums.update({(row.scope, row.key): row for row in rows})
@@ -103,6 +119,7 @@ class PollingTests(SynchronousTestCase):
         self.core, self.store = Core(), MemoryStore()
         self.cores: list[Any] = [self.core]
         store: Any = self.store
+        self.patch(proc, "cpu", lambda pid: next((core.used for core in self.cores if core.pid == pid), None))
         self.traffic = Traffic(self.clock, cast(Any, Cores(self.cores)), lambda name: name == "bob", store, 10)
         self.traffic.start()
         self.outcomes: list[Deferred[bool]] = []
@@ -124,12 +141,55 @@ class PollingTests(SynchronousTestCase):
         return {(stat.name, stat.type): stat.value for stat in told(reply)}
 
     def test_regular_readings(self) -> None:
-        """Every ten seconds, while there is a core."""
+        """Every ten seconds, while there is a core, even an idle one."""
         self.pass_time(60)
         self.assertEqual(self.core.asked, 6)
         self.cores.clear()
         self.pass_time(60)
         self.assertEqual(self.core.asked, 6)
+
+    def test_readings_of_a_core_that_works(self) -> None:
+        """Every second, and what moved is saved at once: a core or a node that is killed loses no more."""
+        for second in range(1, 60):
+            self.core.used += 0.001
+            self.core.counts[ANN_UP] = second
+            self.pass_time(1)
+            self.assertEqual(self.core.asked, second)
+            self.assertEqual(self.store.written.pop(), Row(Scope.USER, "ann", second, 0))
+        self.pass_time(2)
+        self.assertEqual(self.core.asked, 60)
+        self.core.used += 0.001
+        self.pass_time(1)
+        self.assertEqual(self.core.asked, 61)
+
+    def test_paused(self) -> None:
+        """While the node is being left there are no regular readings: they would change what is left."""
+        with self.traffic.paused():
+            self.core.used += 0.001
+            self.pass_time(20)
+            self.assertEqual(self.core.asked, 0)
+        self.pass_time(1)
+        self.assertEqual(self.core.asked, 1)
+
+    def test_dear_readings(self) -> None:
+        """They are as frequent as they may be; `info` tells how frequent."""
+
+        def answer() -> Deferred[None]:
+            self.core.used += 0.05
+            return Deferred[None].fromCoroutine(nothing())
+
+        async def nothing() -> None:
+            pass
+
+        self.core.answer = answer
+        for _ in range(60):
+            self.core.used += 0.0001
+            self.pass_time(1)
+        self.assertIn(self.core.asked, (12, 13))
+        info = BaseInfoResponse()
+        self.traffic.summary(info)
+        self.assertEqual((info.traffic_interval, self.traffic.every), (self.traffic.every, self.traffic.every))
+        self.assertAlmostEqual(self.traffic.every, 5, delta=0.1)
 
     def test_a_request_has_a_reading_of_its_own(self) -> None:
         """A caller gets everything counted until its request, however recent the previous reading is."""
@@ -165,7 +225,7 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.ask(UserStat, "Ann"), {("ann", "uplink"): 5, ("ann", "downlink"): 0})
         self.assertEqual((core.asked, core.wanted), (0, [{"Ann"}]))
         self.pass_time(5)
-        self.assertEqual((core.asked, len(core.wanted)), (1, 1))
+        self.assertEqual((core.asked, len(core.wanted)), (2, 1))
 
     def test_a_whole_scope(self) -> None:
         """A core that can is asked for the inbounds or outbounds alone; that does not count as a reading of all."""
@@ -342,7 +402,7 @@ class PollingTests(SynchronousTestCase):
         with capturedLogs() as logged:
             self.pass_time(30)
             self.assertEqual(self.ask(), {("ann", "uplink"): 5})
-        self.assertEqual(self.core.asked, 5)
+        self.assertEqual(self.core.asked, 32)
         self.assertEqual([event["log_level"].name for event in logged], ["critical"])
         self.assertEqual(self.traffic.warnings, ["counters were not read: internal error: CancelledError"])
         self.flushLoggedErrors(CancelledError)
