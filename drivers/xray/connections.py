@@ -93,7 +93,13 @@ class Connections(CoreConnections):
         if accepted is None:
             return
         tag = self._tag_of(accepted.detour)
-        if tag is not None and not (accepted.udp and self._ingress[tag].datagrams):
+        if tag is None or (accepted.udp and self._ingress[tag].datagrams):
+            return
+        if accepted.forwarded or not self._ingress[tag].ports:
+            # A reverse proxy has the client's socket.
+            if self._is_in((tag, key := key_of(accepted.email))):
+                self._announce(key, accepted.endpoint[:-2])
+        else:
             (self._note if believed else self._guess)(tag, accepted)
 
     def leave(self, run: XrayRun) -> None:
@@ -126,6 +132,10 @@ class Connections(CoreConnections):
     def has(self, key: str) -> bool:
         """Whether this user may be connected to any of the inbounds."""
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
+
+    def addresses(self, key: str) -> set[Address]:
+        """The addresses from which the user may have connections with sockets of their own."""
+        return {where[:-2] for endpoints in self._endpoints.values() for where in endpoints.of((key,))}
 
     @property
     def mixed(self) -> list[str]:
