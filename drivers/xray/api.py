@@ -203,13 +203,14 @@ class Router:
             fresh = [rule for rule in bars if rule.rule_tag not in before]
             for tag in reversed(left):
                 await self._remove(tag)
-            if fresh:
+            others = [listed.index(there) for there in self._tags.values()]
+            if fresh or any(listed.index(tag) > min(others, default=len(listed)) for tag in before):
                 await self._put_first(fresh)
             for tag in before.difference(rule.rule_tag for rule in bars):
                 await self._remove(tag, set())
 
     async def _recall(self) -> tuple[list[str], list[str]]:
-        """Returns the tags of all rules of the core, and those that it has once more than it should."""
+        """Returns the tags of all rules of the core, and those of second copies, to remove."""
         listed = [rule.rule_tag for rule in (await self._call("ListRule", Nothing(), xray_pb2.ListRuleResponse)).rules]
         self._tags, left = recalled(self._tags, listed)
         return listed, left

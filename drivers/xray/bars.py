@@ -33,7 +33,7 @@ TEXT = json.dumps({"routing": {"rules": [{"source": [_EXAMPLE], "outboundTag": B
 def nesting(converted: bytes) -> tuple[bytes, ...]:
     """The tags of the fields around an address in a rule, the outermost first. `converted`: what the core made of TEXT.
 
-    Empty if they cannot be told.
+    Empty if no address is found.
     """
     [rule] = rules.rules_of(Config.FromString(converted))
     return _around(rule.SerializeToString(), _cidr(_EXAMPLE))

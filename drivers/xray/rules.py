@@ -69,7 +69,7 @@ def other_tag(tag: str) -> str:
 
 
 def recalled(wanted: Iterable[str], listed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """By tag of a wanted rule, the tag that the core has it under; and the tags of rules that it has once more.
+    """By tag of a wanted rule, the tag that the core has it under; and the tags of second copies, to remove.
 
     Rules are moved to the end by appending all of them under their other tags, and then removing the first ones, from
     the last to the first. If that was broken off while it appended, the first ones count.

@@ -77,7 +77,7 @@ class AddressLimits(Enforcer):
         self._barred: dict[str, dict[Address, None]] = {}
         self._to_let_in: list[str] = []
         self._keeping: Sequence[KeepsOut] = ()
-        # Whether a core may not know who is barred; and no core is told before this time.
+        # Whether a core may not know who is barred; and until when the cores get no new list.
         self._untold = False
         self._rest_until = -math.inf
         self._fault = ""
