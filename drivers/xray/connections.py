@@ -6,7 +6,7 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -136,6 +136,10 @@ class Connections(CoreConnections):
     def addresses(self, key: str) -> set[Address]:
         """The addresses from which the user may have connections with sockets of their own."""
         return {where[:-2] for endpoints in self._endpoints.values() for where in endpoints.of((key,))}
+
+    def owners(self, addresses: Container[Address]) -> Mapping[str, set[str]]:
+        """By inbound, the users who may be connected from these addresses; "" where it is several on one connection."""
+        return {tag: endpoints.owners(addresses) for tag, endpoints in self._endpoints.items()}
 
     @property
     def mixed(self) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from ipaddress import ip_address
 
 from twisted.internet.defer import DeferredLock
 
@@ -42,6 +44,8 @@ from protos.service_pb2 import (
 )
 from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
+# The addresses that the core never lists as online.
+_LOCAL = frozenset({ip_address("127.0.0.1").packed, ip_address("::1").packed})
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
@@ -177,6 +181,10 @@ class XrayGeneration(CoreGeneration[Api]):
         with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
                 found |= await self._api.online_ips(email)
+        if not _LOCAL.isdisjoint(self._connections.addresses(key)):
+            now = int(time.time())
+            local = [live.address for live in await self.look({key}) if live.address in _LOCAL]
+            found |= {str(ip_address(address)): now for address in local}
         return found
 
     async def online_count(self, key: str) -> int:
@@ -185,11 +193,13 @@ class XrayGeneration(CoreGeneration[Api]):
 
     @property
     def unlisted(self) -> Mapping[str, str]:
-        return {}
+        return {tag: _MIXED for tag, keys in self._connections.owners(_LOCAL).items() if "" in keys}
 
     async def online_keys(self) -> Collection[str]:
         with asking(ONLINE, _NO_LIST):
-            return {*map(key_of, await self._api.all_online())}
+            listed = {*map(key_of, await self._api.all_online())}
+        local = set[str]().union(*self._connections.owners(_LOCAL).values()) - {""}
+        return listed | {live.key for live in await self.look(local)}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):

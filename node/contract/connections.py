@@ -57,21 +57,26 @@ class SeesConnections(Protocol):
 
 
 @runtime_checkable
-class KeepsOut(SeesConnections, Protocol):
-    """A generation whose users may come through a reverse proxy: it reports their addresses, and has the sockets.
-
-    `arrived` is called for their connections, too; `look` does not list them. `fronted` names the inbounds, with what
-    an operator should know. `barred` has the networks from which users were kept out when the node took the run over.
-    """
-
-    fronted: Mapping[str, str]
-    barred: Mapping[str, Sequence[str]]
+class SeesForwarded(Protocol):
+    """A generation whose users may come through a reverse proxy, which reports their addresses."""
 
     async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
         """The addresses from which these users are connected in that way, by key.
 
         Raises `errors.CoreFailed`, and `errors.Unsupported`.
         """
+
+
+@runtime_checkable
+class KeepsOut(SeesConnections, SeesForwarded, Protocol):
+    """A generation that cannot close connections through a reverse proxy, but can refuse new ones.
+
+    `arrived` is called for them, and `look` does not list them. `fronted` names the inbounds, with what an operator
+    should know. `barred` has the networks from which users were kept out when the node took the run over.
+    """
+
+    fronted: Mapping[str, str]
+    barred: Mapping[str, Sequence[str]]
 
     async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
         """Refuse new connections of these users, by key, from these networks, and of no others.

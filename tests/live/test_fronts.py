@@ -26,7 +26,8 @@ from scripts.staging.ports import free_port
 from scripts.staging.transports import Transport
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import Place, control, member, over, talking
+from tests.conftest import Place, control, member, over, talking, way
+from tests.harness.grounds import SING_BOX, XRAY
 from tests.harness.upgraded import RealNode
 
 HOME, OFFICE, MOBILE, FORGED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "203.0.113.7"
@@ -64,10 +65,13 @@ class Fronted:
             yield port
 
 
+def websocket(all_kinds: Mapping[str, Kind]) -> Kind:
+    return replace(all_kinds["vless-raw"], transport=Transport("ws", WEBSOCKET, WEBSOCKET))
+
+
 @pytest.fixture(params=["header", "proxy"])
 def fronted(request: pytest.FixtureRequest, all_kinds: Mapping[str, Kind]) -> Iterator[Fronted]:
-    kind = replace(all_kinds["vless-raw"], transport=Transport("ws", WEBSOCKET, WEBSOCKET))
-    place = Place(kind, "in")
+    place = Place(websocket(all_kinds), "in")
     with Front(place.port, proxy=request.param == "proxy") as front:
         yield Fronted(place, front, request.param)
 
@@ -202,6 +206,58 @@ def test_what_happens_meanwhile(tmp_path: Path, fronted: Fronted, echo: EchoServ
         with transfer.connect(home, echo) as link, talking(link):
             is_soon(office, echo, False)
             assert stays_out(office, echo)
+
+
+@pytest.mark.slow
+@over("grpc")
+def test_sing_box_cuts_the_right_connection(
+    controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
+) -> None:
+    """It believes the first address in the header, and closes a connection by its id, whoever has the socket."""
+    anna, bert = somebody(), somebody()
+    place = Place(websocket(all_kinds), "in", ground=SING_BOX)
+    with Front(place.port) as front, ExitStack() as stack:
+        fronted = Fronted(place, front, "header")
+        controller.start(SING_BOX.backend([place.inbound], [limited(anna, fronted), member(bert, place)]))
+        home, office = (stack.enter_context(fronted.way(anna, source)) for source in (HOME, OFFICE))
+        other = stack.enter_context(fronted.way(bert, OFFICE))
+        with transfer.connect(home, echo) as link, talking(link), transfer.connect(other, echo) as theirs:
+            with pytest.raises(OSError), transfer.connect(office, echo, SOON) as cut:
+                end = time.monotonic() + SOON
+                while time.monotonic() < end:
+                    transfer.echo(cut, b"still there")
+            transfer.echo(theirs, b"still there")
+            assert where(controller, anna) == [HOME]
+        until(lambda: is_in(office, echo), SOON, "it gets in")
+
+
+@pytest.mark.parametrize("how", ["header", "proxy", "sing-box"])
+@over("rest")
+def test_who_is_online(how: str, controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """From the address that the proxy reports, with a mark; without one from that of the socket."""
+    anna, bert = somebody(), somebody()
+    ground = SING_BOX if how == "sing-box" else XRAY
+    place = Place(websocket(all_kinds), "in", ground=ground)
+    with Front(place.port, proxy=how == "proxy") as front, ExitStack() as stack:
+        fronted = Fronted(place, front, "proxy" if how == "proxy" else "header")
+        inbound = place.inbound if how == "sing-box" else fronted.inbound
+        controller.start(ground.backend([inbound], [member(anna, place), member(bert, place)]))
+        people = {anna.email: HOME}
+        stack.enter_context(transfer.connect(stack.enter_context(fronted.way(anna, HOME)), echo))
+        if how != "proxy":
+            people[bert.email] = MOBILE
+            stack.enter_context(transfer.connect(stack.enter_context(way(place, bert, MOBILE)), echo))
+
+        def listed() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+            page = controller.call("ListOnline", service_pb2.ListOnlineResponse, service_pb2.ListOnlineRequest())
+            marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+            return {row.name: list(row.ips) for row in page.users}, marked
+
+        expected = {name: [address] for name, address in people.items()}
+        until(lambda: listed() == (expected, {anna.email: [HOME]}), SOON, "they are online")
+        for name, address in people.items():
+            assert list(controller.online_ips(name).ips) == [address]
+            assert controller.online(name).value == 1
 
 
 def answers(controller: Controller) -> bool:

@@ -230,6 +230,7 @@ class ConnectionsTests(TestCase):
         link = self.connect()
         self.line(link, "anna")
         self.assertEqual(self.connections.addresses("anna"), {socket.inet_aton(self.here)})
+        self.assertEqual(self.connections.owners({socket.inet_aton(self.here)}), {"home": {"anna"}, "work": set()})
 
     def test_behind_a_reverse_proxy(self) -> Deferred[None]:
         return ensureDeferred(self._fronted())
