@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 
 from twisted.internet.defer import DeferredLock
@@ -240,7 +241,8 @@ class XrayGeneration(CoreGeneration[Api]):
     async def find_barred(self) -> None:
         """Find out which users the previous node process kept out. Raises `CoreFailed`."""
         if self._bars.nesting:
-            with asking(ROUTING):
+            # A core that cannot list its rules keeps no user out.
+            with suppress(Unsupported), asking(ROUTING, _NOT_LISTED):
                 self.barred = self._bars.read(await self._router.go_on())
 
     async def reroute(self, plan: AnyPlan) -> None:

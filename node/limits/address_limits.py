@@ -270,8 +270,10 @@ class AddressLimits(Enforcer):
         self._to_tidy = self._to_tidy or [*self._known]
         some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]
         for key in some:
-            if not (self._in_force.of(key).addresses and self._connections.may_carry(key)):
-                self._known.pop(key, None)
+            known = self._known.get(key)
+            carries = self._in_force.of(key).addresses and self._connections.may_carry(key)
+            if known is not None and not (known.order and carries):
+                del self._known[key]
         self._to_let_in = self._to_let_in or [*self._barred]
         some, self._to_let_in = self._to_let_in[:BARRED], self._to_let_in[BARRED:]
         self._checks.ask(some, later=True)

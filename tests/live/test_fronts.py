@@ -28,7 +28,7 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, control, member, over, talking, way
 from tests.harness.grounds import SING_BOX, XRAY
-from tests.harness.upgraded import RealNode
+from tests.harness.upgraded import RealNode, upgrade
 
 HOME, OFFICE, MOBILE, FORGED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "203.0.113.7"
 # Seconds until the core must refuse an address, or take it again, on a busy machine; and after which it counts as out.
@@ -199,6 +199,10 @@ def test_what_happens_meanwhile(tmp_path: Path, fronted: Fronted, echo: EchoServ
             assert node.newest_core() != first
             assert stays_out(office, echo)
             assert is_in(home, echo)
+            upgrade(node)
+            until(lambda: answers(controller), 30, "the next node")
+            assert stays_out(office, echo)
+            assert is_in(home, echo)
         with transfer.connect(home, echo) as link, talking(link):
             is_soon(office, echo, False)
         os.kill(node.newest_core(), signal.SIGKILL)
@@ -213,7 +217,7 @@ def test_what_happens_meanwhile(tmp_path: Path, fronted: Fronted, echo: EchoServ
 def test_sing_box_cuts_the_right_connection(
     controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
 ) -> None:
-    """It believes the first address in the header, and closes a connection by its id, whoever has the socket."""
+    """It believes the first address in the header, and closes a connection by its id."""
     anna, bert = somebody(), somebody()
     place = Place(websocket(all_kinds), "in", ground=SING_BOX)
     with Front(place.port) as front, ExitStack() as stack:
