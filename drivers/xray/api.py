@@ -39,8 +39,8 @@ _UNDECIDED = "not enough information for making a decision"
 _NETWORKS = {"": 0, "tcp": 2, "udp": 3, "unix": 4}
 _NAMES = {2: "tcp", 3: "udp", 4: "unix"}
 _MOST_PORTS = 65535
-# The bytes of rules in one call, if there are several; the core takes requests of up to 4 MiB.
-_BATCH = 1024**2
+# The most rules in one call, and their bytes if there are several; the core takes requests of up to 4 MiB.
+_BATCH, _BATCH_BYTES = 200, 1024**2
 
 
 class Operation(NamedTuple):
@@ -287,7 +287,7 @@ def _batches(rules: Iterable[RoutingRule]) -> Iterator[list[RoutingRule]]:
     batch, size = list[RoutingRule](), 0
     for rule in rules:
         size += rule.ByteSize()
-        if batch and size > _BATCH:
+        if batch and (size > _BATCH_BYTES or len(batch) == _BATCH):
             yield batch
             batch, size = [], rule.ByteSize()
         batch.append(rule)

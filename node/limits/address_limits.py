@@ -17,7 +17,7 @@ from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
 from node.base.logs import Logger
 from node.contract.connections import Address, KeepsOut, Live, SeesConnections
-from node.limits.connections import SHARE, Connections, Enforcer, forwarded, look
+from node.limits.connections import Connections, Enforcer, forwarded, look
 from node.limits.events import LimitEvents
 from node.limits.options import Grouping
 
@@ -28,8 +28,9 @@ MOST = 500
 JUST_NOW = 10.0
 # Seconds between two rounds that forget disconnected users, and users checked in a round.
 TIDY, TIDIED = 5.0, 2_000
-# Users with barred addresses who are checked in a round: some of these may come in again.
-BARRED = 200
+# Users with barred addresses who are checked in a round: some of these may come in again. The most barred addresses of
+# one user; and the share of time in which cores may change their rules for that.
+BARRED, MOST_BARRED, SHARE = 200, 1000, 0.05
 # Addresses remembered of a user before the node checks which of them are still connected.
 ROOM = 64
 
@@ -204,7 +205,7 @@ class AddressLimits(Enforcer):
         if leaving:
             known.cut = self._reactor.seconds()
         free = 0 if self._fault else limit.addresses - len(silent.keys() - leaving)
-        out = [*barred, *sorted(leaving & believed)]
+        out = _most([*barred, *sorted(leaving & believed)], believed)
         staying = silent.keys() - leaving
         if limit.addresses_tells:
             out = []
@@ -324,6 +325,13 @@ class Checks:
     def _over(self, _: object) -> None:
         self._going, self.under_way = None, frozenset()
         self._arm()
+
+
+def _most(barred: Sequence[Address], connected: Collection[Address]) -> list[Address]:
+    """As many of the barred addresses of a user as may be: the oldest ones make room that are not connected."""
+    idle = [group for group in barred if group not in connected]
+    gone = {*idle[: max(0, len(barred) - MOST_BARRED)]}
+    return [group for group in barred if group not in gone][:MOST_BARRED]
 
 
 def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, float]:

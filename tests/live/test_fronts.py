@@ -54,14 +54,14 @@ class Fronted:
         return {**self.place.inbound, "streamSettings": {**WEBSOCKET, "sockopt": TRUST[self.how]}}
 
     @contextmanager
-    def way(self, person: TestUser, source: str) -> Iterator[int]:
+    def way(self, person: TestUser, source: str, **extra: Json) -> Iterator[int]:
         """The SOCKS port of a client that connects to the front from this address, and claims another one."""
         stream = {"network": "ws", "wsSettings": {"path": "/ws", "headers": {"X-Forwarded-For": FORGED}}}
         if self.how == "proxy":
             stream = WEBSOCKET
         outbound = self.place.kind.outbound(self.front.port, person, source=source)
         port = free_port()
-        with XrayClient({port: {**outbound, "streamSettings": stream}}):
+        with XrayClient({port: {**outbound, "streamSettings": stream, **extra}}):
             yield port
 
 
@@ -177,6 +177,22 @@ def test_rules_of_the_controller(controller: Controller, fronted: Fronted, echo:
             controller.remove_routing_rule("more")
             assert controller.routing_rules() == before[1:]
             assert stays_out(home, echo)
+
+
+@pytest.mark.slow
+@over("grpc")
+def test_what_is_open_goes_on(controller: Controller, fronted: Fronted, echo: EchoServer) -> None:
+    """But a multiplexing client that is out gets no new connection over its open one."""
+    anna = somebody()
+    controller.start(backend([fronted.inbound], [limited(anna, fronted)]))
+    with ExitStack() as stack:
+        home = stack.enter_context(fronted.way(anna, HOME))
+        office = stack.enter_context(fronted.way(anna, OFFICE, mux={"enabled": True, "concurrency": 8}))
+        stack.enter_context(talking(stack.enter_context(transfer.connect(home, echo))))
+        open_ = stack.enter_context(transfer.connect(office, echo))
+        is_soon(office, echo, False)
+        assert stays_out(office, echo)
+        transfer.echo(open_, b"still there")
 
 
 @pytest.mark.slow

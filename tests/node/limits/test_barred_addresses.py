@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.base.errors import CoreFailed, Unsupported
 from node.contract.connections import Address
 from node.contract.generations import Generations
+from node.limits import address_limits
 from node.limits.address_limits import LATER, SOON, TIDY, AddressLimits
 from node.limits.connections import Connections
 from node.limits.events import LimitEvents
@@ -127,6 +128,20 @@ class BarredTests(SynchronousTestCase):
         self.front.leave("ann", at(2))
         self.pass_time(2 * TIDY)
         self.assertEqual(self.front.out, {"ann": ["10.0.0.2"]})
+
+    def test_very_many_addresses(self) -> None:
+        """The last ones are barred, and before those the ones that are still connected; the rules rest then."""
+        self.patch(address_limits, "MOST_BARRED", 3)
+        for number in range(1, 7):
+            self.front.come("ann", at(number))
+            self.pass_time(2 * LATER)
+            if number > 2:
+                self.front.leave("ann", at(number))
+        self.pass_time(2 * TIDY)
+        self.assertEqual(self.front.out, {"ann": ["10.0.0.2", "10.0.0.5", "10.0.0.6"]})
+        told = self.front.told
+        self.pass_time(10 * TIDY)
+        self.assertEqual(self.front.told, told)
 
     def test_another_limit(self) -> None:
         for limit in (Limit(addresses=2), Limit(), Limit(addresses=1, addresses_tells=True)):
