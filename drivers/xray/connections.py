@@ -137,9 +137,13 @@ class Connections(CoreConnections):
         """The addresses from which the user may have connections with sockets of their own."""
         return {where[:-2] for endpoints in self._endpoints.values() for where in endpoints.of((key,))}
 
-    def owners(self, addresses: Container[Address]) -> Mapping[str, set[str]]:
-        """By inbound, the users who may be connected from these addresses; "" where it is several on one connection."""
-        return {tag: endpoints.owners(addresses) for tag, endpoints in self._endpoints.items()}
+    def owners(self, addresses: Container[Address]) -> set[str]:
+        """The users who may be connected from these addresses."""
+        return set[str]().union(*(endpoints.owners(addresses) for endpoints in self._endpoints.values()))
+
+    def mixed_at(self, addresses: Container[Address]) -> list[str]:
+        """The inbounds to which a connection from these addresses carries several users."""
+        return [tag for tag, endpoints in self._endpoints.items() if endpoints.is_mixed(addresses)]
 
     @property
     def mixed(self) -> list[str]:

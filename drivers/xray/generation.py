@@ -194,13 +194,12 @@ class XrayGeneration(CoreGeneration[Api]):
 
     @property
     def unlisted(self) -> Mapping[str, str]:
-        return {tag: _MIXED for tag, keys in self._connections.owners(_LOCAL).items() if "" in keys}
+        return dict.fromkeys(self._connections.mixed_at(_LOCAL), _MIXED)
 
     async def online_keys(self) -> Collection[str]:
         with asking(ONLINE, _NO_LIST):
             listed = {*map(key_of, await self._api.all_online())}
-        local = set[str]().union(*self._connections.owners(_LOCAL).values()) - {""}
-        return listed | {live.key for live in await self.look(local)}
+        return listed | {live.key for live in await self.look(self._connections.owners(_LOCAL))}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):

@@ -100,9 +100,14 @@ class Endpoints:
         return self._young.get(where) or self._old.get(where) or None
 
     def owners(self, addresses: Container[Address]) -> set[str]:
-        """The owners of endpoints at these addresses; "" where it is several users."""
+        """The owners of endpoints at these addresses."""
         held = (self._young, self._old)
-        return {key for part in held for where, key in part.items() if where[:-2] in addresses}
+        return {key for part in held for where, key in part.items() if where[:-2] in addresses and key}
+
+    def is_mixed(self, addresses: Container[Address]) -> bool:
+        """Whether several users claimed an endpoint at these addresses."""
+        held = (self._young, self._old) if self._shared else ()
+        return any(key == self._NO_OWNER and where[:-2] in addresses for part in held for where, key in part.items())
 
     @property
     def mixed(self) -> bool:

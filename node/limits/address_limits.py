@@ -125,10 +125,10 @@ class AddressLimits(Enforcer):
         before, self._keeping = self._keeping, [run for run in self._connections.runs if isinstance(run, KeepsOut)]
         for run in self._keeping:
             if run not in before:
-                self._untold = True
                 for key, networks in run.barred.items():
                     self._barred.setdefault(key, {}).update(dict.fromkeys(map(self._grouping.read, networks)))
-        if self._untold:
+        if self._barred:
+            self._untold = True
             self._checks.ask([*self._barred][:BARRED])
 
     async def addresses(self, keys: Collection[str]) -> dict[str, list[str]]:
@@ -204,9 +204,9 @@ class AddressLimits(Enforcer):
             leaving = set()
         if leaving:
             known.cut = self._reactor.seconds()
-        free = 0 if self._fault else limit.addresses - len(silent.keys() - leaving)
-        out = _most([*barred, *sorted(leaving & believed)], believed)
         staying = silent.keys() - leaving
+        free = 0 if self._fault else limit.addresses - len(staying)
+        out = _most([*barred, *sorted(leaving & believed)], believed)
         if limit.addresses_tells:
             out = []
         elif free > 0:

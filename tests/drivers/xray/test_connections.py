@@ -230,7 +230,12 @@ class ConnectionsTests(TestCase):
         link = self.connect()
         self.line(link, "anna")
         self.assertEqual(self.connections.addresses("anna"), {socket.inet_aton(self.here)})
-        self.assertEqual(self.connections.owners({socket.inet_aton(self.here)}), {"home": {"anna"}, "work": set()})
+        here = {socket.inet_aton(self.here)}
+        self.assertEqual((self.connections.owners(here), self.connections.mixed_at(here)), ({"anna"}, []))
+        self.connections = self.make(Ingress(self.ports, shared=True))
+        self.line(link, "anna")
+        self.line(link, "bert")
+        self.assertEqual((self.connections.owners(here), self.connections.mixed_at(here)), (set(), ["home"]))
 
     def test_behind_a_reverse_proxy(self) -> Deferred[None]:
         return ensureDeferred(self._fronted())
