@@ -634,7 +634,7 @@ class ListOnlineRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListOnlineResponse(_message.Message):
-    __slots__ = ("users", "next", "total", "unsupported")
+    __slots__ = ("users", "next", "total", "unsupported", "forwarded")
     class UnsupportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -642,15 +642,30 @@ class ListOnlineResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ForwardedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Forwarded
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Forwarded, _Mapping]] = ...) -> None: ...
     USERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     users: _containers.RepeatedCompositeFieldContainer[StatsOnlineIpListResponse]
     next: str
     total: int
     unsupported: _containers.ScalarMap[str, str]
-    def __init__(self, users: _Optional[_Iterable[_Union[StatsOnlineIpListResponse, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    forwarded: _containers.MessageMap[str, Forwarded]
+    def __init__(self, users: _Optional[_Iterable[_Union[StatsOnlineIpListResponse, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ..., forwarded: _Optional[_Mapping[str, Forwarded]] = ...) -> None: ...
+
+class Forwarded(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
     __slots__ = ("outbound_tag", "rule_tag")

@@ -17,7 +17,7 @@ from drivers.sockets.sock_diag import Endpoint, Flow, at, flows
 from node.base.reactor import PooledReactor
 from node.contract.abuse import Request
 from node.contract.accounts import Accounts
-from node.contract.connections import Arrived, Handle, Live
+from node.contract.connections import Address, Arrived, Handle, Live
 
 CONNECTIONS = "the core did not list its connections"
 # For more connections than this the kernel is asked in the reactor's thread pool.
@@ -68,14 +68,32 @@ class Connections(CoreConnections):
         return self._table.requests(exempt, self._reactor.seconds())
 
     async def look(self, keys: Collection[str]) -> list[Live]:
-        self._keep_table()
-        if not self._api.table_is_complete:
-            with asking(CONNECTIONS):
-                await self._api.connections()
+        await self._complete()
         lines = self._table.of(keys)
         sockets = await self._by_line(lines)
         now = self._reactor.seconds()
         return [_live(line, sockets.get(line.handle), now) for line in lines if line.ids]
+
+    async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
+        """The addresses that no client's socket has: by X-Forwarded-For, which the core believes. Raises as `look`."""
+        await self._complete()
+        lines = [line for line in self._table.of(keys) if line.ids and self._ports_by_tag[line.tag]]
+        try:
+            theirs = {flow.peer for flow in await super()._flows({line.source for line in lines})}
+        except OSError:
+            return {}
+        found: dict[str, set[Address]] = {}
+        for line in lines:
+            if line.source not in theirs and line.ids:
+                found.setdefault(line.key, set()).add(line.address)
+        return found
+
+    async def _complete(self) -> None:
+        """Have the table list all connections. Raises `CoreFailed`."""
+        self._keep_table()
+        if not self._api.table_is_complete:
+            with asking(CONNECTIONS):
+                await self._api.connections()
 
     async def _by_line(self, lines: Iterable[Line]) -> Mapping[Handle, Flow]:
         """Return the kernel's data of the lines that have a client socket of their own, by line handle."""

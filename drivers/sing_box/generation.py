@@ -82,6 +82,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
         paced = Paced(reactor, connections, plan.tcp_ports, plan.shared)
         super().__init__(started, plan, connections, paced)
         self.unseen, self.may_carry, self.requests = connections.unseen, connections.may_carry, connections.requests
+        self.forwarded = connections.forwarded
         # However the process ends: close the APIs, as another process may get their ports.
         process.when_exited().addCallback(self._ended)
 

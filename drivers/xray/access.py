@@ -64,17 +64,23 @@ class Accepted(NamedTuple):
     def udp(self) -> bool:
         return self.target.startswith("udp:")
 
+    @property
+    def forwarded(self) -> bool:
+        """Whether a reverse proxy forwarded the address: then there is no port."""
+        return not any(self.endpoint[-2:])
+
 
 def parse(line: str) -> Accepted | None:
-    """Parse an access line; None for any other line, and for a source without a valid address and port."""
+    """Parse an access line; None for any other line, and for a source without a valid address and port.
+
+    Port 0 is valid: see `Accepted.forwarded`.
+    """
     # The last `email:` counts: a user chooses part of the text before it.
     head, _, email = line.rpartition(_EMAIL)
     match = _ACCEPTED.match(head)
     if match is None:
         return None
     ipv4, ipv6, port, target, detour = match.groups()
-    if port == "0":  # a reverse proxy forwarded the address
-        return None
     try:
         return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "")
     except (OSError, OverflowError):

@@ -7,7 +7,7 @@ credentials was tried on the core.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from drivers.process.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray import wireguard as tunnel
 from drivers.xray.messages import SIZE, field
-from node.contract.accounts import Account, Unusable
+from node.contract.accounts import Account, Accounts, Unusable
 from protos import service_pb2, xray_pb2
 
 VISION = "xtls-rprx-vision"
@@ -150,6 +150,12 @@ def email_of(packed: bytes) -> str:
     if packed[:1] == b"\x12" and packed[1] < 0x80:
         return packed[2 : 2 + packed[1]].decode()
     return xray_pb2.User.FromString(packed).email
+
+
+def spellings(accounts: Mapping[str, Accounts], keys: Iterable[str]) -> dict[str, list[str]]:
+    """The spellings of these users' e-mails in all inbounds, by key; none for others."""
+    found = {key: [some[key] for some in accounts.values() if key in some] for key in keys}
+    return {key: list(dict.fromkeys(map(email_of, some))) for key, some in found.items()}
 
 
 def unnamed(packed: bytes) -> bytes:

@@ -7,7 +7,7 @@ that were built for the inbound they go to.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from twisted.internet.defer import DeferredLock
 
 from drivers.process.channel import BULK_DEADLINE, ApiFailed, Call, Channel, StatsApi
 from drivers.xray.messages import OURS, ROUTER, M, field
-from drivers.xray.rules import is_own, steps
+from drivers.xray.rules import is_own, other_tag, recalled, steps
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
 from protos import xray_pb2
@@ -39,6 +39,8 @@ _UNDECIDED = "not enough information for making a decision"
 _NETWORKS = {"": 0, "tcp": 2, "udp": 3, "unix": 4}
 _NAMES = {2: "tcp", 3: "udp", 4: "unix"}
 _MOST_PORTS = 65535
+# The most rules in one call, and their bytes if there are several; the core takes requests of up to 4 MiB.
+_BATCH, _BATCH_BYTES = 200, 1024**2
 
 
 class Operation(NamedTuple):
@@ -184,7 +186,9 @@ class Router:
 
     def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
         self._channel = channel
-        self._tags = [rule.rule_tag for rule in rules]
+        self._rules = {rule.rule_tag: rule for rule in rules}
+        # By the tag of each rule, that under which the core has it.
+        self._tags = {tag: tag for tag in self._rules}
         self._targets: dict[str, str] = {}
         # Rules and balancers with an unanswered change: the core may have applied it, or still may.
         self._doubtful: set[str] = set()
@@ -194,15 +198,58 @@ class Router:
     async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
         """Apply these rules and balancer targets. Raises `ApiFailed`; changes made until then stay."""
         async with self._lock:
-            for tag in self._doubtful.difference(self._tags):
+            for tag in self._doubtful.difference(self._tags.values()):
                 await self._remove(tag)
-            todo = steps(self._tags, rules)
+            todo = steps([*self._tags], rules)
             for rule in todo.appended:
-                await self._append(rule)
+                await self._append([rule], self._doubtful)
+                self._rules[rule.rule_tag], self._tags[rule.rule_tag] = rule, rule.rule_tag
             for tag in todo.removed:
-                self._tags.remove(tag)
-                await self._remove(tag)
+                await self._remove(self._tags.pop(tag))
             await self._lead(targets)
+
+    async def go_on(self) -> list[str]:
+        """Find out under which tags the core has the rules. Returns all tags that it has. Raises `ApiFailed`."""
+        async with self._lock:
+            return (await self._recall())[0]
+
+    async def bar(self, bars: Sequence[RoutingRule], is_bar: Callable[[str], bool]) -> None:
+        """Have these rules before the others, and no further ones that are of their kind. Raises `ApiFailed`.
+
+        The core only appends rules. So the others follow them, and are removed where they were.
+        """
+        async with self._lock:
+            listed, left = await self._recall()
+            before = {*filter(is_bar, listed)}
+            fresh = [rule for rule in bars if rule.rule_tag not in before]
+            for tag in reversed(left):
+                await self._remove(tag)
+            others = [listed.index(there) for there in self._tags.values()]
+            if fresh or any(listed.index(tag) > min(others, default=len(listed)) for tag in before):
+                await self._put_first(fresh)
+            for tag in before.difference(rule.rule_tag for rule in bars):
+                await self._remove(tag, set())
+
+    async def _recall(self) -> tuple[list[str], list[str]]:
+        """Returns the tags of all rules of the core, and those of second copies, to remove."""
+        listed = [rule.rule_tag for rule in (await self._call("ListRule", Nothing(), xray_pb2.ListRuleResponse)).rules]
+        self._tags, left = recalled(self._tags, listed)
+        return listed, left
+
+    async def _put_first(self, fresh: Sequence[RoutingRule]) -> None:
+        former = self._tags
+        tags = {tag: other_tag(there) for tag, there in former.items()}
+        # In doubt until all is done: `become` removes those that are not in `_tags`.
+        sure = {*former.values(), *tags.values()} - self._doubtful
+        self._doubtful |= sure
+        for rules in _batches(fresh):
+            await self._append(rules, set())
+        for rules in _batches(_retagged(self._rules[tag], there) for tag, there in tags.items()):
+            await self._append(rules, self._doubtful)
+        self._tags = tags
+        for there in reversed(former.values()):
+            await self._remove(there)
+        self._doubtful -= sure
 
     async def rules(self) -> list[xray_pb2.ListedRule]:
         """The core's rules without the node's own. Raises `ApiFailed`."""
@@ -223,15 +270,15 @@ class Router:
                 return None
             raise
 
-    async def _append(self, rule: RoutingRule) -> None:
-        value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+    async def _append(self, rules: Sequence[RoutingRule], in_doubt: set[str]) -> None:
+        value = xray_pb2.RouterConfig(rule=rules).SerializeToString()
         request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
-        await self._change("AddRule", request, self._doubtful, rule.rule_tag)
-        self._tags.append(rule.rule_tag)
+        await self._change("AddRule", request, in_doubt, *(rule.rule_tag for rule in rules))
 
-    async def _remove(self, tag: str) -> None:
+    async def _remove(self, tag: str, in_doubt: set[str] | None = None) -> None:
         """Remove a rule; the core accepts an unknown tag."""
-        await self._change("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), self._doubtful, tag)
+        in_doubt = self._doubtful if in_doubt is None else in_doubt
+        await self._change("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), in_doubt, tag)
 
     async def _lead(self, targets: Mapping[str, str]) -> None:
         for balancer in {**self._targets, **dict.fromkeys(self._unsure, ""), **targets}:
@@ -241,21 +288,39 @@ class Router:
                 await self._change("OverrideBalancerTarget", request, self._unsure, balancer)
                 self._targets[balancer] = target
 
-    async def _change(self, name: str, request: Message, in_doubt: set[str], what: str) -> None:
-        """Call the core; without an answer the item stays in doubt, as the core may still apply the change later."""
-        known = what not in in_doubt
-        in_doubt.add(what)
+    async def _change(self, name: str, request: Message, in_doubt: set[str], *what: str) -> None:
+        """Call the core; without an answer the items stay in doubt, as the core may still apply the change later."""
+        known = {*what} - in_doubt
+        in_doubt |= known
         try:
             await self._call(name, request, Nothing)
         except ApiFailed as error:
-            if known and not error.silent:
-                in_doubt.remove(what)
+            if not error.silent:
+                in_doubt -= known
             raise
-        if known:
-            in_doubt.remove(what)
+        in_doubt -= known
 
     async def _call(self, name: str, request: Message, reply: type[M]) -> M:
         return await self._channel.call(ROUTING + name, request, reply)
+
+
+def _batches(rules: Iterable[RoutingRule]) -> Iterator[list[RoutingRule]]:
+    batch, size = list[RoutingRule](), 0
+    for rule in rules:
+        size += rule.ByteSize()
+        if batch and (size > _BATCH_BYTES or len(batch) == _BATCH):
+            yield batch
+            batch, size = [], rule.ByteSize()
+        batch.append(rule)
+    if batch:
+        yield batch
+
+
+def _retagged(rule: RoutingRule, tag: str) -> RoutingRule:
+    copy = RoutingRule()
+    copy.CopyFrom(rule)
+    copy.rule_tag = tag
+    return copy
 
 
 def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:

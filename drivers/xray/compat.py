@@ -51,8 +51,8 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
             )
         if not named and is_distrusted(stream, version) and _is_local(receiver):
             yield (
-                f"inbound {inbound.tag!r}: users behind a reverse proxy appear at the proxy's address, and never as "
-                'online if that is a loopback address; set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}'
+                f"inbound {inbound.tag!r}: users behind a reverse proxy appear at the proxy's address; "
+                'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}'
             )
     if version >= PRIVATE:
         for tag in _blocking(base, text.private_targets(source)):

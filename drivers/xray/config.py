@@ -81,6 +81,11 @@ class Plan(Listens):
         return tuple(self.inbounds)
 
     @property
+    def fronted(self) -> frozenset[str]:
+        """The tags of managed inbounds for which a reverse proxy may report clients' addresses."""
+        return frozenset(tag for tag, entry in self.ingress.items() if entry.fronted)
+
+    @property
     def pausable(self) -> Mapping[str, HandshakePorts]:
         """By tag: where the handshakes begin that must not overlap a removal, if the node can pause them."""
         tags = {tag for tag, inbound in self.inbounds.items() if inbound.protocol == NEEDS_PAUSE}
@@ -219,17 +224,24 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     first = overrides.block_long_names(base, version)
     if first:
         warnings.append(overrides.LONG_NAMES.format(".".join(map(str, version))))
-    made = Plan(base, inbounds, tuple(warnings), uncounted, ingress_of(base.inbound, inbounds), shown, first=first)
+    ingress = ingress_of(base.inbound, inbounds)
+    if any(entry.fronted for entry in ingress.values()):
+        overrides.add_blackhole(base)
+    made = Plan(base, inbounds, tuple(warnings), uncounted, ingress, shown, first=first)
     return replace(made, notes=effect.notes, closed=closing.closed)
 
 
-def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts]) -> bytes:
-    """The serialised configuration of one run: the plan with its users and the node's API."""
+def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts], first: bytes = b"") -> bytes:
+    """The serialised configuration of one run: the plan with its users and the node's API.
+
+    `first`: more router settings that go before those of the plan.
+    """
     config = Config()
     config.CopyFrom(plan.base)
     for handler in config.inbound:
         if handler.tag in plan.inbounds:
             plan.add_users(handler, accounts[handler.tag])
+    _put_first(config, first)
     _add_api(config, api)
     _put_first(config, plan.first)
     return config.SerializeToString()

@@ -6,7 +6,7 @@ closed from outside (`drivers.sockets.connections`). Under load the core drops l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -97,7 +97,13 @@ class Connections(CoreConnections):
         if self.requests.wanted and believed:
             self.requests.take(accepted)
         tag = self._tag_of(accepted.detour)
-        if tag is not None and not (accepted.udp and self._ingress[tag].datagrams):
+        if tag is None or (accepted.udp and self._ingress[tag].datagrams):
+            return
+        if accepted.forwarded or not self._ingress[tag].ports:
+            # A reverse proxy has the client's socket.
+            if self._is_in((tag, key := key_of(accepted.email))):
+                self._announce(key, accepted.endpoint[:-2])
+        else:
             (self._note if believed else self._guess)(tag, accepted)
 
     def leave(self, run: XrayRun) -> None:
@@ -130,6 +136,18 @@ class Connections(CoreConnections):
     def has(self, key: str) -> bool:
         """Whether this user may be connected to any of the inbounds."""
         return any(endpoints.has(key) for endpoints in self._endpoints.values())
+
+    def addresses(self, key: str) -> set[Address]:
+        """The addresses from which the user may have connections with sockets of their own."""
+        return {where[:-2] for endpoints in self._endpoints.values() for where in endpoints.of((key,))}
+
+    def owners(self, addresses: Container[Address]) -> set[str]:
+        """The users who may be connected from these addresses."""
+        return set[str]().union(*(endpoints.owners(addresses) for endpoints in self._endpoints.values()))
+
+    def mixed_at(self, addresses: Container[Address]) -> list[str]:
+        """The inbounds to which a connection from these addresses carries several users."""
+        return [tag for tag, endpoints in self._endpoints.items() if endpoints.is_mixed(addresses)]
 
     @property
     def mixed(self) -> list[str]:

@@ -18,7 +18,9 @@ from drivers.process.generation import Started
 from drivers.process.kept import recover
 from drivers.process.plan import CoreDriver, CorePlan
 from drivers.xray import abuse, allowlist, config, rules
+from drivers.xray.accounts import spellings
 from drivers.xray.api import Api
+from drivers.xray.bars import TEXT, Bars, nesting
 from drivers.xray.closed import OPEN, Closing, text_of
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
@@ -49,6 +51,8 @@ class Xray(CoreDriver):
         super().__init__(installation(host))
         # The last one: the core need not convert it again for each Start.
         self._closings: dict[object, Closing] = {}
+        # The networks from which users are kept out, by key.
+        self.barred: dict[str, Sequence[str]] = {}
 
     def rehearse(self, begin: bool) -> None:
         super().rehearse(begin)
@@ -87,6 +91,11 @@ class Xray(CoreDriver):
             self._closings = {known: Closing(closed, await self.converted(xray, Touched(), text_of(closed)))}
         return self._closings[known]
 
+    async def bars(self, xray: Executable, made: config.Plan, token: str) -> Bars:
+        """What keeps users out of one run. Raises as `look`."""
+        known = nesting(await self.converted(xray, Touched(), TEXT)) if made.fronted else ()
+        return Bars(token, known, self.barred)
+
     @staticmethod
     def cause(lines: Sequence[str]) -> str:
         """The core's last line about its failure, without lines of progress."""
@@ -106,13 +115,14 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         accounts = {tag: dict(some) for tag, some in target.items()}
         xray = await self._executable()
         endpoint = self._new_api(xray)
-        message = await self._rendered(endpoint, accounts)
+        bars = await self._core.bars(xray, self.made, endpoint.token)
+        message = await self._rendered(endpoint, accounts, bars.settings(spellings(accounts, bars.barred)))
         read = read_by(xray, are_reloaded(self.made.base))
         core, output = self._process(endpoint)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         started = Started(self._host, self._core.sharing, core, Api(self._host.reactor, endpoint.socket), read)
         await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, self._core.cause)
-        run = XrayGeneration(started, self.made, endpoint, output, accounts)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts, bars)
         try:
             # Balancers are overridden by the API, since a configuration cannot.
             await run.reroute(self)
@@ -130,9 +140,11 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         recover(self._host.reactor, self._host.keeper, core, found.process)
         api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
         started = Started(self._host, self._core.sharing, core, api, files)
-        run = XrayGeneration(started, self.made, endpoint, output, accounts)
+        bars = Bars(found.token, tuple(found.nesting), self._core.barred)
+        run = XrayGeneration(started, self.made, endpoint, output, accounts, bars)
         output.connections.go_on(found)
         await started.require_answer()
+        await run.find_barred()
         if not exact:
             await run.take_stock()
         return run
@@ -158,8 +170,8 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         made = await starting.read(reactor, text, config.rerouted, *reading)
         return XrayPlan(self._core, made, self._touched, self._chosen)
 
-    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts]) -> bytes:
-        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)
+    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], first: bytes = b"") -> bytes:
+        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, first)
 
     def _new_api(self, xray: Executable) -> config.ApiAddress:
         token = secrets.token_hex(8)

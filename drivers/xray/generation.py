@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 
 from twisted.internet.defer import DeferredLock
 
@@ -13,8 +16,9 @@ from drivers.sockets.pacing import Paced
 from drivers.sockets.sock_diag import endpoint
 from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
-from drivers.xray.accounts import email_of
+from drivers.xray.accounts import spellings
 from drivers.xray.api import Api, asked_route, route_of
+from drivers.xray.bars import Bars
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
@@ -23,6 +27,7 @@ from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
+from node.base.slices import slices
 from node.base.waiting import together
 from node.contract.abuse import Request
 from node.contract.accounts import Accounts, Change, key_of
@@ -41,9 +46,15 @@ from protos.service_pb2 import (
 )
 from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
+# The addresses that the core never lists as online.
+_LOCAL = frozenset({ip_address("127.0.0.1").packed, ip_address("::1").packed})
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
+_FRONTED = (
+    "where a reverse proxy reports their address, the core refuses new connections from an address too many; those "
+    "that live go on until they end, or until a Start replaces the core and `DRAIN_TIMEOUT` has passed"
+)
 _MIXED = "a connection carries requests of several users, as from a reverse proxy"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
@@ -80,8 +91,8 @@ class Output:
 
 
 class XrayGeneration(CoreGeneration[Api]):
-    """Satisfies `Generation` and `Shares`, and of the abilities `CountsOnline`, `ListsOnline`, `MeasuresLatency`,
-    `NamesTransports`, `Routes`, `SeesRequests` and `Paces`.
+    """Satisfies `Generation` and `Shares`, what is in `abilities`, and `NamesTransports`, `SeesRequests`, `Paces` and
+    `KeepsOut`.
     """
 
     _api: Api
@@ -96,18 +107,24 @@ class XrayGeneration(CoreGeneration[Api]):
         endpoint: ApiAddress,
         output: Output,
         accounts: dict[str, Accounts],
+        bars: Bars,
     ) -> None:
         host, process, api = started.host, started.process, started.api
         self.plan = plan
         self.uncounted = plan.uncounted
         self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.ingress)
+        self.fronted: Mapping[str, str] = dict.fromkeys(plan.fronted, _FRONTED)
         # Inbounds where connections may have no owner, since they cannot be attributed or carry several users.
-        self._unsure = self.unseen.keys() | {tag for tag, entry in plan.ingress.items() if entry.shared}
+        shared = {tag for tag, entry in plan.ingress.items() if entry.shared}
+        self._unsure = self.unseen.keys() | self.fronted.keys() | shared
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
         self._output, connections = output, output.connections
         self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
+        self._bars = bars
+        # Users who are kept out from some networks, as the previous node process left it.
+        self.barred: Mapping[str, Sequence[str]] = {}
         self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
         self._users = Users(host, plan, api, connections, self._handshakes, accounts, self)
         # Held while inbounds are swapped, which closes listeners, or while listeners are shared with another core.
@@ -157,8 +174,7 @@ class XrayGeneration(CoreGeneration[Api]):
         return self._spellings(key_of(name)) if scope is Scope.USER else [name]
 
     def _spellings(self, key: str) -> list[str]:
-        found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
-        return list(dict.fromkeys(map(email_of, found)))
+        return spellings(self.accounts, (key,))[key]
 
     async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
         found = await self._api.some_counters(counter_name(*each, way) for each in names for way in DIRECTIONS)
@@ -172,24 +188,28 @@ class XrayGeneration(CoreGeneration[Api]):
         return counters
 
     async def online(self, key: str) -> Mapping[str, int]:
+        found: dict[str, int] = {}
         with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
-                return await self._api.online_ips(email)
-        return {}
+                found |= await self._api.online_ips(email)
+        if not _LOCAL.isdisjoint(self._connections.addresses(key)):
+            now = int(time.time())
+            local = [live.address for live in await self.look({key}) if live.address in _LOCAL]
+            found |= {str(ip_address(address)): now for address in local}
+        return found
 
     async def online_count(self, key: str) -> int:
         with asking(ONLINE, _NOT_TOLD):
-            for email in self._spellings(key):
-                return await self._api.online_count(email)
-        return 0
+            return sum([await self._api.online_count(email) for email in self._spellings(key)])
 
     @property
     def unlisted(self) -> Mapping[str, str]:
-        return {}
+        return dict.fromkeys(self._connections.mixed_at(_LOCAL), _MIXED)
 
     async def online_keys(self) -> Collection[str]:
         with asking(ONLINE, _NO_LIST):
-            return {*map(key_of, await self._api.all_online())}
+            listed = {*map(key_of, await self._api.all_online())}
+        return listed | {live.key for live in await self.look(self._connections.owners(_LOCAL))}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):
@@ -207,6 +227,32 @@ class XrayGeneration(CoreGeneration[Api]):
                 for address in addresses:
                     found.setdefault(endpoint(address, 0)[:-2], set()).add(key_of(email))
         return found
+
+    async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
+        some = {key for key in keys if any(key in self.accounts.get(tag, ()) for tag in self.fronted)}
+        found: dict[str, set[Address]] = {}
+        with asking(ONLINE, _NO_LIST):
+            if len(some) > SLICE:
+                some.intersection_update(map(key_of, await self._api.all_online()))
+            async for part in slices(self._host.reactor, some, SLICE):
+                for key, online in zip(part, await together(map(self.online, part)), strict=True):
+                    own = self._connections.addresses(key)
+                    found[key] = {where for text in online if (where := endpoint(text, 0)[:-2]) not in own}
+        return found
+
+    async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
+        self._bars.barred.clear()
+        self._bars.barred.update(barred)
+        with asking(ROUTING, _NOT_LISTED):
+            if self._bars.nesting:
+                await self._router.bar(self._bars.rules(spellings(self.accounts, barred)), self._bars.is_bar)
+
+    async def find_barred(self) -> None:
+        """Find out which users the previous node process kept out. Raises `CoreFailed`."""
+        if self._bars.nesting:
+            # A core that cannot list its rules keeps no user out.
+            with suppress(Unsupported), asking(ROUTING, _NOT_LISTED):
+                self.barred = self._bars.read(await self._router.go_on())
 
     async def reroute(self, plan: AnyPlan) -> None:
         made = getattr(plan, "made", None)
@@ -273,6 +319,7 @@ class XrayGeneration(CoreGeneration[Api]):
             direct=self._endpoint.direct,
             accounts={tag: Packed(by_key=accounts) for tag, accounts in some.items()},
             files=self._files.packed,
+            nesting=self._bars.nesting,
         )
         self._connections.leave(run)
         return run.SerializeToString()

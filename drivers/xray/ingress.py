@@ -12,7 +12,9 @@ from drivers.process.generation import only_interface, only_wireguard
 from drivers.sockets.sock_diag import Ports
 from drivers.xray import messages
 from drivers.xray.accounts import Inbound
+from drivers.xray.compat import FORWARDING
 from drivers.xray.messages import receiver_of, stream_of
+from drivers.xray.overrides import SENT_BY_NO_CLIENT
 from drivers.xray.rules import bridged
 from drivers.xray.wireguard import is_wireguard
 from protos import xray_pb2
@@ -46,12 +48,14 @@ class Ingress:
 
     `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
     users who connect over UDP. `forwards`: connections to the same ports may be passed on to another inbound or server.
+    `fronted`: a reverse proxy may report clients' addresses, and have their sockets.
     """
 
     ports: Ports
     shared: bool = False
     datagrams: bool = False
     forwards: bool = False
+    fronted: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
                 shared=transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022",
                 datagrams=protocol == "shadowsocks",
                 forwards=proxied or _falls_back(handler),
+                fronted=(proxied and not front) or _believes_forwarded(receiver.stream_settings),
             )
     return found
 
@@ -208,6 +213,12 @@ def _falls_back(handler: InboundHandlerConfig) -> bool:
 
 def _takes_proxy_protocol(stream: StreamConfig) -> bool:
     return stream.socket_settings.accept_proxy_protocol or any(map(_accepts_proxy, stream.transport_settings))
+
+
+def _believes_forwarded(stream: StreamConfig) -> bool:
+    """Whether it believes X-Forwarded-For of somebody."""
+    trusted = {*stream.socket_settings.trusted_x_forwarded_for} - {SENT_BY_NO_CLIENT}
+    return bool(trusted) and stream.protocol_name in (*FORWARDING, "grpc")
 
 
 def _accepts_proxy(transport: xray_pb2.TransportConfig) -> bool:

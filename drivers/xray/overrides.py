@@ -21,7 +21,7 @@ from protos.xray_pb2 import Config, GeodataConfig, InboundHandlerConfig, Outboun
 
 _CONSOLE = 1
 # A header whose presence makes the core believe the client. No client can guess it.
-_SENT_BY_NO_CLIENT = f"X-{secrets.token_hex(16)}"
+SENT_BY_NO_CLIENT = f"X-{secrets.token_hex(16)}"
 # The first version with the app that reloads geo files; older ones do not start with it.
 RELOADS_SINCE: Version = (26, 4, 25)
 # The first version whose DNS takes long names.
@@ -64,7 +64,7 @@ def distrust_forwarded(inbound: InboundHandlerConfig, version: Version) -> None:
         with edited(inbound.receiver_settings, xray_pb2.ReceiverConfig) as receiver:
             stream = receiver.stream_settings
             if stream.protocol_name in FORWARDING and not stream.socket_settings.trusted_x_forwarded_for:
-                stream.socket_settings.trusted_x_forwarded_for.append(_SENT_BY_NO_CLIENT)
+                stream.socket_settings.trusted_x_forwarded_for.append(SENT_BY_NO_CLIENT)
 
 
 def have_reloaded(base: Config, source: str, version: Version) -> None:

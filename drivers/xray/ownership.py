@@ -8,7 +8,7 @@ connections from there. Users cannot forge this, since it comes from the core's 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Set
 from itertools import islice
 from sys import intern
 from typing import Any
@@ -98,6 +98,16 @@ class Endpoints:
 
     def holder(self, where: Endpoint) -> str | None:
         return self._young.get(where) or self._old.get(where) or None
+
+    def owners(self, addresses: Container[Address]) -> set[str]:
+        """The owners of endpoints at these addresses."""
+        held = (self._young, self._old)
+        return {key for part in held for where, key in part.items() if where[:-2] in addresses and key}
+
+    def is_mixed(self, addresses: Container[Address]) -> bool:
+        """Whether several users claimed an endpoint at these addresses."""
+        held = (self._young, self._old) if self._shared else ()
+        return any(key == self._NO_OWNER and where[:-2] in addresses for part in held for where, key in part.items())
 
     @property
     def mixed(self) -> bool:

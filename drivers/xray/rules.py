@@ -8,7 +8,7 @@ core's Select does not tell the outbound of its API from others (`app/proxyman/o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
 from drivers.process.json_text import parse
@@ -24,6 +24,8 @@ MOST = 1024**2
 MOST_SELECTED = 1_000_000
 _BEGINNINGS = frozenset(OURS[:length] for length in range(len(OURS) + 1))
 _RULE = f"{OURS}rule-"
+# The form of second tags of rules, and what follows it where the first one is not the node's.
+_AGAIN, _PLAIN = f"{_RULE}again-", "=:"
 
 
 class Steps(NamedTuple):
@@ -56,6 +58,30 @@ def own_tag(token: str) -> str:
 
 def is_own(tag: str) -> bool:
     return tag.startswith(_RULE) and ":" not in tag
+
+
+def other_tag(tag: str) -> str:
+    """Another tag for a rule, by which the core can have it a second time; and the first one for that."""
+    if tag.startswith(_AGAIN):
+        rest = tag.removeprefix(_AGAIN)
+        return rest.removeprefix(_PLAIN) if rest.startswith(_PLAIN) else f"{_RULE}{rest}"
+    return f"{_AGAIN}{tag.removeprefix(_RULE)}" if tag.startswith(_RULE) else f"{_AGAIN}{_PLAIN}{tag}"
+
+
+def recalled(wanted: Iterable[str], listed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """By tag of a wanted rule, the tag that the core has it under; and the tags of second copies, to remove.
+
+    Rules are moved to the end by appending all of them under their other tags, and then removing the first ones, from
+    the last to the first. If that was broken off while it appended, the first ones count.
+    """
+    places = {tag: number for number, tag in enumerate(listed)}
+    found = {tag: sorted({tag, other_tag(tag)} & places.keys(), key=places.__getitem__) for tag in wanted}
+    twice = [some for some in found.values() if len(some) > 1]
+    once = next((some[0] for some in found.values() if len(some) == 1), None)
+    all_appended = once is None or (bool(twice) and places[once] > places[twice[0][-1]])
+    counts = -1 if all_appended else 0
+    live = {tag: some[counts] for tag, some in found.items() if some}
+    return live, [tag for some in twice for tag in some if tag != some[counts]]
 
 
 def public(tag: str) -> str:

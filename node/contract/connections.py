@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 # An IP address in network order: 4 or 16 bytes; an IPv4-mapped IPv6 address is given as IPv4.
@@ -54,6 +54,35 @@ class SeesConnections(Protocol):
 
     async def end(self, connections: Iterable[Live]) -> int:
         """End these connections, and no others. Returns how many were ended, without those already gone."""
+
+
+@runtime_checkable
+class SeesForwarded(Protocol):
+    """A generation whose users may come through a reverse proxy, which reports their addresses."""
+
+    async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
+        """The addresses from which these users are connected in that way, by key.
+
+        Raises `errors.CoreFailed`, and `errors.Unsupported`.
+        """
+
+
+@runtime_checkable
+class KeepsOut(SeesConnections, SeesForwarded, Protocol):
+    """A generation that cannot close connections through a reverse proxy, but can refuse new ones.
+
+    `arrived` is called for them, and `look` does not list them. `fronted` names the inbounds, with what an operator
+    should know. `barred` has the networks from which users were kept out when the node took the run over.
+    """
+
+    fronted: Mapping[str, str]
+    barred: Mapping[str, Sequence[str]]
+
+    async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
+        """Refuse new connections of these users, by key, from these networks, and of no others.
+
+        Raises `errors.CoreFailed`, and `errors.Unsupported`.
+        """
 
 
 @runtime_checkable

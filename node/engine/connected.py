@@ -19,7 +19,7 @@ from node.base.slices import slices
 from node.base.waiting import together
 from node.contract.abilities import CountsOnline, ListsOnline
 from node.contract.accounts import key_of
-from node.contract.connections import Address, Live, SeesConnections
+from node.contract.connections import Address, Live, SeesConnections, SeesForwarded
 from node.contract.driver import Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -77,9 +77,15 @@ class Connected:
         self._journal = journal
 
     async def addresses(self, name: str) -> dict[str, int]:
-        """The addresses from which a user is connected, and when each was last seen. Raises `UnknownName`."""
+        """The addresses from which a user is connected, and when each was last seen.
+
+        Raises `UnknownName`, and `Unsupported` if the user may be connected and the core does not report it.
+        """
         self._require_user(name)
-        return await self._addresses(key_of(name))
+        found = await self._addresses(key_of(name))
+        if not found:
+            self._require_listed(key_of(name))
+        return found
 
     async def count(self, name: str) -> int:
         """From how many addresses a user is connected. Raises `UnknownName` and `Unsupported`."""
@@ -88,6 +94,7 @@ class Connected:
         except Unsupported:
             if not any(isinstance(run, CountsOnline) for run in self._runner.generations.serving):
                 raise
+            self._require_listed(key_of(name))
             # An address that is connected to two generations counts twice then.
             key = key_of(name)
 
@@ -108,14 +115,18 @@ class Connected:
         page = await self._first([key for key in online if key > begin], limit + 1)
         size, last = 0, ""
         async for part in slices(self._reactor, page[:limit], AT_ONCE):
+            forwarded = await self._forwarded(part)
             for key, addresses in zip(part, await together(map(self._addresses, part)), strict=True):
                 row = StatsOnlineIpListResponse(name=self._name_of(key), ips=addresses)
-                size += row.ByteSize()
+                marked = [text for text in addresses if _packed(text) in forwarded.get(key, ())]
+                size += row.ByteSize() + sum(map(len, marked))
                 if reply.users and size > MOST_BYTES:
                     reply.next = last
                     return reply
                 if addresses:
                     reply.users.append(row)
+                if marked:
+                    reply.forwarded[row.name].addresses.extend(sorted(marked))
                 last = key
         reply.next = last if len(page) > limit else ""
         return reply
@@ -179,6 +190,18 @@ class Connected:
                 addresses[address] = max(seen, addresses.get(address, 0))
         return addresses
 
+    async def _forwarded(self, keys: Collection[str]) -> dict[str, set[Address]]:
+        """Those of these users' addresses that reverse proxies reported."""
+
+        async def ask(run: Generation) -> Mapping[str, Collection[Address]]:
+            return await run.forwarded(keys) if isinstance(run, SeesForwarded) else {}
+
+        found: dict[str, set[Address]] = {}
+        for each in await self._runner.ask_all(ask):
+            for key, addresses in each.items():
+                found.setdefault(key, set()).update(addresses)
+        return found
+
     async def _first(self, keys: Collection[str], count: int) -> Sequence[str]:
         """The first ones of these keys, sorted."""
         if len(keys) <= BUILD_INLINE:
@@ -189,6 +212,13 @@ class Connected:
         self._runner.current()
         if not self._runner.desired.is_user(name):
             raise UnknownName(f"there is no user {shown(name)}")
+
+    def _require_listed(self, key: str) -> None:
+        """Raises `Unsupported` if the user may be connected to an inbound whose users a core does not list."""
+        for run in self._runner.generations.serving:
+            for tag, why in run.unlisted.items() if isinstance(run, ListsOnline) else ():
+                if key in run.accounts.get(tag, ()):
+                    raise Unsupported(f"whether the user is online in inbound {tag!r} is not known: {why}")
 
     def _name_of(self, key: str) -> str:
         packed = self._packed(key)
@@ -209,7 +239,12 @@ async def _listed(run: Generation) -> tuple[set[str], Mapping[str, str]]:
 def _address_of(text: str) -> Address:
     """An address in network order; raises `InvalidRequest`."""
     try:
-        address = ipaddress.ip_address(text)
+        return _packed(text)
     except ValueError:
         raise InvalidRequest(f"{shown(text)} is not an IP address") from None
+
+
+def _packed(text: str) -> Address:
+    """Raises `ValueError`."""
+    address = ipaddress.ip_address(text)
     return (getattr(address, "ipv4_mapped", None) or address).packed

@@ -14,10 +14,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from node.base.alarm import Alarm
-from node.base.errors import CoreFailed
+from node.base.errors import CoreFailed, Unsupported
 from node.base.logs import Logger
-from node.contract.connections import Address, Live, SeesConnections
-from node.limits.connections import Connections, Enforcer, look
+from node.contract.connections import Address, KeepsOut, Live, SeesConnections
+from node.limits.connections import Connections, Enforcer, forwarded, look
 from node.limits.events import LimitEvents
 from node.limits.options import Grouping
 
@@ -28,6 +28,9 @@ MOST = 500
 JUST_NOW = 10.0
 # Seconds between two rounds that forget disconnected users, and users checked in a round.
 TIDY, TIDIED = 5.0, 2_000
+# Users with barred addresses who are checked in a round: some of these may come in again. The most barred addresses of
+# one user; and the share of time in which cores may change their rules for that.
+BARRED, MOST_BARRED, SHARE = 200, 1000, 0.05
 # Addresses remembered of a user before the node checks which of them are still connected.
 ROOM = 64
 
@@ -50,6 +53,9 @@ class AddressLimits(Enforcer):
 
     A user's addresses count over all cores together. No address is banned: one that was cut may come again at any time,
     as a newcomer. `grace`: seconds for which an address is silent before it gives way to another one.
+
+    Connections that come through a reverse proxy cannot be closed, and are never known to be silent. So the cores
+    refuse new connections from an excess address that the proxy reports (it is barred), until another address is free.
     """
 
     def __init__(
@@ -68,6 +74,13 @@ class AddressLimits(Enforcer):
         self._numbers = itertools.count()
         self._checks = Checks(reactor, self._hold)
         self._to_tidy: list[str] = []
+        # The barred addresses of users, in the order in which they were barred.
+        self._barred: dict[str, dict[Address, None]] = {}
+        self._to_let_in: list[str] = []
+        self._keeping: Sequence[KeepsOut] = ()
+        # Whether a core may not know who is barred; and until when the cores get no new list.
+        self._untold = False
+        self._rest_until = -math.inf
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
@@ -89,6 +102,8 @@ class AddressLimits(Enforcer):
         if known is None:
             known = self._known[key] = _Addresses()
         group = self._grouping.of(address)
+        if group in self._barred.get(key, ()):
+            return
         # A check under way may cut this address without having seen this connection.
         looked_at = key in self._checks.under_way
         if group in known.order and not looked_at and (limit.addresses_tells or len(known.order) <= limit.addresses):
@@ -102,9 +117,19 @@ class AddressLimits(Enforcer):
         for key in keys:
             if not self._in_force.of(key).addresses:
                 self._known.pop(key, None)
-            elif self._connections.may_carry(key):
+            if key in self._barred or (self._in_force.of(key).addresses and self._connections.may_carry(key)):
                 over.append(key)
         self._checks.ask(over)
+
+    def cores_changed(self) -> None:
+        before, self._keeping = self._keeping, [run for run in self._connections.runs if isinstance(run, KeepsOut)]
+        for run in self._keeping:
+            if run not in before:
+                for key, networks in run.barred.items():
+                    self._barred.setdefault(key, {}).update(dict.fromkeys(map(self._grouping.read, networks)))
+        if self._barred:
+            self._untold = True
+            self._checks.ask([*self._barred][:BARRED])
 
     async def addresses(self, keys: Collection[str]) -> dict[str, list[str]]:
         """The groups of addresses that these users are connected from now, by key, as far as the cores know them."""
@@ -113,6 +138,8 @@ class AddressLimits(Enforcer):
         for _, connections in found:
             for live in connections:
                 groups[live.key].add(self._grouping.of(live.address))
+        for key, some in (await self._forwarded(keys))[0].items():
+            groups[key] |= some - self._barred.get(key, {}).keys()
         return {key: [self._grouping.shown(group) for group in sorted(groups[key])] for key in groups}
 
     def notes(self, key: str) -> list[str]:
@@ -122,31 +149,52 @@ class AddressLimits(Enforcer):
         if self._connections.blind:
             return ["addresses are not enforced: the core does not report the users of its connections"]
         unseen = {tag: why for run in self._connections.runs for tag, why in run.unseen.items()}
-        tags = sorted(tag for tag in self._in_force.tags_of(key) if tag in unseen)
-        return [f"addresses are not enforced in inbound {tag!r}: {unseen[tag]}" for tag in tags]
+        fronted = {tag: why for run in self._keeping for tag, why in run.fronted.items()}
+        tags = sorted(self._in_force.tags_of(key))
+        return [
+            *(f"addresses in inbound {tag!r}: {fronted[tag]}" for tag in tags if tag in fronted),
+            *(
+                f"addresses are not enforced in inbound {tag!r}: {unseen[tag]}"
+                for tag in tags
+                if tag in unseen and tag not in fronted
+            ),
+        ]
 
     async def _hold(self, keys: frozenset[str]) -> None:
         """Check these users once, and close the connections of excess addresses."""
         began = next(self._numbers)
         found, faults = await look(self._connections.runs, keys)
-        self._fault = faults[-1].text if faults else ""
+        believed, more_faults = await self._forwarded(keys)
+        self._fault = next((fault.text for fault in (*more_faults, *faults)), "")
         by_user: dict[str, list[Live]] = {key: [] for key in keys}
         for _, connections in found:
             for live in connections:
                 by_user[live.key].append(live)
-        leaving = {key: self._judge(key, connections, began) for key, connections in by_user.items()}
+        leaving = {
+            key: self._judge(key, connections, believed.get(key, set()), began) for key, connections in by_user.items()
+        }
         for run, connections in found:
             await self._end(run, [live for live in connections if self._grouping.of(live.address) in leaving[live.key]])
-        if self._fault:
+        if self._untold:
+            await self._keep_out()
+        if self._fault or self._untold:
             self._checks.ask(keys, later=True)
 
-    def _judge(self, key: str, connections: Iterable[Live], began: int) -> set[Address]:
-        """Return the addresses of a user to disconnect, and remember the others."""
+    async def _forwarded(self, keys: Collection[str]) -> tuple[dict[str, set[Address]], list[CoreFailed]]:
+        """The groups of addresses that reverse proxies report for these users."""
+        found, faults = await forwarded(self._connections.runs, keys)
+        return {key: set(map(self._grouping.of, some)) for key, some in found.items()}, faults
+
+    def _judge(self, key: str, connections: Iterable[Live], believed: set[Address], began: int) -> set[Address]:
+        """Return the addresses of a user to disconnect, remember the others, and bar those to keep out."""
         limit = self._in_force.of(key)
         if not limit.addresses:
+            self._bar(key, ())
             return set()
+        barred = self._barred.get(key, {})
         known = self._known.setdefault(key, _Addresses())
-        silent = silences(connections, self._grouping)
+        silent = {**silences(connections, self._grouping), **dict.fromkeys(believed, 0.0)}
+        silent = {group: seconds for group, seconds in silent.items() if group not in barred}
         # If a core did not answer, an address that looks silent may be busy there: then only newcomers are cut.
         grace = math.inf if self._fault else self._grace
         leaving = giving_way(limit.addresses, grace, silent, known.order)
@@ -156,8 +204,42 @@ class AddressLimits(Enforcer):
             leaving = set()
         if leaving:
             known.cut = self._reactor.seconds()
-        self._remember(known, silent.keys() - leaving, leaving, -1 if self._fault else began)
+        staying = silent.keys() - leaving
+        free = 0 if self._fault else limit.addresses - len(staying)
+        out = _most([*barred, *sorted(leaving & believed)], believed)
+        if limit.addresses_tells:
+            out = []
+        elif free > 0:
+            # First the addresses that are connected, or try to be.
+            there = [group for group in out if group in believed][:free]
+            out = [group for group in out if group not in there] if len(there) == free else []
+            staying |= {*there}
+        self._bar(key, out)
+        leaving |= {*out}
+        self._remember(known, staying, leaving, -1 if self._fault else began)
         return leaving
+
+    def _bar(self, key: str, groups: Collection[Address]) -> None:
+        """Keep the user out from these addresses, and from no others."""
+        if {*groups} != self._barred.get(key, {}).keys():
+            self._untold = True
+        self._barred.pop(key, None)
+        if groups:
+            self._barred[key] = dict.fromkeys(groups)
+
+    async def _keep_out(self) -> None:
+        """Tell the cores who is barred, unless the last time was too short a time ago."""
+        now = self._reactor.seconds()
+        if now < self._rest_until:
+            return
+        self._untold = False
+        barred = {key: list(map(self._grouping.shown, groups)) for key, groups in self._barred.items()}
+        for run in self._keeping:
+            try:
+                await run.keep_out(barred)
+            except (CoreFailed, Unsupported) as error:
+                self._fault, self._untold = error.text, True
+        self._rest_until = self._reactor.seconds() + (self._reactor.seconds() - now) / SHARE
 
     def _remember(self, known: _Addresses, staying: Iterable[Address], leaving: set[Address], began: int) -> None:
         """Keep the addresses that stay and those that arrived since the check `began`.
@@ -189,8 +271,13 @@ class AddressLimits(Enforcer):
         self._to_tidy = self._to_tidy or [*self._known]
         some, self._to_tidy = self._to_tidy[:TIDIED], self._to_tidy[TIDIED:]
         for key in some:
-            if not (self._in_force.of(key).addresses and self._connections.may_carry(key)):
-                self._known.pop(key, None)
+            known = self._known.get(key)
+            carries = self._in_force.of(key).addresses and self._connections.may_carry(key)
+            if known is not None and not (known.order and carries):
+                del self._known[key]
+        self._to_let_in = self._to_let_in or [*self._barred]
+        some, self._to_let_in = self._to_let_in[:BARRED], self._to_let_in[BARRED:]
+        self._checks.ask(some, later=True)
 
 
 class Checks:
@@ -238,6 +325,13 @@ class Checks:
     def _over(self, _: object) -> None:
         self._going, self.under_way = None, frozenset()
         self._arm()
+
+
+def _most(barred: Sequence[Address], connected: Collection[Address]) -> list[Address]:
+    """As many of the barred addresses of a user as may be: the oldest ones make room that are not connected."""
+    idle = [group for group in barred if group not in connected]
+    gone = {*idle[: max(0, len(barred) - MOST_BARRED)]}
+    return [group for group in barred if group not in gone][:MOST_BARRED]
 
 
 def silences(connections: Iterable[Live], grouping: Grouping) -> dict[Address, float]:

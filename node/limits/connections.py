@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.base.errors import CoreFailed
+from node.base.errors import CoreFailed, Unsupported
 from node.base.periodic import Periodic
 from node.base.slices import slices
 from node.contract.accounts import Accounts
-from node.contract.connections import Address, Live, Paces, SeesConnections
+from node.contract.connections import Address, KeepsOut, Live, Paces, SeesConnections
 from node.contract.driver import Generation
 from node.contract.generations import Follower, Generations
 from node.limits.in_force import InForce
@@ -132,6 +132,24 @@ async def look(runs: Iterable[Run], keys: Collection[str]) -> tuple[list[tuple[R
             faults.append(error)
         else:
             found.append((run, [live for live in connections if live.key in carrying]))
+    return found, faults
+
+
+async def forwarded(
+    runs: Iterable[SeesConnections], keys: Collection[str]
+) -> tuple[dict[str, set[Address]], list[CoreFailed]]:
+    """Return the addresses that reverse proxies report for these users, and the failures of cores."""
+    found: dict[str, set[Address]] = {}
+    faults: list[CoreFailed] = []
+    for run in runs:
+        if isinstance(run, KeepsOut) and run.fronted:
+            try:
+                for key, addresses in (await run.forwarded(keys)).items():
+                    found.setdefault(key, set()).update(addresses)
+            except CoreFailed as error:
+                faults.append(error)
+            except Unsupported:
+                continue  # an old core: only the sockets' addresses count
     return found, faults
 
 

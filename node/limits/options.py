@@ -37,6 +37,10 @@ class Grouping:
         text = str(ipaddress.ip_address(group))
         return text if kept == bits else f"{text}/{kept}"
 
+    def read(self, shown: str) -> Address:
+        """The group of an address or network."""
+        return self.of(ipaddress.ip_network(shown).network_address.packed)
+
     def _bits(self, address: Address) -> tuple[int, int]:
         return _BITS[len(address)], self.ipv4 if len(address) == 4 else self.ipv6
 

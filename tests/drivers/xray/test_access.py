@@ -52,7 +52,6 @@ def test_accepted(
 @pytest.mark.parametrize(
     "line",
     [
-        "from 127.0.1.2:0 accepted tcp:a.test:80 [in >> out] email: anna",
         "from 127.0.*.*:53843 accepted tcp:a.test:80 [in >> out] email: anna",
         "from [Masked IPv4]:53843 accepted tcp:a.test:80 [in >> out] email: anna",
         "from [Masked IPv6]:53843 accepted tcp:a.test:80 [in >> out] email: anna",
@@ -71,6 +70,16 @@ def test_not_an_endpoint(line: str) -> None:
     """Lines without a whole endpoint of a user give nothing."""
     assert parse(NEW + line) is None
     assert parse(line) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "forwarded"), [("127.0.1.2:0", True), ("[2001:db8::1]:0", True), ("1.2.3.4:5", False)]
+)
+def test_a_forwarded_address_has_no_port(source: str, forwarded: bool) -> None:
+    """A reverse proxy reports an address, and the core logs port 0."""
+    found = parse(f"{NEW}from {source} accepted tcp:a.test:80 [in >> out] email: anna")
+    assert found is not None
+    assert found.forwarded is forwarded
 
 
 @given(st.text())

@@ -214,6 +214,33 @@ class ConnectionsTests(TestCase):
     def test_a_forwarded_connection_is_not_attributed(self) -> Deferred[None]:
         return ensureDeferred(self._forwarded())
 
+    async def _fronted(self) -> None:
+        """A reverse proxy reports the address, and has the socket: it arrives, and is no connection of the core's."""
+        came: list[tuple[str, bytes]] = []
+        self.connections.arrived = lambda key, address: came.append((key, address))
+        self.say("203.0.113.7:0", "anna")
+        self.say("[2001:db8::1]:0", "Bert")
+        self.say("203.0.113.7:0", "gone")
+        self.inside.add(("work", "anna"))
+        # By the PROXY protocol, which names a port, too.
+        self.say("203.0.113.8:4321", "anna", inbound="work")
+        bert = socket.inet_pton(socket.AF_INET6, "2001:db8::1")
+        expected = [("anna", bytes([203, 0, 113, 7])), ("bert", bert), ("anna", bytes([203, 0, 113, 8]))]
+        self.assertEqual(came, expected)
+        self.assertFalse(self.connections.has("anna"))
+        link = self.connect()
+        self.line(link, "anna")
+        self.assertEqual(self.connections.addresses("anna"), {socket.inet_aton(self.here)})
+        here = {socket.inet_aton(self.here)}
+        self.assertEqual((self.connections.owners(here), self.connections.mixed_at(here)), ({"anna"}, []))
+        self.connections = self.make(Ingress(self.ports, shared=True))
+        self.line(link, "anna")
+        self.line(link, "bert")
+        self.assertEqual((self.connections.owners(here), self.connections.mixed_at(here)), (set(), ["home"]))
+
+    def test_behind_a_reverse_proxy(self) -> Deferred[None]:
+        return ensureDeferred(self._fronted())
+
     def test_a_late_line_overrides_a_guess(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=False))
 

@@ -7,6 +7,7 @@ import pytest
 from drivers.xray import messages
 from drivers.xray.accounts import Inbound
 from drivers.xray.ingress import Ingress, ingress_of, transport_of, unseen
+from drivers.xray.overrides import SENT_BY_NO_CLIENT
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig, TypedMessage
 
@@ -61,6 +62,27 @@ def test_fallbacks_forward() -> None:
         [*handlers, handler("behind", (81, 81), stream=proxied)], {tag: Inbound(tag, "trojan") for tag in tags}
     )
     assert {tag: found[tag].forwards for tag in tags} == {"in": False, "front": True, "behind": True}
+
+
+@pytest.mark.parametrize(
+    ("transport", "trusted", "proxied", "fronted"),
+    [
+        ("tcp", [], True, True),
+        ("websocket", ["X-Forwarded-For"], False, True),
+        ("grpc", ["X-Mine"], False, True),
+        ("websocket", [SENT_BY_NO_CLIENT], False, False),
+        ("websocket", [], False, False),
+        ("tcp", ["X-Forwarded-For"], False, False),
+    ],
+)
+def test_behind_a_reverse_proxy(transport: str, trusted: list[str], proxied: bool, fronted: bool) -> None:
+    """Clients' addresses may come by the PROXY protocol, or by a header that the inbound trusts."""
+    stream = StreamConfig(protocol_name=transport)
+    stream.socket_settings.trusted_x_forwarded_for.extend(trusted)
+    stream.socket_settings.accept_proxy_protocol = proxied
+    found = of("vless", stream)
+    assert found is not None
+    assert found.fronted is fronted
 
 
 def test_connections_that_cannot_be_attributed() -> None:

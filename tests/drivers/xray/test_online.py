@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from drivers.xray.api import STATS, Api
+from drivers.xray.connections import Connections
 from drivers.xray.generation import XrayGeneration
 from node.base.errors import CoreFailed, Unsupported
 from protos import xray_pb2
@@ -50,6 +51,7 @@ def asked(calls: Mapping[str, Answer], *questions: Question) -> tuple[object, ..
     async def ask(socket: str) -> tuple[object, ...]:
         generation = object.__new__(XrayGeneration)
         generation._api = Api(background.reactor, socket)
+        generation._connections = Connections(background.reactor, {})
         generation.accounts = {"in": {"ann": xray_pb2.User(email="Ann").SerializeToString()}}
         try:
             return tuple([await outcome(question(generation)) for question in questions])

@@ -91,7 +91,11 @@ MESSAGES = {
     "DropConnectionsRequest": "name=1 address=2 inbound=3",
     "DropConnectionsResponse": "ended=1:uint64 users=2:uint64 unsupported=3:{string,string}",
     "ListOnlineRequest": "after=1 limit=2:uint32",
-    "ListOnlineResponse": ("users=1:*StatsOnlineIpListResponse next=2 total=3:uint64 unsupported=4:{string,string}"),
+    "ListOnlineResponse": (
+        "users=1:*StatsOnlineIpListResponse next=2 total=3:uint64 unsupported=4:{string,string} "
+        "forwarded=5:{string,Forwarded}"
+    ),
+    "Forwarded": "addresses=1:*string",
     "RoutingRule": "outbound_tag=1 rule_tag=2",
     "RoutingRulesResponse": "rules=1:*RoutingRule",
     "BalancerInfoRequest": "tag=1",

@@ -35,6 +35,11 @@ class SeeingGeneration(SharedGeneration):
         self.ended: list[Live] = []
         self.sizes: list[int] = []
         self.places: dict[str, dict[str, int]] = {}
+        self.reported: dict[str, set[Address]] = {}
+
+    async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
+        await self._answered()
+        return {key: some for key, some in self.reported.items() if key in keys}
 
     def connect(self, key: str, address: Address, tag: str) -> Live:
         live = Live(key, address, b"%d" % len(self.live), tag=tag)
@@ -272,6 +277,31 @@ class Online(ConnectedCase):
         core.unlisted = {"b": "it leads elsewhere"}
         page = self.successResultOf(self.passed(self.online()))
         self.assertEqual((dict(page.unsupported), page.total), ({"b": "it leads elsewhere"}, 0))
+
+    def test_a_user_of_what_is_not_listed(self) -> None:
+        """They are unsupported, and not offline, unless they are online elsewhere; others are offline."""
+        core = self.core("a,b", ANN, BOB)
+        core.unlisted = {"b": "it leads elsewhere"}
+
+        def asked(name: str) -> Deferred[Any]:
+            return self.passed(ensureDeferred(self.backend.online(StatRequest(name=name), ALL)))
+
+        self.assertEqual(self.successResultOf(asked("ann")).value, 0)
+        self.assertIn("it leads elsewhere", self.failureResultOf(asked("bob"), Unsupported).value.text)
+        core.places = {"bob": {"10.0.0.1": 1}}
+        self.assertEqual(self.successResultOf(asked("bob")).value, 1)
+
+    def test_addresses_that_a_reverse_proxy_reported(self) -> None:
+        """They are marked, for the users of the page, over all runs."""
+        old = self.core("a,b", ANN, BOB, CY)
+        old.places = {"bob": {"10.0.0.1": 5, "10.0.0.2": 3}}
+        old.reported = {"bob": {HERE, bytes([10, 0, 0, 9])}}
+        new = self.core("a,b x", ANN, BOB, CY)
+        new.places = {"ann": {"2001:db8::1": 1}, "cy": {"10.0.0.1": 1}}
+        new.reported = {"ann": {bytes.fromhex("20010db8") + bytes(11) + b"\1"}}
+        page = self.successResultOf(self.passed(self.online()))
+        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        self.assertEqual(marked, {"Ann": ["2001:db8::1"], "bob": ["10.0.0.1"]})
 
     def test_one_user(self) -> None:
         """The number and the addresses of one user are those of the list."""

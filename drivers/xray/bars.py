@@ -1,0 +1,133 @@
+"""Rules that keep users out from some addresses, for connections whose sockets a reverse proxy has. Pure.
+
+The encoding of addresses depends on the core's version, so the core converts one, and the node nests others as it did.
+A rule's tag has all that is in the rule: the next node process reads it in the core's list of rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_network
+
+from drivers.xray import messages, rules
+from drivers.xray.overrides import BLACKHOLE
+from node.contract.accounts import key_of
+from protos.xray_pb2 import Config, RouterConfig, RoutingRule
+
+# RoutingRule.user_email; and Cidr: ip = 1, prefix = 2 (`app/router/config.proto` of Xray-core 26.3.27).
+_USER, _IP, _PREFIX = b"\x3a", b"\x0a", b"\x10"
+_EXAMPLE = "203.0.113.7/32"
+# The core takes such names for patterns.
+_PATTERN = "regexp:"
+# Kinds of fields in a message.
+_NUMBER, _BYTES = 0, 2
+
+# Text of a configuration for the core to convert.
+TEXT = json.dumps({"routing": {"rules": [{"source": [_EXAMPLE], "outboundTag": BLACKHOLE}]}})
+
+
+def nesting(converted: bytes) -> tuple[bytes, ...]:
+    """The tags of the fields around an address in a rule, the outermost first. `converted`: what the core made of TEXT.
+
+    Empty if no address is found.
+    """
+    [rule] = rules.rules_of(Config.FromString(converted))
+    return _around(rule.SerializeToString(), _cidr(_EXAMPLE))
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Makes the rules for one run of the core, whose API has this `token`: lines of the log that have it are left out.
+
+    `barred` has the networks from which each user is kept out, by key. All runs share it, so that a new one begins with
+    it. Without `nesting` the run has no inbound behind a reverse proxy.
+    """
+
+    token: str
+    nesting: Sequence[bytes] = ()
+    barred: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def rules(self, spelled: Mapping[str, Sequence[str]]) -> list[RoutingRule]:
+        """A rule for each barred user, by key: the spellings of their e-mail."""
+        if not self.nesting:
+            return []
+        return [self._rule(spelled[key], self.barred[key]) for key in self.barred if spelled.get(key)]
+
+    def settings(self, spelled: Mapping[str, Sequence[str]]) -> bytes:
+        """Router settings with these rules, to put before the others."""
+        return RouterConfig(rule=self.rules(spelled)).SerializeToString()
+
+    def is_bar(self, tag: str) -> bool:
+        return tag.startswith(self._prefix)
+
+    def read(self, tags: Iterable[str]) -> dict[str, Sequence[str]]:
+        """The networks from which users are kept out by rules with these tags, by key."""
+        found = {}
+        for tag in filter(self.is_bar, tags):
+            emails, networks = json.loads(urlsafe_b64decode(tag.removeprefix(self._prefix)))
+            found[key_of(emails[0])] = networks
+        return found
+
+    @property
+    def _prefix(self) -> str:
+        return rules.own_tag(f"{self.token}-out-")
+
+    def _rule(self, emails: Sequence[str], networks: Sequence[str]) -> RoutingRule:
+        users = [messages.field(_USER, _exact(email).encode()) for email in emails]
+        sources = [self._nested(_cidr(network)) for network in networks]
+        rule = RoutingRule.FromString(b"".join([*users, *sources]))
+        content = json.dumps([[*emails], [*networks]]).encode()
+        rule.tag, rule.rule_tag = BLACKHOLE, self._prefix + urlsafe_b64encode(content).decode()
+        return rule
+
+    def _nested(self, cidr: bytes) -> bytes:
+        for tag in reversed(self.nesting):
+            cidr = messages.field(tag, cidr)
+        return cidr
+
+
+def _exact(email: str) -> str:
+    return f"{_PATTERN}^{re.escape(email)}$" if email.startswith(_PATTERN) else email
+
+
+def _cidr(network: str) -> bytes:
+    found = ip_network(network)
+    return messages.field(_IP, found.network_address.packed) + _PREFIX + messages.varint(found.prefixlen)
+
+
+def _around(message: bytes, wanted: bytes) -> tuple[bytes, ...]:
+    for tag, value in _fields(message):
+        if value == wanted:
+            return (tag,)
+        if wanted in value and (inner := _around(value, wanted)):
+            return (tag, *inner)
+    return ()
+
+
+def _fields(message: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The tag and value of each field of bytes in a message, up to one of an unknown kind."""
+    at = 0
+    while at < len(message):
+        begin, (number, at) = at, _varint(message, at)
+        tag, (size, at) = message[begin:at], _varint(message, at)
+        if number & 7 == _BYTES:
+            yield tag, message[at : at + size]
+            at += size
+        elif number & 7 != _NUMBER:
+            return
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number that begins there, and where the next field begins."""
+    value = shift = 0
+    while at < len(message):
+        byte, at = message[at], at + 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return value, at
