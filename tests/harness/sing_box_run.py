@@ -63,8 +63,10 @@ class SingBoxRun(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.directory = directory = Path(temporary.name)
-        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)), "CORE_PATHS": temporary.name}
-        self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), directory, path))
+        # The targets of users are on loopback.
+        settings = {"CORE_PATHS": temporary.name, "PROXY_TO_SERVER": "allow"}
+        settings["SING_BOX_EXECUTABLE_PATH"] = str(find_sing_box(self.build))
+        self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), directory, settings))
         self.echo = EchoServer()
         self.echo.__enter__()
         self.addCleanup(deferToThread, self.echo.__exit__, None, None, None)
