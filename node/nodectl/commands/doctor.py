@@ -29,8 +29,9 @@ _DAY = 86_400.0
 @options
 def doctor(session: Session) -> None:
     """Check for common problems and print remedies: on this machine, or on the nodes given by --node or --all."""
-    elsewhere = session.named or session.all
-    outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]
+    here = session.instance is not None or not (session.named or session.all)
+    name = session.named[0] if session.named else LOCAL
+    outcomes = [Outcome(name, _local_findings(session))] if here else session.ask(_remote_findings)
     documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
     session.report(
         documents,
