@@ -37,10 +37,10 @@ ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "c
 class Neighbour:
     """One of the nodes, with a controller, an inbound, and a user whose name only this node has."""
 
-    def __init__(
-        self, node: RealNode, controller: RestController | RpcController, home: Place, person: TestUser
-    ) -> None:
-        self.node, self.controller, self.home, self.person = node, controller, home, person
+    node: RealNode
+    controller: RestController | RpcController
+    home: Place
+    person: TestUser
 
     def serve(self, **extra: Any) -> None:
         run(self.controller, [self.home], [member(self.person, self.home)], **extra)
