@@ -22,6 +22,7 @@ def test_a_second_node_of_one_installation(server: Server) -> None:
     guest = server.guest
     guest.run("sh", "-euc", f"cd /srv/clone\n{_block()}")
     nodectl = "/opt/txnode/current/bin/nodectl"
+    (guest.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # the guest has none
     until(lambda: "stopped" in guest.run(nodectl, "--node", "two", "info", check=False), 60, "the second node serves")
     server.visit("start")
     units = ("node", "node@two")

@@ -1,0 +1,151 @@
+"""The files of deploy/reach, each with the real daemons and a hand-over of the node in the middle: docs/reach.md."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.staging.cover import CoverServer
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.process import tied
+from scripts.staging.version import Version
+from scripts.staging.wait import accepts, until
+from tests.harness.upgraded import RealNode, kept
+from tests.machine.reach import FILES, NAME, ROOT, Got, Panel, certify, daemon, hand_over, written
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Version:
+    return Version(tmp_path)
+
+
+@pytest.fixture
+def node(tmp_path: Path, version: Version) -> Iterator[NodeProcess]:
+    node = RealNode(tmp_path, PYTHONPATH=str(version.root))
+    certify(node, NAME, "localhost", "127.0.0.1")
+    with node:
+        kept(node)
+        yield node
+
+
+def served(got: Got, *versions: str) -> None:
+    """No call has failed, and each stream has the lines of these versions once each."""
+    for transport, (answered, faults, lines) in got.items():
+        assert answered and not faults, (transport, faults)
+        for number in versions:
+            assert sum(f"txnode {number} is ready" in line for line in lines) == 1, (transport, lines)
+
+
+def test_ssh(node: NodeProcess, version: Version, tmp_path: Path) -> None:
+    """The unit's command makes the node a port of the panel's loopback; the key is good for nothing else."""
+    sshd_port, port, other = free_port(), free_port(), free_port()
+    for name in ("id_ed25519", "host_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
+    public, host = ((tmp_path / f"{name}.pub").read_text().split()[1] for name in ("id_ed25519", "host_key"))
+    (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{sshd_port} ssh-ed25519 {host}\n")
+    local = {"127.0.0.1:62050": f"127.0.0.1:{port}"}
+    keys = written("authorized_keys", tmp_path, {**local, "AAAA_THE_NODES_PUBLIC_KEY": public})
+    of_user = written("sshd.conf", tmp_path, {"User txnode-reach": "User root"})
+    daemon_config = tmp_path / "sshd_config"
+    daemon_config.write_text(
+        f"ListenAddress 127.0.0.1:{sshd_port}\nHostKey {tmp_path}/host_key\nAuthorizedKeysFile {keys}\nPidFile none\n"
+        f"UsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\nInclude {of_user}\n"
+    )
+    config = written(
+        "ssh_config",
+        tmp_path,
+        {
+            "panel.example.com": "127.0.0.1",
+            "Port 22": f"Port {sshd_port}",
+            "txnode-reach": "root",
+            "127.0.0.1:62050 127.0.0.1:62050": f"127.0.0.1:{port} 127.0.0.1:{node.grpc_port}",
+            "/etc/txnode/reach": tmp_path,
+        },
+    )
+    [start] = [line for line in (FILES / "reach-ssh.service").read_text().splitlines() if line.startswith("ExecStart=")]
+    command = start.removeprefix("ExecStart=").replace("/etc/txnode/reach/ssh_config", str(config)).split()
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with daemon("/usr/sbin/sshd", "-D", "-e", "-f", daemon_config):
+        until(lambda: accepts(sshd_port), what="sshd listens")
+        with daemon(*command):
+            until(lambda: accepts(port), what="the panel's port is there")
+            with Panel(node, "127.0.0.1", port) as panel:
+                hand_over(node, version)
+            served(panel.got, "9.0.0")
+            alone = tmp_path / "alone"
+            alone.write_text("".join(x for x in config.read_text().splitlines(True) if "RemoteForward" not in x))
+            shell = _ssh(alone, "panel", "echo", "in")
+            assert shell.returncode and "in\n" not in shell.stdout
+            refused = _ssh(alone, "-N", "-R", f"127.0.0.1:{other}:127.0.0.1:{other}", "panel")
+            assert "remote port forwarding failed" in refused.stderr
+            with daemon("ssh", "-F", alone, "-N", "-L", f"127.0.0.1:{other}:127.0.0.1:{sshd_port}", "panel"):
+                until(lambda: accepts(other), what="ssh listens")
+                with socket.create_connection(("127.0.0.1", other), 5) as link:
+                    assert not link.recv(1), "the key reaches other ports of the panel"
+        until(lambda: not accepts(port), 10, "the panel's port has gone with the connection")
+        with daemon(*command), Panel(node, "127.0.0.1", port) as panel:
+            hand_over(node, version, "9.0.1")
+        served(panel.got, "9.0.1")
+
+
+def _ssh(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["ssh", "-F", str(config), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+
+
+def test_wireguard() -> None:
+    """The panel calls a node that it cannot dial by the tunnel that the node opens, also after the line was down."""
+    namespaces = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.machine.reach"]
+    process = tied(namespaces, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, f"{output}\n{errors}"
+    found = json.loads(output.splitlines()[-1])
+    served(found["got"], "9.0.0", "9.0.1")
+    assert found["carried"] and found["carried"] != ["0 B"]
+
+
+@pytest.mark.parametrize("proxy", ["nginx", "haproxy"])
+def test_a_front_proxy(proxy: str, node: NodeProcess, version: Version, tmp_path: Path) -> None:
+    """One port has the node by its name, and the website by any other name; the panel's calls pass a hand-over."""
+    with CoverServer(tmp_path) as website:
+        port = free_port()
+        changes = {"127.0.0.1:62050": f"127.0.0.1:{node.grpc_port}", "127.0.0.1:8443": f"127.0.0.1:{website.port}"}
+        if proxy == "nginx":
+            listens = {"listen 443": f"listen 127.0.0.1:{port}", "listen [::]:443": f"listen [::1]:{port}"}
+            stream = written("nginx-stream.conf", tmp_path, {**changes, **listens})
+            whole = tmp_path / "nginx.conf"
+            whole.write_text(
+                f"load_module /usr/lib/nginx/modules/ngx_stream_module.so;\nerror_log stderr;\npid {tmp_path}/pid;\n"
+                f"daemon off;\nevents {{}}\ninclude {stream};\n"
+            )
+            command: list[str | Path] = ["/usr/sbin/nginx", "-c", whole]
+        else:
+            listens = {"bind :443": f"bind 127.0.0.1:{port}", "bind [::]:443": f"bind [::1]:{port}"}
+            command = ["/usr/sbin/haproxy", "-W", "-db", "-f", written("haproxy.cfg", tmp_path, {**changes, **listens})]
+        with daemon(*command) as process:
+            until(lambda: accepts(port), what=f"{proxy} listens")
+            with Panel(node, "127.0.0.1", port, NAME) as panel:
+                hand_over(node, version)
+                assert _name_of(port, "www.example.com") == website.certificate.certificate.read_text()
+                assert _name_of(port, NAME) == node.pem
+            served(panel.got, "9.0.0")
+            assert process.poll() is None
+
+
+def _name_of(port: int, name: str) -> str:
+    """The certificate that a visitor with this name gets."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", port), 5) as link,
+        context.wrap_socket(link, server_hostname=name) as tls,
+    ):
+        return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
