@@ -30,7 +30,7 @@ TEN, ELEVEN = "203.0.113.10", "203.0.113.11"
 def example(ground: Ground) -> str:
     """The example for this core; they are in the order of the cores."""
     section = PAGE.read_text().partition("## Several addresses")[2]
-    return re.findall(r"^```json\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[GROUNDS.index(ground)]
+    return str(re.findall(r"^```json\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)[GROUNDS.index(ground)])
 
 
 @contextmanager

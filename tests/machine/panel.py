@@ -61,7 +61,11 @@ def main(target: dict[str, Any]) -> None:
         for client in clients.values():
             await client.close()
 
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    def wait() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     background.run(work)
     print(json.dumps({name: [each.answered, each.faults, each.lines] for name, each in calls.items()}), flush=True)
 
