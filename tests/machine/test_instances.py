@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from scripts.staging.wait import until
-from tests.machine.conftest import CLONE, Server
+from tests.machine.conftest import CLONE, Server, Wheel
 
 
 def _block() -> str:
@@ -17,7 +18,7 @@ def _block() -> str:
     return found[1]
 
 
-def test_a_second_node_of_one_installation(server: Server) -> None:
+def test_a_second_node_of_one_installation(server: Server, wheel: Callable[..., Wheel]) -> None:
     """It has its own user, state and doctor; neither the end nor the upgrade of one touches the other."""
     guest = server.guest
     guest.run("sh", "-euc", f"cd /srv/clone\n{_block()}")
@@ -34,7 +35,8 @@ def test_a_second_node_of_one_installation(server: Server) -> None:
     assert guest.run("stat", "-c", "%u", "/var/lib/txnode/", "/var/lib/txnode-two/").split() == users()
     told = guest.run(nodectl, "doctor", "--node", "two", check=False)
     own = guest.shows("MainPID", "node@two")
-    assert re.search(rf"node +ok +process {guest.run('pgrep', '-P', own, check=False).split()[0]}", told), told
+    [node] = guest.run("cat", f"/proc/{own}/task/{own}/children").split()
+    assert re.search(rf"node +ok +process {node}\b", told), told
     assert "62061: ours" in told and "62051" not in told
     with server.staying() as visit:
         guest.run("systemctl", "reload", "node@two")
@@ -46,9 +48,10 @@ def test_a_second_node_of_one_installation(server: Server) -> None:
     assert not visit["dropped"] and visit["echoed"]
     guest.run("systemctl", "start", "node@two")
     process = guest.shows("MainPID", "node@two")
-    said = server.install()
-    assert "nothing to do" in said
-    guest.run("systemctl", "restart", "node")
+    server.install(*server.give(wheel("9.0.0")))
+    until(
+        lambda: "9.0.0" in guest.run(nodectl, "--node", "two", "info", check=False), 60, "it has the new version, too"
+    )
     assert guest.shows("MainPID", "node@two") == process
     guest.run("/srv/clone/scripts/install", "--uninstall", "--purge")
     assert guest.shows("ActiveState", "node@two") == "inactive"
