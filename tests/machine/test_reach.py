@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from scripts.staging.process import tied
 from scripts.staging.version import Version
 from scripts.staging.wait import accepts, until
 from tests.harness.upgraded import RealNode, kept
-from tests.machine.reach import FILES, NAME, ROOT, Got, Panel, certify, daemon, hand_over, written
+from tests.machine.reach import NAME, ROOT, Got, Panel, certify, daemon, hand_over, written
 
 
 @pytest.fixture
@@ -44,70 +45,28 @@ def served(got: Got, *versions: str) -> None:
             assert sum(f"txnode {number} is ready" in line for line in lines) == 1, (transport, lines)
 
 
-def test_ssh(node: NodeProcess, version: Version, tmp_path: Path) -> None:
-    """The unit's command makes the node a port of the panel's loopback; the key is good for nothing else."""
-    sshd_port, port, other = free_port(), free_port(), free_port()
-    for name in ("id_ed25519", "host_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True)
-    public, host = ((tmp_path / f"{name}.pub").read_text().split()[1] for name in ("id_ed25519", "host_key"))
-    (tmp_path / "known_hosts").write_text(f"[127.0.0.1]:{sshd_port} ssh-ed25519 {host}\n")
-    local = {"127.0.0.1:62050": f"127.0.0.1:{port}"}
-    keys = written("authorized_keys", tmp_path, {**local, "AAAA_THE_NODES_PUBLIC_KEY": public})
-    of_user = written("sshd.conf", tmp_path, {"User txnode-reach": "User root"})
-    daemon_config = tmp_path / "sshd_config"
-    daemon_config.write_text(
-        f"ListenAddress 127.0.0.1:{sshd_port}\nHostKey {tmp_path}/host_key\nAuthorizedKeysFile {keys}\nPidFile none\n"
-        f"UsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\nInclude {of_user}\n"
-    )
-    config = written(
-        "ssh_config",
-        tmp_path,
-        {
-            "panel.example.com": "127.0.0.1",
-            "Port 22": f"Port {sshd_port}",
-            "txnode-reach": "root",
-            "127.0.0.1:62050 127.0.0.1:62050": f"127.0.0.1:{port} 127.0.0.1:{node.grpc_port}",
-            "/etc/txnode/reach": tmp_path,
-        },
-    )
-    [start] = [line for line in (FILES / "reach-ssh.service").read_text().splitlines() if line.startswith("ExecStart=")]
-    command = start.removeprefix("ExecStart=").replace("/etc/txnode/reach/ssh_config", str(config)).split()
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with daemon("/usr/sbin/sshd", "-D", "-e", "-f", daemon_config):
-        until(lambda: accepts(sshd_port), what="sshd listens")
-        with daemon(*command):
-            until(lambda: accepts(port), what="the panel's port is there")
-            with Panel(node, "127.0.0.1", port) as panel:
-                hand_over(node, version)
-            served(panel.got, "9.0.0")
-            alone = tmp_path / "alone"
-            alone.write_text("".join(x for x in config.read_text().splitlines(True) if "RemoteForward" not in x))
-            shell = _ssh(alone, "panel", "echo", "in")
-            assert shell.returncode and "in\n" not in shell.stdout
-            refused = _ssh(alone, "-N", "-R", f"127.0.0.1:{other}:127.0.0.1:{other}", "panel")
-            assert "remote port forwarding failed" in refused.stderr
-            with daemon("ssh", "-F", alone, "-N", "-L", f"127.0.0.1:{other}:127.0.0.1:{sshd_port}", "panel"):
-                until(lambda: accepts(other), what="ssh listens")
-                with socket.create_connection(("127.0.0.1", other), 5) as link:
-                    assert not link.recv(1), "the key reaches other ports of the panel"
-        until(lambda: not accepts(port), 10, "the panel's port has gone with the connection")
-        with daemon(*command), Panel(node, "127.0.0.1", port) as panel:
-            hand_over(node, version, "9.0.1")
-        served(panel.got, "9.0.1")
+def in_namespaces(scene: str) -> dict[str, Any]:
+    """Play a scene of `tests.machine.reach`. Raises `AssertionError` with its output if it fails."""
+    command = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.machine.reach", scene]
+    process = tied(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, f"{output}\n{errors}"
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
 
 
-def _ssh(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["ssh", "-F", str(config), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+def test_ssh() -> None:
+    """The documented commands make the node a port of the panel's loopback; the key is good for nothing else."""
+    found = in_namespaces("ssh")
+    for got, number in zip(found["got"], ("9.0.0", "9.0.1"), strict=True):
+        served(got, number)
+    assert (found["shell"], found["inside"]) == ("", "")
+    assert "remote port forwarding failed" in found["other"]
 
 
 def test_wireguard() -> None:
     """The panel calls a node that it cannot dial by the tunnel that the node opens, also after the line was down."""
-    namespaces = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.machine.reach"]
-    process = tied(namespaces, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, f"{output}\n{errors}"
-    found = json.loads(output.splitlines()[-1])
+    found = in_namespaces("wireguard")
     served(found["got"], "9.0.0", "9.0.1")
     assert found["carried"] and found["carried"] != ["0 B"]
 
