@@ -155,13 +155,10 @@ def ssh() -> dict[str, Any]:
         stub = both.place / "systemctl"
         stub.write_text("#!/bin/sh\n")
         stub.chmod(0o755)
-        for inside, name in (((), "node"), (both.panel, "panel")):
+        for inside in ((), both.panel):
             # Changes of /etc and /home are the scene's own.
-            layer = both.place / name
-            layer.mkdir()
-            run(*inside, "mount", "-t", "tmpfs", "tmpfs", str(layer))
-            layers = f"lowerdir=/etc,upperdir={layer}/etc,workdir={layer}/work"
-            run(*inside, "mkdir", f"{layer}/etc", f"{layer}/work", "/run/sshd")
+            run(*inside, "mkdir", "/run/etc", "/run/work", "/run/sshd")
+            layers = "lowerdir=/etc,upperdir=/run/etc,workdir=/run/work"
             run(*inside, "mount", "-t", "overlay", "overlay", "-o", layers, "/etc")
             run(*inside, "mount", "-t", "tmpfs", "tmpfs", "/home")
             run(*inside, "sh", "-c", "echo 192.0.2.1 panel.example.com >>/etc/hosts")
@@ -197,17 +194,16 @@ def _misused() -> dict[str, str]:
     alone = config.with_name("alone")
     alone.write_text("".join(line for line in config.read_text().splitlines(True) if "RemoteForward" not in line))
 
-    def tried(*words: str) -> str:
+    def tried(*words: str) -> subprocess.CompletedProcess[str]:
         command = ["ssh", "-F", str(alone), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
 
     with daemon("ssh", "-F", alone, "-N", "-L", "127.0.0.1:7022:127.0.0.1:22", "panel"):
         until(lambda: accepts(7022), what="ssh listens")
         with socket.create_connection(("127.0.0.1", 7022), 5) as link:
             inside = link.recv(100).decode()
-    other = ["ssh", "-F", str(alone), "-N", "-R", "127.0.0.1:7070:127.0.0.1:7070", "panel"]
-    refused = subprocess.run(other, capture_output=True, text=True, timeout=20, check=False)
-    return {"shell": tried("panel", "echo", "in"), "inside": inside, "other": refused.stderr}
+    other = tried("-N", "-R", "127.0.0.1:7070:127.0.0.1:7070", "panel").stderr
+    return {"shell": tried("panel", "echo", "entered").stdout, "inside": inside, "other": other}
 
 
 def _panel_listens(both: Scene, port: int) -> bool:

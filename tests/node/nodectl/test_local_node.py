@@ -151,16 +151,18 @@ def test_an_instance_of_the_unit(place: Path, monkeypatch: pytest.MonkeyPatch, t
     etc = tmp_path_factory.mktemp("etc")
     monkeypatch.setattr(local_node, "SERVICE_SETTINGS", etc / "node.env")
     for name in ("node", "two", "Two", "berlin"):
-        (etc / f"{name}.env").write_text(f"API_KEYS_FILE=/srv/{name}.keys\n")
+        (etc / f"{name}.env").write_text(f"API_KEYS_FILE={etc}/{name}.keys\n")
     found = local_node.instance("two")
-    assert found is not None and (found.keys, found.file) == (Path("/srv/two.keys"), etc / "two.env")
+    assert found is not None and (found.keys, found.file) == (etc / "two.keys", etc / "two.env")
     assert (found.state, core.directory_of(found)) == (Path("/var/lib/txnode-two"), Path("/opt/txnode/cores"))
     assert not any(map(local_node.instance, ("node", "Two", "three", "../etc/two", "")))
     file = place / "nodes.toml"
     file.write_text("[nodes.berlin]\n")
-    for name, known in (("two", Path("/srv/two.keys")), ("berlin", place / "var/api_keys"), ("two,berlin", None)):
+    for name, known in (("two", etc / "two.keys"), ("berlin", place / "var/api_keys"), ("two,berlin", None)):
         session = Session(file, named=tuple(name.split(",")))
         assert session.local_node.keys == (known or place / "var/api_keys")
+    ctl("--nodes", str(file), "--node", "two", "key", "new", "panel")
+    assert keys.keys(etc / "two.keys") and not (place / "var/api_keys").exists()
     assert "has no node three" in ctl("--nodes", str(file), "info", "--node", "three", code=2).output
     assert "/var/lib/txnode-two" in ctl("doctor", "--node", "two", code=1).output
 
