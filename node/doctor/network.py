@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 
 from node.doctor.config import ANY, Inbound
@@ -98,17 +99,22 @@ def way(host: str, port: int, name: str, trust: bytes | None, seconds: float = T
         return Way(fault)
     context = ssl.create_default_context(cadata=None if trust is None else trust.decode())
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    refusal, code, http2 = "", 0, None
+    tls = partial(_tls, context, (host, port), name, seconds)
+    refusal, code = "", 0
     try:
-        with _tls(context, "h2", host, port, name, seconds) as link:
-            http2 = link.selected_alpn_protocol() == "h2"
+        tls("h2", "http/1.1").close()
     except ssl.SSLCertVerificationError as error:
         refusal, code = error.verify_message, error.verify_code
     except (OSError, ValueError) as error:
         return Way(tls=str(error) or type(error).__name__)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        with _tls(context, "http/1.1", host, port, name, seconds) as link:
+        with tls("h2") as link:
+            http2 = link.selected_alpn_protocol() == "h2"
+    except OSError:  # some servers refuse clients that speak only this
+        http2 = False
+    try:
+        with tls("http/1.1") as link:
             link.sendall(_QUESTION)
             dated = _DATE.search(link.recv(4096))
             ahead = parsedate_to_datetime(dated[1].decode()).timestamp() - time.time() if dated else None
@@ -117,9 +123,11 @@ def way(host: str, port: int, name: str, trust: bytes | None, seconds: float = T
         return Way(refusal=refusal, code=code, http2=http2)
 
 
-def _tls(context: ssl.SSLContext, protocol: str, host: str, port: int, name: str, seconds: float) -> ssl.SSLSocket:
-    context.set_alpn_protocols([protocol])
-    return context.wrap_socket(socket.create_connection((host, port), seconds), server_hostname=name)
+def _tls(
+    context: ssl.SSLContext, address: tuple[str, int], name: str, seconds: float, *protocols: str
+) -> ssl.SSLSocket:
+    context.set_alpn_protocols(protocols)
+    return context.wrap_socket(socket.create_connection(address, seconds), server_hostname=name)
 
 
 def inbounds(found: Iterable[Inbound]) -> dict[str, str]:

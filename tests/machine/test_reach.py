@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import ssl
@@ -21,6 +22,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.process import tied
 from scripts.staging.version import Version
 from scripts.staging.wait import accepts, until
+from tests.harness.nodectl import Nodectl
 from tests.harness.upgraded import RealNode, kept
 from tests.machine.reach import NAME, ROOT, Got, Panel, certify, daemon, hand_over, written
 
@@ -115,3 +117,26 @@ def _name_of(port: int, name: str) -> str:
         context.wrap_socket(link, server_hostname=name) as tls,
     ):
         return ssl.DER_cert_to_PEM_cert(tls.getpeercert(binary_form=True) or b"")
+
+
+@pytest.mark.parametrize(("listens", "words"), [("ssl", "HTTP/1.1 alone"), ("ssl http2", "HTTP/2, but no gRPC")])
+def test_a_proxy_that_breaks_grpc(listens: str, words: str, node: NodeProcess, tmp_path: Path) -> None:
+    """The doctor finds it, for a proxy that ends TLS with the node's own certificate and calls the node by HTTP/1.1."""
+    port = free_port()
+    (tmp_path / "nginx.conf").write_text(
+        f"error_log stderr;\npid {tmp_path}/pid;\ndaemon off;\nevents {{}}\nhttp {{ access_log off; server {{\n"
+        f"listen 127.0.0.1:{port} {listens}; ssl_certificate {node.certificate.certificate};\n"
+        f"ssl_certificate_key {node.certificate.key};\n"
+        f"location / {{ proxy_pass https://127.0.0.1:{node.rest_port}; proxy_http_version 1.1; }} }} }}\n"
+    )
+    ctl = Nodectl(tmp_path / "ctl")
+    for transport in ("grpc", "rest"):
+        ctl.add(transport, node, transport)
+    ctl.file.write_text(re.sub(r"port = \d+", f"port = {port}", ctl.file.read_text()))
+    with daemon("/usr/sbin/nginx", "-c", tmp_path / "nginx.conf"):
+        until(lambda: accepts(port), what="nginx listens")
+        [answer] = ctl("doctor", "--json", "--node", "grpc").json
+        assert answer["error"]["code"] in ("unreachable", "unexpected_reply")
+        failing = {each["name"]: each["found"] for each in answer["result"] if each["level"] == "fail"}
+        assert [*failing] == ["http2"] and failing["http2"].startswith(words)
+        assert ctl("doctor", "--node", "rest").code == 0
