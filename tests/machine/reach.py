@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node.doctor.network import reach
 from scripts.staging import certs
 from scripts.staging.node import NodeProcess
 from scripts.staging.process import tied
@@ -139,13 +140,17 @@ def wireguard() -> dict[str, Any]:
         stack.enter_context(node)
         kept(node)
         until(lambda: "latest handshake" in run("wg"), 20, "the node has dialled the panel")
+        serve = "import socket, time; own = socket.create_server(('10.77.0.1', 7070)); time.sleep(600)"
+        stack.enter_context(daemon(sys.executable, "-c", serve, through=both.panel))
+        until(lambda: _panel_listens(both, 7070), what="a program on the panel's machine listens")
+        dialled = reach("10.77.0.1", 7070, 2)
         with Panel(node, "10.77.0.2", node.grpc_port, through=both.panel) as calls:
             hand_over(node, version)
             run("ip", "link", "set", "out0", "down")
             run("ip", "link", "set", "out0", "up")
             hand_over(node, version, "9.0.1")
         carried = re.findall(r"transfer: (.*) received", run(*both.panel, "wg"))
-        return {"got": calls.got, "carried": carried}
+        return {"got": calls.got, "carried": carried, "dialled": dialled}
 
 
 def ssh() -> dict[str, Any]:
