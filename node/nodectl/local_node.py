@@ -19,6 +19,7 @@ from node.client import Target
 from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
+from node.nodectl.nodes_file import LOCAL
 from node.nodectl.output import Unusable
 from node.settings import BadSettings, Settings, given, keys_file, load
 
@@ -76,7 +77,7 @@ def find(directory: Path, environ: Mapping[str, str]) -> LocalNode:
 def instance(name: str) -> LocalNode | None:
     """The node of the unit node@NAME, if its settings can be read. The places are those in `deploy/node@.conf`."""
     file = SERVICE_SETTINGS.with_name(f"{name}.env") if _INSTANCE.fullmatch(name) else SERVICE_SETTINGS
-    if file == SERVICE_SETTINGS or not os.access(file, os.R_OK):
+    if file == SERVICE_SETTINGS or name == LOCAL or not os.access(file, os.R_OK):
         return None
     places = {**SERVICE, "STATE_DIR": f"{SERVICE['STATE_DIR']}-{name}"}
     return LocalNode(Path("/"), {**places, **env_file.read(file.read_text())}, file, service=True)

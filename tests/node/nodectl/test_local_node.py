@@ -150,12 +150,12 @@ def test_an_instance_of_the_unit(place: Path, monkeypatch: pytest.MonkeyPatch, t
     """`--node two` is the node of node@two, also for commands that take no `--node`; a node of the file comes first."""
     etc = tmp_path_factory.mktemp("etc")
     monkeypatch.setattr(local_node, "SERVICE_SETTINGS", etc / "node.env")
-    for name in ("node", "two", "Two", "berlin"):
+    for name in ("node", "local", "two", "Two", "berlin"):
         (etc / f"{name}.env").write_text(f"API_KEYS_FILE={etc}/{name}.keys\n")
     found = local_node.instance("two")
     assert found is not None and (found.keys, found.file) == (etc / "two.keys", etc / "two.env")
     assert (found.state, core.directory_of(found)) == (Path("/var/lib/txnode-two"), Path("/opt/txnode/cores"))
-    assert not any(map(local_node.instance, ("node", "Two", "three", "../etc/two", "")))
+    assert not any(map(local_node.instance, ("node", "local", "Two", "three", "../etc/two", "")))
     file = place / "nodes.toml"
     file.write_text("[nodes.berlin]\n")
     for name, known in (("two", etc / "two.keys"), ("berlin", place / "var/api_keys"), ("two,berlin", None)):
