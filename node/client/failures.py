@@ -60,6 +60,8 @@ _BEGINNINGS: dict[type[NodeError], tuple[str, ...]] = {
 }
 # Begins the error of a Start that was refused for its body, and not for its configuration.
 _MALFORMED = "the body is not a "
+# Begins gRPC's own text for an answer in plain HTTP, as of a proxy on the way.
+_PLAIN_HTTP = "Received http2 header with status"
 # The beginnings of gRPC's own texts for a connection that failed or broke.
 _BROKEN = (
     "failed to connect",
@@ -101,7 +103,7 @@ def of_grpc(method: Method, status: str, text: str, connected: bool) -> NodeErro
     if status == "CANCELLED" or (status == "UNAVAILABLE" and text.startswith(_BROKEN)):
         return Unreachable(text)
     found = _guessed(method, text, lambda kind: kind.grpc == status)
-    if found is None:
+    if found is None or text.startswith(_PLAIN_HTTP):
         return _unexpected(f"{status}: {text}")
     # The text of a failed core begins in any way, as may gRPC's own.
     return found if connected or not isinstance(found, errors.CoreFailed) else Unreachable(text)

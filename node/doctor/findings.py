@@ -137,6 +137,33 @@ class Check(Enum):
         "Look for the core's error: nodectl logs. A newer core may help: nodectl core update CORE.",
     )
 
+    REACH = (
+        "reach",
+        "this machine reaches the node's port",
+        "Start the node, and open its port there and on the way; or take another way: docs/reach.md.",
+    )
+    TRUST = (
+        "trust",
+        "the node shows the certificate that this machine trusts, which is valid now",
+        "Copy the node's certificate.pem to this machine. If it is the same already, a proxy on the way shows its own.",
+    )
+    NAME = (
+        "name",
+        "the node's certificate has the name that the node is called by",
+        "Call it by a name in the certificate, set certificate_name, or: nodectl certificate make --force --san NAME.",
+    )
+    DIFFERENCE = (
+        "clock-difference",
+        "the clocks of this machine and of the node differ by less than 30 seconds",
+        "Synchronise both: timedatectl set-ntp true, or chrony. TLS, REALITY and VMess fail if clocks differ.",
+    )
+    HTTP2 = (
+        "http2",
+        "the way to the node carries HTTP/2, which gRPC needs",
+        "Let the proxy on the way pass TCP as it is (docs/reach.md), or let it speak HTTP/2 and gRPC; or use REST.",
+    )
+    KEY = "key", "the node knows the key", "Give the node's key, as key_file or NODECTL_KEY; nodectl key list has them."
+
     def __init__(self, word: str, wanted: str, remedy: str) -> None:
         self.word = word
         self.wanted = wanted

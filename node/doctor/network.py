@@ -1,14 +1,22 @@
-"""Looks up listening ports and firewall rules of this machine, and tries connections, with timeouts."""
+"""Looks up listening ports and firewall rules of this machine, and tries connections and ways, with timeouts."""
 
 from __future__ import annotations
 
 import re
 import socket
+import ssl
+import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 
 from node.doctor.config import ANY, Inbound
 
+# Asked without a key, and without a name: the answer does not matter, but that a server dates it.
+_QUESTION = b"GET / HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n"
+_DATE = re.compile(rb"^date: *([^\r\n]+)", re.MULTILINE | re.IGNORECASE)
 # Timeout in seconds for a connection on this machine, and to another one; most destinations that are tried.
 HERE, THERE = 1.0, 3.0
 DESTINATIONS = 8
@@ -66,6 +74,60 @@ def reach(host: str, port: int, seconds: float) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is between this machine and a node: faults of the connection, of TLS and of the certificate, or "".
+
+    `code` is OpenSSL's number of the last one, `certificate` what the node shows, and `ahead` by how many seconds its
+    clock is ahead.
+    """
+
+    connection: str = ""
+    tls: str = ""
+    refusal: str = ""
+    code: int = 0
+    certificate: bytes = b""
+    http2: bool | None = None
+    ahead: float | None = None
+
+
+def way(host: str, port: int, name: str, trust: bytes | None, seconds: float = THERE) -> Way:
+    """Try the way to a node with this name, whose certificate is trusted by `trust`. No key is sent."""
+    if fault := reach(host, port, seconds):
+        return Way(fault)
+    context = ssl.create_default_context(cadata=None if trust is None else trust.decode())
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    tls = partial(_tls, context, (host, port), name, seconds)
+    refusal, code = "", 0
+    try:
+        tls("h2", "http/1.1").close()
+    except ssl.SSLCertVerificationError as error:
+        refusal, code = error.verify_message, error.verify_code
+    except (OSError, ValueError) as error:
+        return Way(tls=str(error) or type(error).__name__)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with tls("h2") as link:
+            http2 = link.selected_alpn_protocol() == "h2"
+    except OSError:  # some servers refuse clients that speak only this
+        http2 = False
+    try:
+        with tls("http/1.1") as link:
+            link.sendall(_QUESTION)
+            dated = _DATE.search(link.recv(4096))
+            ahead = parsedate_to_datetime(dated[1].decode()).timestamp() - time.time() if dated else None
+            return Way("", "", refusal, code, link.getpeercert(binary_form=True) or b"", http2, ahead)
+    except (OSError, ValueError):
+        return Way(refusal=refusal, code=code, http2=http2)
+
+
+def _tls(
+    context: ssl.SSLContext, address: tuple[str, int], name: str, seconds: float, *protocols: str
+) -> ssl.SSLSocket:
+    context.set_alpn_protocols(protocols)
+    return context.wrap_socket(socket.create_connection(address, seconds), server_hostname=name)
 
 
 def inbounds(found: Iterable[Inbound]) -> dict[str, str]:

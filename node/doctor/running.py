@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cryptography import x509
+
+from node.certificate import names_of
 from node.doctor.findings import Check, Finding, by, fail, ok, warn
+from node.doctor.network import Way
 from protos.service_pb2 import BaseInfoResponse, Event
 
 DAY = 86_400.0
+# Seconds by which clocks may differ: VMess allows 120, and an HTTP date is rounded down.
+APART = 30
+# OpenSSL's numbers (X509_V_ERR_): not yet valid and expired; another host name and another address.
+_OUT_OF_TIME, _MISNAMED = (9, 10), (62, 64)
 # Days after which geo files count as old.
 OLD = 90
 
@@ -76,3 +84,29 @@ def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterato
     crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
     words = f"{len(crashes)} within the last day" + (f", the last: {crashes[-1].text}" if crashes else "")
     yield by(Check.CRASHES, words, warning=bool(crashes))
+
+
+def way(seen: Way, name: str, grpc: bool) -> Iterator[Finding]:
+    """Check the way from this machine to a node that is called by this name, over gRPC or REST."""
+    if seen.connection or seen.tls:
+        yield fail(Check.REACH, seen.connection or f"the port is open, but TLS fails: {seen.tls}")
+        return
+    yield ok(Check.REACH, "the port is open")
+    shown = x509.load_der_x509_certificate(seen.certificate) if seen.certificate else None
+    if seen.code in _MISNAMED:
+        names = ", ".join(names_of(shown)) if shown else "another name"
+        yield fail(Check.NAME, f"the certificate is for {names}, not for {name}")
+    elif seen.refusal:
+        within = ""
+        if shown and seen.code in _OUT_OF_TIME:
+            within = f": valid from {shown.not_valid_before_utc:%Y-%m-%d} to {shown.not_valid_after_utc:%Y-%m-%d}"
+        yield fail(Check.TRUST, f"{seen.refusal}{within}")
+    else:
+        yield ok(Check.TRUST, "trusted")
+        yield ok(Check.NAME, name)
+    if seen.ahead is not None:
+        words = f"the node's clock is {abs(seen.ahead):.0f} s {'ahead' if seen.ahead > 0 else 'behind'}"
+        yield by(Check.DIFFERENCE, words, failing=abs(seen.ahead) > APART)
+    if seen.http2 is not None:
+        found = "HTTP/2" if seen.http2 else "HTTP/1.1 alone: something on the way ends TLS and drops HTTP/2"
+        yield by(Check.HTTP2, found, failing=grpc and not seen.http2, warning=not seen.http2)

@@ -40,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """A node's answer or error."""
+    """A node's answer or error; the doctor has both, if it finds out why a node does not answer."""
 
     node: str
     answer: T | None = None
@@ -49,9 +49,12 @@ class Outcome(Generic[T]):
     @property
     def document(self) -> dict[str, Any]:
         """The JSON form."""
+        found: dict[str, Any] = {"node": self.node}
         if self.error is not None:
-            return {"node": self.node, "error": {"code": self.error.code, "text": self.error.text}}
-        return {"node": self.node, "result": self.answer}
+            found["error"] = {"code": self.error.code, "text": self.error.text}
+        if self.error is None or self.answer:
+            found["result"] = self.answer
+        return found
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from node.client import Target
 from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
+from node.nodectl.nodes_file import LOCAL
 from node.nodectl.output import Unusable
 from node.settings import BadSettings, Settings, given, keys_file, load
 
@@ -26,6 +27,8 @@ from node.settings import BadSettings, Settings, given, keys_file, load
 SERVICE_SETTINGS = Path("/etc/txnode/node.env")
 SERVICE: Mapping[str, str] = {"STATE_DIR": "/var/lib/txnode", "TXNODE_CORES": "/opt/txnode/cores"}
 _STATE_DIR = "var"
+# Names of instances of `node@.service`: each is part of a file's name, and of a user's.
+_INSTANCE = re.compile(r"[a-z0-9][a-z0-9-]*")
 # OpenSSL and programs that use it read the first one, too: as the file of trusted authorities.
 _PAIR = ("SSL_CERT_FILE", "SSL_KEY_FILE")
 _REMEDY = "change to the node's directory, run this as the node's user or root, or name another node: --node NAME"
@@ -71,6 +74,15 @@ def find(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     return _of_clone(directory, environ)
 
 
+def instance(name: str) -> LocalNode | None:
+    """The node of the unit node@NAME, if its settings can be read. The places are those in `deploy/node@.conf`."""
+    file = SERVICE_SETTINGS.with_name(f"{name}.env") if _INSTANCE.fullmatch(name) else SERVICE_SETTINGS
+    if file == SERVICE_SETTINGS or name == LOCAL or not os.access(file, os.R_OK):
+        return None
+    places = {**SERVICE, "STATE_DIR": f"{SERVICE['STATE_DIR']}-{name}"}
+    return LocalNode(Path("/"), {**places, **env_file.read(file.read_text())}, file, service=True)
+
+
 def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     """The node with this directory's STATE_DIR, and its settings.
 
@@ -110,10 +122,10 @@ def owner(file: Path) -> int:
     return file.lstat().st_uid
 
 
-def local_target(directory: Path, environ: Mapping[str, str]) -> Target:
-    """How to call the node with settings in this directory, else the service. Raises `Unusable`."""
+def local_target(directory: Path, environ: Mapping[str, str], name: str = "") -> Target:
+    """How to call this instance, else the node with settings in this directory, else the service. Raises `Unusable`."""
     try:
-        place = find(directory, environ)
+        place = instance(name) or find(directory, environ)
         return _target(load({}, place.directory, place.environ, drivers=()))
     except BadSettings as bad:
         raise Unusable(f"no usable settings of a node found here: {'; '.join(bad.faults)}. {_REMEDY}")

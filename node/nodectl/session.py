@@ -17,7 +17,7 @@ from rich.console import Console
 from node.client import Target
 from node.nodectl import nodes_file
 from node.nodectl.fleet import Fleet, Outcome, Work, answers, call, run
-from node.nodectl.local_node import LocalNode, find, local_target
+from node.nodectl.local_node import SERVICE_SETTINGS, LocalNode, find, instance, local_target
 from node.nodectl.nodes_file import LOCAL, Nodes, with_secrets
 from node.nodectl.output import Exit, Row, Unusable, code_of, print_error, print_json, print_table, together
 
@@ -43,10 +43,16 @@ class Session:
         return nodes_file.read(self._file, needed=self.file is not None)
 
     @property
+    def instance(self) -> LocalNode | None:
+        """The instance of the unit node@.service that `--node` names, if it names only that. Raises `Unusable`."""
+        name = self.named[0] if len(self.named) == 1 and self.named[0] not in self.nodes.targets else ""
+        return instance(name)
+
+    @property
     def local_node(self) -> LocalNode:
-        """The node on this machine. Raises `Unusable`."""
+        """The node on this machine: the instance, else that of the directory, else the service. Raises `Unusable`."""
         try:
-            return find(Path.cwd(), os.environ)
+            return self.instance or find(Path.cwd(), os.environ)
         except (OSError, UnicodeDecodeError) as error:
             raise Unusable(f"the settings of the node on this machine cannot be read: {error}")
 
@@ -114,10 +120,10 @@ class Session:
     def _target(self, nodes: Nodes, name: str) -> Target:
         if name in nodes.targets:
             return nodes.targets[name]
-        if name == LOCAL:
-            return local_target(Path.cwd(), os.environ)
-        known = ", ".join(nodes.targets) or "no nodes"
-        raise Unusable(f"the nodes file {self._file} has no node {name}: it has {known}")
+        if name == LOCAL or instance(name) is not None:
+            return local_target(Path.cwd(), os.environ, name)
+        known, here = ", ".join(nodes.targets) or "no nodes", SERVICE_SETTINGS.with_name(f"{name}.env")
+        raise Unusable(f"the nodes file {self._file} has no node {name}: it has {known}. {here} cannot be read, either")
 
 
 def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -150,7 +156,7 @@ _NAMED = click.option(
     expose_value=False,
     is_eager=True,
     shell_complete=_complete,
-    help="Call these nodes; local is the one on this machine. [default: the file's default, else local]",
+    help="Call these nodes: of the nodes file, or units node@NAME, or local. [default: the file's default, else local]",
 )
 _ALL = _kept("--all", "all", is_flag=True, help="Call all nodes of the nodes file.")
 _JSON = _kept("--json", "json", is_flag=True, help="Print JSON.")

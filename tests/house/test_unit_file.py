@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
 
@@ -124,3 +125,13 @@ def test_the_comments_name_the_same_places(service: dict[str, list[str]]) -> Non
     assert f"TXNODE_CORES={environment(service)['TXNODE_CORES']} " in head
     assert service["EnvironmentFile"][0].removeprefix("-") in head
     assert str(PurePosixPath(service["ExecStart"][0].split()[0]).parents[1]) in head
+
+
+def test_an_instance_shares_nothing_with_the_first_node(service: dict[str, list[str]]) -> None:
+    """The drop-in replaces each of the unit's values that names the node's own user or files."""
+    own = parse(UNIT.with_name("node@.conf").read_text())["Service"]
+    named = {name for name, values in service.items() if re.search(r"%S/txnode|node\.env|^txnode$", "\n".join(values))}
+    assert named == {"Environment", "EnvironmentFile", "StateDirectory"}
+    assert environment(own)["STATE_DIR"] == "/var/lib/txnode-%i" == f"/var/lib/{own['StateDirectory'][-1]}"
+    assert (own["EnvironmentFile"], own["StateDirectory"][0]) == (["", "/etc/txnode/%i.env"], "")
+    assert own["User"] == ["txnode-%i"]

@@ -96,3 +96,21 @@ def test_from_elsewhere(nodectl: Nodectl, own_node: NodeProcess, home: Place) ->
     assert "signal 9" in told["crashes"][0][1]
     done = nodectl("doctor", "--node", "there")
     assert "A newer core may help" in done.out
+
+
+@pytest.mark.parametrize("transport", ["rest", "grpc"])
+def test_the_way_to_a_node(nodectl: Nodectl, own_node: NodeProcess, transport: str) -> None:
+    """A node that answers, one that does not know the key, and one that does not run: findings, and the usual codes."""
+    nodectl.add("here", own_node, transport)
+    nodectl.add("stranger", own_node, transport)
+    (nodectl.directory / "stranger.key").write_text("0123456789abcdef")
+    nodectl.add_dead("dead")
+    told = found(nodectl, "--node", "here")
+    for name in ("reach", "trust", "name", "clock-difference", "http2"):
+        assert [level for level, _ in told[name]] == ["ok"], (name, told)
+    for name, code, check in (("stranger", 4, "key"), ("dead", 3, "reach")):
+        done = nodectl("doctor", "--json", "--node", name)
+        [answer] = done.json
+        assert done.code == code and answer["error"]["text"]
+        assert [each["name"] for each in answer["result"] if each["level"] == "fail"] == [check]
+        assert check in nodectl("doctor", "--node", name).out

@@ -189,6 +189,8 @@ def installed(supplied: Layers, scratch: Path) -> Installed:
     layers = Layers(supplied.all, scratch / "installed")
     with layers.mounted() as root, Guest(root) as guest:
         said = Server(guest, scratch / "nobody").install("--san", "node.example.com")
+        with (root / "etc/txnode/node.env").open("a") as settings:
+            settings.write("PROXY_TO_SERVER=allow\n")  # users' targets are on the guest's loopback
         guest.shut_down()
     return Installed(layers, said)
 

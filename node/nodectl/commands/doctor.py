@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
 
+from node.base.errors import Forbidden, NodeError, Unauthenticated
+from node.base.pool import in_pool
 from node.certificate import own_names
-from node.doctor import kernel, running
+from node.client import Target, UnexpectedReply
+from node.doctor import kernel, network, running
 from node.doctor.findings import Check, Finding, Level, fail
 from node.doctor.local import Place, examine
 from node.doctor.running import Core
@@ -29,9 +33,12 @@ _DAY = 86_400.0
 @options
 def doctor(session: Session) -> None:
     """Check for common problems and print remedies: on this machine, or on the nodes given by --node or --all."""
-    elsewhere = session.named or session.all
-    outcomes = session.ask(_remote_findings) if elsewhere else [Outcome(LOCAL, _local_findings(session))]
-    documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
+    here = session.instance is not None or not (session.named or session.all)
+    if here:
+        found = [Outcome(session.named[0] if session.named else LOCAL, _local_findings(session))]
+    else:
+        found = [_put_together(one) for one in session.ask(partial(_way_and_findings, session.targets()))]
+    documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in found]
     session.report(
         documents,
         ("check", "level", "found", "remedy"),
@@ -51,6 +58,27 @@ def _local_findings(session: Session) -> list[Finding]:
                 findings.append(fail(Check.NODE, f"the node does not answer: {outcome.error.text}"))
             findings += outcome.answer or ()
     return findings
+
+
+async def _way_and_findings(targets: Mapping[str, Target], node: Node) -> tuple[list[Finding], NodeError | None]:
+    """Findings of the way to a node, and its own; or the error of its calls."""
+    target = targets[node.name]
+    name, grpc = target.asked_name or target.name, target.transport == "grpc"
+    seen = await in_pool(node.reactor, network.way, target.name, target.port, name, target.certificates())
+    found = list(running.way(seen, name, grpc))
+    try:
+        return found + await _remote_findings(node), None
+    except NodeError as error:
+        if isinstance(error, Unauthenticated | Forbidden):
+            found.append(fail(Check.KEY, error.text))
+        elif grpc and seen.http2 and isinstance(error, UnexpectedReply):
+            found.append(fail(Check.HTTP2, f"HTTP/2, but no gRPC: {error.text}"))
+        return found, error
+
+
+def _put_together(outcome: Outcome[tuple[list[Finding], NodeError | None]]) -> Outcome[list[Finding]]:
+    findings, error = outcome.answer or ([], outcome.error)
+    return Outcome(outcome.node, findings, error)
 
 
 async def _remote_findings(node: Node) -> list[Finding]:

@@ -130,6 +130,9 @@ def test_another_server_answers(answer: tuple[int, bytes]) -> None:
     assert isinstance(found, NoReply)
     assert type(of_http(INFO, 418, b"teapot", Dialect.DEPLOYED)) is UnexpectedReply
     assert type(of_grpc(INFO, "DATA_LOSS", "oh", True)) is UnexpectedReply
+    for status, number in (("UNIMPLEMENTED", 404), ("UNAVAILABLE", 502), ("PERMISSION_DENIED", 403)):
+        plain = f"Received http2 header with status: {number}"
+        assert type(of_grpc(INFO, status, plain, True)) is UnexpectedReply
 
 
 def test_addresses() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,6 +21,7 @@ from node.nodectl import local_node
 from node.nodectl.app import main
 from node.nodectl.commands import core, credentials, start
 from node.nodectl.output import Unusable
+from node.nodectl.session import Session
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
 
@@ -142,6 +144,27 @@ def test_which_settings_are_read(
     elsewhere = local_node.find(service.parent, {})
     assert (elsewhere.keys, elsewhere.service, elsewhere.file) == (Path("/srv/keys"), True, service)
     assert (elsewhere.state, core.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
+
+
+def test_an_instance_of_the_unit(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
+    """`--node two` is the node of node@two, also for commands that take no `--node`; a node of the file comes first."""
+    etc = tmp_path_factory.mktemp("etc")
+    monkeypatch.setattr(local_node, "SERVICE_SETTINGS", etc / "node.env")
+    for name in ("node", "local", "two", "Two", "berlin"):
+        (etc / f"{name}.env").write_text(f"API_KEYS_FILE={etc}/{name}.keys\n")
+    found = local_node.instance("two")
+    assert found is not None and (found.keys, found.file) == (etc / "two.keys", etc / "two.env")
+    assert (found.state, core.directory_of(found)) == (Path("/var/lib/txnode-two"), Path("/opt/txnode/cores"))
+    assert not any(map(local_node.instance, ("node", "local", "Two", "three", "../etc/two", "")))
+    file = place / "nodes.toml"
+    file.write_text("[nodes.berlin]\n")
+    for name, known in (("two", etc / "two.keys"), ("berlin", place / "var/api_keys"), ("two,berlin", None)):
+        session = Session(file, named=tuple(name.split(",")))
+        assert session.local_node.keys == (known or place / "var/api_keys")
+    ctl("--nodes", str(file), "--node", "two", "key", "new", "panel")
+    assert keys.keys(etc / "two.keys") and not (place / "var/api_keys").exists()
+    assert "has no node three" in ctl("--nodes", str(file), "info", "--node", "three", code=2).output
+    assert "/var/lib/txnode-two" in ctl("doctor", "--node", "two", code=1).output
 
 
 def holding(state: Path, directory: Path, **environment: str) -> subprocess.Popen[bytes]:
