@@ -30,6 +30,8 @@ TRAFFIC_INTERVAL = 0.1
 # For tests that follow each other faster than cores drain: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}
 _PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT")
+# For users whose targets are on this machine.
+LOCAL_TARGETS = {"PROXY_TO_SERVER": "allow"}
 # An address where nothing listens.
 NOWHERE = "http://127.0.0.1:1"
 _READY = 20.0
@@ -172,8 +174,7 @@ class NodeProcess:
             "XRAY_EXECUTABLE_PATH": str(self.core),
             "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
-            # Users' targets are on this machine.
-            "PROXY_TO_SERVER": "allow",
+            **LOCAL_TARGETS,
             # The node downloads nothing from outside.
             "GEO_URL": NOWHERE,
             "XRAY_DOWNLOAD_URL": NOWHERE,

@@ -63,6 +63,10 @@ def unpack(data: bytes) -> dict[int, list[bytes]]:
     fields: dict[int, list[bytes]] = defaultdict(list)
     while data:
         key, data = _cut(data)
+        if key & 7 == 1:  # only in fields that deployed controllers do not know
+            fields[key >> 3].append(data[:8])
+            data = data[8:]
+            continue
         value, rest = _cut(data)
         if key & 7 == 2:
             fields[key >> 3].append(rest[:value])

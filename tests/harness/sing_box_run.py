@@ -24,6 +24,7 @@ from protos.service_pb2 import User
 from scripts.staging import transfer
 from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.ports import free_port
 from scripts.staging.sing_box import Door, SingBoxClient, config, find_sing_box
 from scripts.staging.users import TestUser
@@ -63,8 +64,7 @@ class SingBoxRun(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.directory = directory = Path(temporary.name)
-        # The targets of users are on loopback.
-        settings = {"CORE_PATHS": temporary.name, "PROXY_TO_SERVER": "allow"}
+        settings = {"CORE_PATHS": temporary.name, **LOCAL_TARGETS}
         settings["SING_BOX_EXECUTABLE_PATH"] = str(find_sing_box(self.build))
         self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), directory, settings))
         self.echo = EchoServer()

@@ -23,6 +23,7 @@ from node.contract.driver import Host
 from scripts.staging import certs
 from scripts.staging.core import find_xray, server_config
 from scripts.staging.inbounds import SERVER_NAME, kinds
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.users import TestUser
 from tests.conftest import Place, member
 
@@ -42,7 +43,7 @@ class AuditTests(TestCase):
         (directory / "run").mkdir()
         made = kinds(certs.make(directory, [SERVER_NAME]), 1)
         self.places = [Place(kind, name) for name, kind in made.items() if not kind.reality]
-        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": temporary.name}
+        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": temporary.name, **LOCAL_TARGETS}
         host = Host(reactor, LogRing(reactor, 1000), directory / "run", settings)
         self.driver = Xray(host)
         config = json.dumps(server_config([place.inbound for place in self.places]))

@@ -20,6 +20,7 @@ from node.base.logs import LogRing
 from node.contract.driver import Host
 from scripts.staging.core import find_xray, server_config
 from scripts.staging.inbounds import Kind
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
@@ -37,7 +38,9 @@ class LargeCallTests(TestCase):
         self.addCleanup(temporary.cleanup)
         directory = Path(temporary.name)
         self.place = Place(Kind("vless", vless(), raw()), "home")
-        host = Host(reactor, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        host = Host(
+            reactor, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray()), **LOCAL_TARGETS}
+        )
         config = json.dumps(server_config([self.place.inbound]))
         self.plan = await Xray(host).prepare(config, frozenset())
         people = [TestUser.new(f"{number:04}" + "x" * LONG) for number in range(3000)]

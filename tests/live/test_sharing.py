@@ -35,6 +35,7 @@ from scripts.staging.activity import Activity, chatter, gap
 from scripts.staging.core import Json, xray_number
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.ports import free_port
 from scripts.staging.process import freeze
 from scripts.staging.protocols import hysteria, shadowsocks, shadowsocks_2022, vless, vmess
@@ -107,7 +108,10 @@ class SharingTests(TestCase):
         self.lines: list[str] = []
         log = LogRing(reactor, 1000)
         log.extend = self.lines.extend  # type: ignore[method-assign,assignment]
-        settings = {self.ground.variable: str(self.ground.executable()), "CORE_PATHS": str(directory.parent)}
+        settings = {
+            self.ground.variable: str(self.ground.executable()),
+            "CORE_PATHS": str(directory.parent),
+        } | LOCAL_TARGETS
         self.directory = directory
         self.driver = REGISTRY[self.ground.type].load(Host(reactor, log, directory, settings))
         self.home, self.work = Place(VLESS, "home", ground=self.ground), Place(VMESS, "work", ground=self.ground)

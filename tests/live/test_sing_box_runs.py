@@ -25,6 +25,7 @@ from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
 from node.http2.client import ClientConnection
 from scripts.staging import certs
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
 from scripts.staging.users import TestUser
 from tests.harness.renewing import Renewing
@@ -43,7 +44,11 @@ class RunTests(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.directory = Path(temporary.name)
-        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)), "CORE_PATHS": temporary.name}
+        path = {
+            "SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)),
+            "CORE_PATHS": temporary.name,
+            **LOCAL_TARGETS,
+        }
         self.others = psutil.Process().children(True)
         self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), self.directory, path))
 

@@ -29,6 +29,7 @@ from scripts.staging import plain_vless
 from scripts.staging.backend import user
 from scripts.staging.core import Json, find_xray, server_config
 from scripts.staging.inbounds import Kind
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.plain_vless import Download
 from scripts.staging.ports import free_port
 from scripts.staging.protocols import vless
@@ -204,7 +205,7 @@ class XraySpeedTests(SpeedTests):
 
     async def launched_xray(self, inbounds: Sequence[Json], places: Mapping[TestUser, str]) -> Generation:
         """A core with these users, each on one inbound."""
-        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory)}
+        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory), **LOCAL_TARGETS}
         host = Host(reactor, LogRing(reactor, 1000), self.directory, settings)
         plan = await Xray(host).prepare(json.dumps(server_config(inbounds)), frozenset())
         users = [user(person, {tag: KIND}) for person, tag in places.items()]

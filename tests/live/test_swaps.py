@@ -29,6 +29,7 @@ from protos.service_pb2 import User
 from protos.xray_pb2 import InboundHandlerConfig
 from scripts.staging.core import find_xray, server_config
 from scripts.staging.inbounds import Kind
+from scripts.staging.node import LOCAL_TARGETS
 from scripts.staging.ports import free_port
 from scripts.staging.protocols import shadowsocks_2022, vless
 from scripts.staging.transports import raw
@@ -64,7 +65,9 @@ class SwapTests(TestCase):
         directory = Path(temporary.name)
         kind = Kind("shadowsocks-2022", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
         self.place, self.other = Place(kind, "home", free_port()), Place(Kind("vless", vless(), raw()), "work")
-        host = Host(reactor, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        host = Host(
+            reactor, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray()), **LOCAL_TARGETS}
+        )
         self.driver = Xray(host)
         config = json.dumps(server_config([self.place.inbound, self.other.inbound]))
         self.plan = await self.driver.prepare(config, frozenset())
