@@ -139,9 +139,9 @@ class Jobs:
         return next((asked.job.subject for asked in self._asked if asked.job.state == RUNNING), "")
 
     def ask(self, kind: str, subject: str, key: bytes, work: Work) -> pb.Job:
-        """Queue a job. Returns the existing one if a job with the same `kind` and `key` is under way."""
+        """Queue a job. Returns the existing one if a job with the same `kind`, `subject` and `key` is under way."""
         for asked in self._asked:
-            if (asked.job.kind, asked.key) == (kind, key):
+            if (asked.job.kind, asked.job.subject, asked.key) == (kind, subject, key):
                 return asked.job
         if self._closed:
             raise ShuttingDown
