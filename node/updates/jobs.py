@@ -156,8 +156,12 @@ class Jobs:
             self._begin(asked)
         return job
 
+    def goes_on(self, job: pb.Job) -> bool:
+        """Whether the next process of the node has the result of this job, instead of failing it."""
+        return job.state == RUNNING and self.stage is Stage.BECOMING
+
     def ended(self, job: pb.Job) -> Deferred[None]:
-        """Fires when the job has ended, or goes on in the next process of the node."""
+        """Fires when the job has ended, or the next process of the node is about to take over."""
         waiting: Deferred[None] = Deferred()
         if job.state in (WAITING, RUNNING):
             self._waiting.append((job, waiting))

@@ -16,7 +16,7 @@ from node.base.errors import Forbidden
 from node.base.logs import LogRing
 from node.events.journal import Journal
 from node.updates.buttons import RESET, UPDATED, Buttons
-from node.updates.jobs import DONE, FAILED, RUNNING, Jobs
+from node.updates.jobs import DONE, FAILED, RUNNING, WAITING, Jobs, Stage
 from node.updates.policy import LISTS_URL, REGIONS, Policy
 from node.updates.updates import Updates
 from protos.service_pb2 import Job
@@ -107,8 +107,18 @@ def test_another_job_ends(clock: Clock, updates: Asked) -> None:
 def test_the_next_process_takes_over(clock: Clock, updates: Asked) -> None:
     """All who wait get an answer from the process that ends."""
     answers = [pressed(clock, updates, path) for path in PATHS]
+    updates.jobs.stage = Stage.BECOMING
     updates.jobs.release()
     assert {result(answer)[0] for answer in answers} == {200}
+
+
+@pytest.mark.parametrize(("state", "stage"), [(RUNNING, Stage.FETCHING), (WAITING, Stage.BECOMING)])
+def test_the_next_process_does_not_go_on_with_a_job(clock: Clock, updates: Asked, state: str, stage: Stage) -> None:
+    """It fails the job: no success for the panel to show."""
+    updates.job.state, updates.jobs.stage = state, stage
+    answer = pressed(clock, updates, PATHS[1])
+    updates.jobs.release()
+    assert result(answer) == (503, "the node is being upgraded: ask again")
 
 
 @pytest.mark.parametrize(
