@@ -53,6 +53,7 @@ class Buttons:
             await self._updates.jobs.ended(job).addTimeout(seconds, self._reactor)
         except Waited:
             return answer(202, f"{job.text}; the job {job.id} goes on")
+        await self._updates.jobs.written()
         if job.state == FAILED:
             return answer(500, job.text)
         if job.state == DONE:

@@ -98,6 +98,18 @@ def test_a_job_that_takes_longer_than_the_panel_waits(clock: Clock, updates: Ask
     assert result(answer) == (202, "fetching; the job 7 goes on")
 
 
+def test_the_result_is_on_disk(clock: Clock, updates: Asked) -> None:
+    """Whoever gets it may kill the node at once."""
+    writing = updates.jobs._writing
+    assert writing.acquire().called
+    answer = pressed(clock, updates, PATHS[0])
+    updates.job.state = DONE
+    updates.jobs.release(updates.job)
+    assert not answer.called
+    writing.release()
+    assert result(answer)[0] == 200
+
+
 def test_another_job_ends(clock: Clock, updates: Asked) -> None:
     answer = pressed(clock, updates, PATHS[0])
     updates.jobs.release(Job(id="8"))
