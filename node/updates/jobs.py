@@ -162,7 +162,11 @@ class Jobs:
 
     def ended(self, job: pb.Job) -> Deferred[None]:
         """Fires when the job has ended, or the next process of the node is about to take over."""
-        waiting: Deferred[None] = Deferred()
+
+        def forget(gone: Deferred[None]) -> None:
+            self._waiting = [each for each in self._waiting if each[1] is not gone]
+
+        waiting: Deferred[None] = Deferred(forget)
         if job.state in (WAITING, RUNNING):
             self._waiting.append((job, waiting))
         else:

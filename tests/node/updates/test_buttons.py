@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
 from drivers.install.releases import CORES, newest
@@ -99,7 +99,7 @@ def test_a_job_that_takes_longer_than_the_panel_waits(clock: Clock, updates: Ask
 
 
 def test_the_result_is_on_disk(clock: Clock, updates: Asked) -> None:
-    """Whoever gets it may kill the node at once."""
+    """A caller who gets it may kill the node at once."""
     writing = updates.jobs._writing
     assert writing.acquire().called
     answer = pressed(clock, updates, PATHS[0])
@@ -107,6 +107,18 @@ def test_the_result_is_on_disk(clock: Clock, updates: Asked) -> None:
     updates.jobs.release(updates.job)
     assert not answer.called
     writing.release()
+    assert result(answer)[0] == 200
+
+
+def test_callers_that_hang_up(clock: Clock, updates: Asked) -> None:
+    """The node forgets them at once, and answers the others."""
+    answer = pressed(clock, updates, PATHS[0])
+    for path in PATHS:
+        gone = pressed(clock, updates, path).addErrback(lambda failure: failure.trap(CancelledError))
+        gone.cancel()
+    assert len(updates.jobs._waiting) == 1
+    updates.job.state = DONE
+    updates.jobs.release(updates.job)
     assert result(answer)[0] == 200
 
 
