@@ -74,6 +74,8 @@ class Bill(Lasting, Watcher):
         # Of the node's own connections, until the last reading.
         self._passed = Passed()
         self._fault = ""
+        # Whether bytes were booked since the last save.
+        self._unsaved = False
         sources.traffic.watched(self)
 
     @property
@@ -107,6 +109,7 @@ class Bill(Lasting, Watcher):
     # Bytes
 
     def booked(self, moved: Mapping[Scope, Sums]) -> None:
+        self._unsaved |= bool(moved)
         day = self._days.of(self._today())
         for scope, sums in moved.items():
             up, down = sum(sums.up.values()), sum(sums.down.values())
@@ -119,13 +122,14 @@ class Bill(Lasting, Watcher):
 
     def saving(self, keys: Collection[str]) -> None:
         due = self._clock.seconds() >= self._looked + self._interval
-        if keys or due:
+        if self._unsaved or due:
             self._save(look=due)
 
     def _save(self, look: bool) -> None:
         """Save what has changed: days and reading together, so that no byte of the interfaces counts twice."""
         if look:
             self._look()
+        self._unsaved = False
         self._store.days({**self._days.changes(), READING: self._reading()})
 
     def _reading(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
@@ -20,7 +20,7 @@ from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
 from node.state.store import Store
-from node.traffic.beat import Beat
+from node.traffic.beat import Beat, Begun
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
 from node.traffic.reply import NamedBytes, packed
@@ -241,7 +241,7 @@ class Traffic(Lasting):
         changes.booked = {mark: self._ledger.all_counted(run) for run, mark in self._adoptable.items()}
 
     def save_changed(self) -> Deferred[None]:
-        """Save the changed rows and totals, in parts. Fires when they are on disk."""
+        """Save the changed rows and totals, in parts. Fires when the store has all of them."""
         self._saved_at = self._reactor.seconds()
         return ensureDeferred(self._save_rest(self._save_part()))
 
@@ -249,7 +249,6 @@ class Traffic(Lasting):
         while more:
             await a_turn(self._reactor)
             more = self._save_part()
-        await self._store.flush()
 
     def _save_part(self) -> bool:
         """Save some of the changed rows and totals. Returns whether there may be more."""
@@ -287,9 +286,16 @@ class Traffic(Lasting):
         ):
             begun = self._beat.begin(cores)
             await self.read()
-            self.save_changed().addCallback(lambda _: self._beat.end(begun))
+            await self.save_changed()
+            ensureDeferred(self._note_cost(begun))
         if self._is_due(self._saved_at, self.every):
             self.save_changed()
+
+    async def _note_cost(self, begun: Begun) -> None:
+        """Note the cost of a reading when its bytes are on disk; not if the disk hangs."""
+        with suppress(TimeoutError):
+            await ensureDeferred(self._store.flush()).addTimeout(self.interval, self._reactor)
+            self._beat.end(begun)
 
     def _is_due(self, last: float, seconds: float) -> bool:
         # Half of the shortest tick early is as good.

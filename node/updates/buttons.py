@@ -53,10 +53,14 @@ class Buttons:
             await self._updates.jobs.ended(job).addTimeout(seconds, self._reactor)
         except Waited:
             return answer(202, f"{job.text}; the job {job.id} goes on")
+        await self._updates.jobs.written()
         if job.state == FAILED:
             return answer(500, job.text)
-        over = f"the next process of the node takes over; the job {job.id} has the result"
-        return answer(200, job.text if job.state == DONE else over)
+        if job.state == DONE:
+            return answer(200, job.text)
+        if self._updates.jobs.goes_on(job):
+            return answer(200, f"the next process of the node takes over; the job {job.id} has the result")
+        return answer(503, "the node is being upgraded: ask again")
 
     def _core(self, asked: dict[str, Any]) -> Job:
         version = _VERSION.fullmatch(str(asked.get("core_version", "")))

@@ -139,9 +139,9 @@ class Jobs:
         return next((asked.job.subject for asked in self._asked if asked.job.state == RUNNING), "")
 
     def ask(self, kind: str, subject: str, key: bytes, work: Work) -> pb.Job:
-        """Queue a job. Returns the existing one if a job with the same `kind` and `key` is under way."""
+        """Queue a job. Returns the existing one if a job with the same `kind`, `subject` and `key` is under way."""
         for asked in self._asked:
-            if (asked.job.kind, asked.key) == (kind, key):
+            if (asked.job.kind, asked.job.subject, asked.key) == (kind, subject, key):
                 return asked.job
         if self._closed:
             raise ShuttingDown
@@ -156,9 +156,17 @@ class Jobs:
             self._begin(asked)
         return job
 
+    def goes_on(self, job: pb.Job) -> bool:
+        """Whether the next process of the node has the result of this job, instead of failing it."""
+        return job.state == RUNNING and self.stage is Stage.BECOMING
+
     def ended(self, job: pb.Job) -> Deferred[None]:
-        """Fires when the job has ended, or goes on in the next process of the node."""
-        waiting: Deferred[None] = Deferred()
+        """Fires when the job has ended, or the next process of the node is about to take over."""
+
+        def forget(gone: Deferred[None]) -> None:
+            self._waiting = [each for each in self._waiting if each[1] is not gone]
+
+        waiting: Deferred[None] = Deferred(forget)
         if job.state in (WAITING, RUNNING):
             self._waiting.append((job, waiting))
         else:

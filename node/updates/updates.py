@@ -171,7 +171,7 @@ class Updates(Part):
         return f"an update of {subject} is under way" if subject else ""
 
     async def finish(self) -> None:
-        """Answer those who wait for a job: it goes on in the next process."""
+        """Answer those who wait for a job: the node is about to end."""
         self.jobs.release()
 
     async def leave(self) -> None:

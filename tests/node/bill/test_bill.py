@@ -171,6 +171,16 @@ def test_a_kill() -> None:
     assert machine.since("2026-11-01").users.received == 25
 
 
+def test_a_kill_without_bytes_of_users() -> None:
+    """The rows of inbounds and outbounds are on disk, and so is their part of the bill."""
+    machine = Machine()
+    machine.bill.booked({Scope.INBOUND: Sums({"in": 5}, {}), Scope.OUTBOUND: Sums({"out": 7}, {})})
+    machine.bill.saving([])
+    machine.started()
+    bill = machine.since()
+    assert (bill.inbounds.received, bill.outbounds.sent) == (5, 7)
+
+
 def test_a_restart_of_the_machine() -> None:
     """The counters begin at zero. What was not read before is not known."""
     machine = Machine()

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.base import proc
 from node.base.errors import CoreFailed, UnknownName, Unsupported
+from node.base.waiting import Waiters
 from node.contract.counters import DIRECTIONS, Asked, Row, Scope, Seen, counter_name
 from node.contract.saved import Saved
 from node.traffic import polling as traffic_module
@@ -190,6 +191,19 @@ class PollingTests(SynchronousTestCase):
         self.traffic.summary(info)
         self.assertEqual((info.traffic_interval, self.traffic.every), (self.traffic.every, self.traffic.every))
         self.assertAlmostEqual(self.traffic.every, 5, delta=0.1)
+
+    def test_a_disk_that_hangs(self) -> None:
+        """Readings go on, and what waits for the disk does not pile up."""
+        disk = Waiters()
+        self.store.flush = disk.wait  # type: ignore[method-assign]
+        for second in range(1, 60):
+            self.core.used += 0.001
+            self.core.counts[ANN_UP] = second
+            self.pass_time(1)
+        self.assertEqual((self.core.asked, self.store.written[-1].uplink), (59, 59))
+        self.assertLessEqual(len(disk), 10)
+        self.traffic.stop()
+        disk.wake()
 
     def test_a_request_has_a_reading_of_its_own(self) -> None:
         """A caller gets everything counted until its request, however recent the previous reading is."""

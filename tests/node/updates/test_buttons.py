@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
 from drivers.install.releases import CORES, newest
@@ -16,7 +16,7 @@ from node.base.errors import Forbidden
 from node.base.logs import LogRing
 from node.events.journal import Journal
 from node.updates.buttons import RESET, UPDATED, Buttons
-from node.updates.jobs import DONE, FAILED, RUNNING, Jobs
+from node.updates.jobs import DONE, FAILED, RUNNING, WAITING, Jobs, Stage
 from node.updates.policy import LISTS_URL, REGIONS, Policy
 from node.updates.updates import Updates
 from protos.service_pb2 import Job
@@ -98,6 +98,30 @@ def test_a_job_that_takes_longer_than_the_panel_waits(clock: Clock, updates: Ask
     assert result(answer) == (202, "fetching; the job 7 goes on")
 
 
+def test_the_result_is_on_disk(clock: Clock, updates: Asked) -> None:
+    """A caller who gets it may kill the node at once."""
+    writing = updates.jobs._writing
+    assert writing.acquire().called
+    answer = pressed(clock, updates, PATHS[0])
+    updates.job.state = DONE
+    updates.jobs.release(updates.job)
+    assert not answer.called
+    writing.release()
+    assert result(answer)[0] == 200
+
+
+def test_callers_that_hang_up(clock: Clock, updates: Asked) -> None:
+    """The node forgets them at once, and answers the others."""
+    answer = pressed(clock, updates, PATHS[0])
+    for path in PATHS:
+        gone = pressed(clock, updates, path).addErrback(lambda failure: failure.trap(CancelledError))
+        gone.cancel()
+    assert len(updates.jobs._waiting) == 1
+    updates.job.state = DONE
+    updates.jobs.release(updates.job)
+    assert result(answer)[0] == 200
+
+
 def test_another_job_ends(clock: Clock, updates: Asked) -> None:
     answer = pressed(clock, updates, PATHS[0])
     updates.jobs.release(Job(id="8"))
@@ -107,8 +131,18 @@ def test_another_job_ends(clock: Clock, updates: Asked) -> None:
 def test_the_next_process_takes_over(clock: Clock, updates: Asked) -> None:
     """All who wait get an answer from the process that ends."""
     answers = [pressed(clock, updates, path) for path in PATHS]
+    updates.jobs.stage = Stage.BECOMING
     updates.jobs.release()
     assert {result(answer)[0] for answer in answers} == {200}
+
+
+@pytest.mark.parametrize(("state", "stage"), [(RUNNING, Stage.FETCHING), (WAITING, Stage.BECOMING)])
+def test_the_next_process_does_not_go_on_with_a_job(clock: Clock, updates: Asked, state: str, stage: Stage) -> None:
+    """It fails the job: no success for the panel to show."""
+    updates.job.state, updates.jobs.stage = state, stage
+    answer = pressed(clock, updates, PATHS[1])
+    updates.jobs.release()
+    assert result(answer) == (503, "the node is being upgraded: ask again")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from node import __version__
 from node.base.errors import InvalidRequest, NodeError, ShuttingDown, size
 from node.base.logs import LogRing
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
-from node.updates.policy import Policy, Sources
+from node.updates.policy import REGIONS, Policy, Sources
 from node.updates.program import Program
 from node.updates.replaceable import Kit, Record, Trial
 from node.updates.tool import Tool
@@ -140,6 +140,16 @@ def test_unknown_fields_make_no_difference(tmp_path: Path) -> None:
     found = updates(tmp_path)
     unknown = pb.UpdateGeoFilesRequest.FromString(b"\xfa\x7f\x80\x08" + b"x" * 1024)
     assert found.geo(unknown).id == found.geo(pb.UpdateGeoFilesRequest()).id
+
+
+def test_jobs_with_the_same_request_differ(tmp_path: Path) -> None:
+    """Regions have files of their own, and the newest version of the node may not be the installed one."""
+    found = updates(tmp_path)
+    ask = pb.UpdateGeoFilesRequest
+    jobs = [found.geo(ask()), *(found.geo(ask(), region) for region in REGIONS)]
+    jobs += [found.newest_node(), found.node(pb.UpdateNodeRequest())]
+    assert len({job.id for job in jobs}) == len(REGIONS) + 3
+    assert found.geo(ask(), "iran") in jobs and found.newest_node() in jobs
 
 
 def test_a_clock_that_was_ahead_does_not_delay_lists(tmp_path: Path) -> None:
