@@ -258,7 +258,7 @@ class XrayGeneration(CoreGeneration[Api]):
         made = getattr(plan, "made", None)
         assert isinstance(made, Plan)
         wanted, targets = rules.rules_of(made.base), made.routing.targets
-        if self._files.settings_changed:
+        if "ABUSE" in self._files.changed_settings:
             # The core lacks the outbounds that these lead to.
             wanted = [rule for rule in wanted if not rule.tag.startswith(abuse.TORRENT)]
         try:
