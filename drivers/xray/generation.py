@@ -123,7 +123,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
         self._bars = bars
-        # Users who are kept out from some networks, as the previous node process left it.
+        # Users who are kept out from some networks since it began, or as the previous node process left it.
         self.barred: Mapping[str, Sequence[str]] = {}
         self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
         self._users = Users(host, plan, api, connections, self._handshakes, accounts, self)
