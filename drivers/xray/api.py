@@ -205,6 +205,7 @@ class Router:
                 await self._append([rule], self._doubtful)
                 self._rules[rule.rule_tag], self._tags[rule.rule_tag] = rule, rule.rule_tag
             for tag in todo.removed:
+                del self._rules[tag]
                 await self._remove(self._tags.pop(tag))
             await self._lead(targets)
 
