@@ -195,7 +195,9 @@ def test_any_request(requests: list[Request]) -> None:
     assert all(one <= two for (one, _), (two, _) in pairwise(found))
 
 
-@pytest.mark.parametrize("target", ["", ":", "host", "host:", "host:1e3", "host:" + "9" * 8000, "host:\u0665", "\udcff:25"])
+@pytest.mark.parametrize(
+    "target", ["", ":", "host", "host:", "host:1e3", "host:" + "9" * 8000, "host:\u0665", "\udcff:25"]
+)
 def test_odd_targets(target: str) -> None:
     """Whatever a user asks for, the watch goes on."""
     assert set(Watch(0.0).judge(asked(target), 1.0)) <= {Kind.MAIL}
