@@ -19,12 +19,14 @@ from drivers.xray.access import Shown
 from drivers.xray.accounts import spellings
 from drivers.xray.api import Api, asked_route, route_of
 from drivers.xray.bars import Bars
+from drivers.xray.closed import BARE
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
+from drivers.xray.overrides import BLACKHOLE
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.base.slices import slices
@@ -354,10 +356,15 @@ class XrayGeneration(CoreGeneration[Api]):
         await super().stop()
 
 
-def own_counters(endpoint: ApiAddress, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
-    """The counters of the node's own API inbound and outbound, and of outbounds that the node named."""
+def own_counters(endpoint: ApiAddress, outbounds: Collection[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+    """The counters of the node's own API inbound and outbound, and of outbounds that the node named.
+
+    Also of those that a node with other settings would have added, which may have started the core.
+    """
+    added = [*abuse.outbounds(len(outbounds)), BARE, BLACKHOLE]
+    tags = dict.fromkeys([*added, *(outbound.tag for outbound in outbounds if outbound.tag.startswith(OURS))])
     ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
-    ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
+    ours += [(Scope.OUTBOUND, tag) for tag in tags]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)
 
 
