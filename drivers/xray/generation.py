@@ -245,9 +245,14 @@ class XrayGeneration(CoreGeneration[Api]):
     async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
         self._bars.barred.clear()
         self._bars.barred.update(barred)
+        await self._bar({})
+
+    async def _bar(self, coming: Accounts) -> None:
+        """Have the rules for those who are kept out, also as they are spelled in accounts that come next."""
         with asking(ROUTING, _NOT_LISTED):
             if self._bars.nesting:
-                await self._router.bar(self._bars.rules(spellings(self.accounts, barred)), self._bars.is_bar)
+                spelled = spellings({**self.accounts, "": coming}, self._bars.barred)
+                await self._router.bar(self._bars.rules(spelled), self._bars.is_bar)
 
     async def find_barred(self) -> None:
         """Find out which users the previous node process kept out. Raises `CoreFailed`."""
@@ -295,8 +300,12 @@ class XrayGeneration(CoreGeneration[Api]):
             return await self._users.audit()
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
+        coming = {key: packed for _, key, packed in changes if packed is not None and key in self._bars.barred}
         async with self._listeners:
             try:
+                if coming:
+                    with suppress(CoreFailed, Unsupported):
+                        await self._bar(coming)
                 return await self._users.apply(changes)
             finally:
                 # A swapped inbound has a new listener.
