@@ -53,10 +53,6 @@ _LOCAL = frozenset({ip_address("127.0.0.1").packed, ip_address("::1").packed})
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
-_FRONTED = (
-    "where a reverse proxy reports their address, the core refuses new connections from an address too many; those "
-    "that live go on until they end, or until a Start replaces the core and `DRAIN_TIMEOUT` has passed"
-)
 _MIXED = "a connection carries requests of several users, as from a reverse proxy"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
@@ -115,7 +111,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self.plan = plan
         self.uncounted = plan.uncounted
         self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.ingress)
-        self.fronted: Mapping[str, str] = dict.fromkeys(plan.fronted, _FRONTED)
+        self.fronted: Mapping[str, str] = dict.fromkeys(plan.fronted, bars.note)
         # Inbounds where connections may have no owner, since they cannot be attributed or carry several users.
         shared = {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._unsure = self.unseen.keys() | self.fronted.keys() | shared
