@@ -37,7 +37,7 @@ def test_sources_are_encoded_as_the_core_does(source: bytes) -> None:
 
 
 def test_an_unknown_encoding() -> None:
-    """Then no user is kept out in that way, and operators are told."""
+    """Then no user is kept out in that way, and a note says so."""
     assert nesting(converted(b"")) == ()
     assert Bars("token", (), {"anna": ["10.0.0.1"]}).rules({"anna": ["anna"]}) == []
     assert "refuses none" in Bars("token").note and "refuses new connections" in Bars("token", (b"\x5a",)).note

@@ -49,7 +49,7 @@ class Plan(XrayPlan):
 
 @pytest.mark.parametrize("nesting", [(b"\x5a", b"\x12"), ()])
 def test_who_is_let_in_while_a_core_starts(monkeypatch: pytest.MonkeyPatch, nesting: tuple[bytes, ...]) -> None:
-    """Its rules keep them out all the same: the run says so, and is told otherwise."""
+    """Its rules keep them out all the same, and the run says so."""
     barred: dict[str, Any] = {"anna": ["10.0.0.1"]}
 
     async def bars(*_: object) -> Bars:
