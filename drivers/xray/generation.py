@@ -13,11 +13,10 @@ from drivers.process.channel import COUNTERS, LATENCY, ONLINE, ROUTING, USERS, A
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
-from drivers.sockets.sock_diag import endpoint
 from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import spellings
-from drivers.xray.api import Api, asked_route, route_of
+from drivers.xray.api import Api, addresses_in, asked_route, route_of
 from drivers.xray.bars import Bars
 from drivers.xray.closed import BARE
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
@@ -222,8 +221,8 @@ class XrayGeneration(CoreGeneration[Api]):
         for begin in range(0, len(emails), SLICE):
             part = emails[begin : begin + SLICE]
             for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
-                for address in addresses:
-                    found.setdefault(endpoint(address, 0)[:-2], set()).add(key_of(email))
+                for address in addresses_in(addresses):
+                    found.setdefault(address, set()).add(key_of(email))
         return found
 
     async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
@@ -234,8 +233,7 @@ class XrayGeneration(CoreGeneration[Api]):
                 some.intersection_update(map(key_of, await self._api.all_online()))
             async for part in slices(self._host.reactor, some, SLICE):
                 for key, online in zip(part, await together(map(self.online, part)), strict=True):
-                    own = self._connections.addresses(key)
-                    found[key] = {where for text in online if (where := endpoint(text, 0)[:-2]) not in own}
+                    found[key] = addresses_in(online) - self._connections.addresses(key)
         return found
 
     async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
