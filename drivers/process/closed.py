@@ -6,6 +6,7 @@ The drivers add it to configurations. Addresses of clouds' metadata services: do
 from __future__ import annotations
 
 import socket
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, ip_address, ip_network
@@ -135,6 +136,14 @@ class Effect(NamedTuple):
         bound = f"; direct outbounds use {closed.interface}" if first_only and closed.interface else ""
         note = f"PROXY_TO_SERVER={mode}: users do not reach {_listed(closed.networks)}{ports}{bound}"
         return cls([_LEAK] if first_only and not (closed.interface and all_bound) else (), [note])
+
+
+def numbers(settings: Mapping[str, str]) -> dict[str, int]:
+    """By setting another number for each value that adds something else to a configuration; 0 for nothing."""
+    values = {each.name: _value(settings, each) for each in SETTINGS}
+    if values[_MODE.name] == values[_PRIVATE.name] == ALLOW:
+        return dict.fromkeys(values, 0)
+    return {name: 0 if value in (ALLOW, _AUTO) else zlib.crc32(value.encode()) for name, value in values.items()}
 
 
 def _listed(some: Iterable[object]) -> str:

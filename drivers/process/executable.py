@@ -36,9 +36,9 @@ Look = Callable[[], Awaitable[Done]]
 CHANGED = "{} changed on disk; the core uses it from its next start on"
 # … and for each that the core reads again by name, and cannot since it was replaced.
 REPLACED = "{} was replaced; the core cannot read the new one until it restarts, and may fail to resolve host names"
-OTHER_SETTINGS = "ABUSE has changed; the core has it from its next start on"
-# In place of the path of a file, for the settings.
-_SETTINGS = "?ABUSE"
+OTHER_SETTINGS = "{} has changed; the core has it from its next start on"
+# Stands before the name of a setting, in place of the path of a file.
+_SETTING = "?"
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Executable:
 class Files:
     """Remembers files as they are now, to notice changes. `pinned` ones may change in place, but not be replaced.
 
-    And the settings of abuse that the core has, by a number: see `under`.
+    And the settings that the core has, each by a number: see `under`.
     """
 
     def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
-        # None until it is known; a recovered core may have none.
-        self._settings: int | None = None
-        self._settings_now = 0
+        # None until they are known; a recovered core may have none.
+        self._settings: Mapping[str, int] | None = None
+        self._settings_now: Mapping[str, int] = {}
         self._marks = {path: _mark(path) for path in sorted(paths)}
         self._pinned = {path: _mark(path, pinned=True) for path in sorted(pinned)}
 
@@ -100,29 +100,30 @@ class Files:
         """The state for the next node process."""
         read = [File(path=str(path), mark=mark or ()) for path, mark in self._marks.items()]
         read += [File(path=str(path), mark=node or (), pinned=True) for path, node in self._pinned.items()]
-        return [*read, File(path=_SETTINGS, mark=[self._settings])] if self._settings else read
+        return read + [File(path=_SETTING + name, mark=[one]) for name, one in (self._settings or {}).items() if one]
 
     @classmethod
     def unpacked(cls, files: Iterable[File]) -> Files:
         """Restore the state of a previous node process."""
         found = cls(())
-        found._settings = 0
+        found._settings = {file.path[1:]: file.mark[0] for file in files if file.path.startswith(_SETTING)}
         for file in files:
-            if file.path == _SETTINGS:
-                (found._settings,) = file.mark
+            if file.path.startswith(_SETTING):
                 continue
             (found._pinned if file.pinned else found._marks)[Path(file.path)] = tuple(file.mark) or None
         return found
 
-    def under(self, settings: int) -> None:
-        """These are the settings now; a core that was not recovered has them."""
+    def under(self, settings: Mapping[str, int]) -> None:
+        """These are the settings now, by name, 0 for those that do nothing; a core that was not recovered has them."""
         self._settings_now = settings
         if self._settings is None:
             self._settings = settings
 
     @property
-    def settings_changed(self) -> bool:
-        return self._settings not in (None, self._settings_now)
+    def changed_settings(self) -> list[str]:
+        """The names of settings that the core does not have as they are now."""
+        has, now = self._settings or {}, self._settings_now
+        return [name for name in now if has.get(name, 0) != now[name]]
 
     def changed(self) -> list[Path]:
         """Return the files that were replaced, written or removed since."""
@@ -135,7 +136,7 @@ class Files:
     @property
     def warnings(self) -> list[str]:
         """A warning for each changed or replaced file."""
-        settings = [OTHER_SETTINGS] if self.settings_changed else []
+        settings = map(OTHER_SETTINGS.format, self.changed_settings)
         return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced()), *settings]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
-from drivers.process import starting
+from drivers.process import closed, starting
 from drivers.process.channel import COUNTERS, FIGURES, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
@@ -83,7 +83,7 @@ class Started(Generic[A]):
     files: Files
 
     def __post_init__(self) -> None:
-        self.files.under(self.host.abuse.number)
+        self.files.under({"ABUSE": self.host.abuse.number, **closed.numbers(self.host.settings)})
         number = self.process.pid or 0
         self.process.when_exited().addCallback(lambda _: self.sharing.gone(number))
 

@@ -141,6 +141,11 @@ def follow(base: Config, added: Added) -> None:
         router.rule.extend([*rules, default])
 
 
+def outbounds(most: int) -> Iterator[str]:
+    """The tags of all outbounds that may be added to a configuration with at most so many of its own."""
+    yield from (TORRENT, MAIL, *(f"{TORRENT}-{number}" for number in range(most + 1)))
+
+
 def is_torrent(detour: str) -> bool:
     """Whether an access line's route leads to an outbound for torrents."""
     return TORRENT in detour and detour.rpartition(" ")[2].startswith(TORRENT)

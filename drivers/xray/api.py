@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
 from drivers.process.channel import BULK_DEADLINE, ApiFailed, Call, Channel, StatsApi
+from drivers.sockets.sock_diag import endpoint
 from drivers.xray.messages import OURS, ROUTER, M, field
 from drivers.xray.rules import is_own, other_tag, recalled, steps
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
+from node.contract.connections import Address
 from protos import xray_pb2
 from protos.service_pb2 import RouteResult, TestRouteRequest
 from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
@@ -205,6 +208,7 @@ class Router:
                 await self._append([rule], self._doubtful)
                 self._rules[rule.rule_tag], self._tags[rule.rule_tag] = rule, rule.rule_tag
             for tag in todo.removed:
+                del self._rules[tag]
                 await self._remove(self._tags.pop(tag))
             await self._lead(targets)
 
@@ -321,6 +325,15 @@ def _retagged(rule: RoutingRule, tag: str) -> RoutingRule:
     copy.CopyFrom(rule)
     copy.rule_tag = tag
     return copy
+
+
+def addresses_in(listed: Iterable[str]) -> set[Address]:
+    """The addresses of users that the core lists; it has another text for one who comes by a unix socket."""
+    found = set()
+    for text in listed:
+        with suppress(OSError):
+            found.add(endpoint(text, 0)[:-2])
+    return found
 
 
 def asked_route(request: TestRouteRequest) -> xray_pb2.TestRouteRequest:

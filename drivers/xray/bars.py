@@ -26,6 +26,15 @@ _PATTERN = "regexp:"
 # Kinds of fields in a message.
 _NUMBER, _BYTES = 0, 2
 
+_FRONTED = (
+    "where a reverse proxy reports their address, the core refuses new connections from an address too many; those "
+    "that live go on until they end, or until a Start replaces the core and `DRAIN_TIMEOUT` has passed"
+)
+_UNBARRED = (
+    "where a reverse proxy reports their address, this core refuses none: an earlier node started it, or its version "
+    "encodes addresses in a way that the node does not know"
+)
+
 # Text of a configuration for the core to convert.
 TEXT = json.dumps({"routing": {"rules": [{"source": [_EXAMPLE], "outboundTag": BLACKHOLE}]}})
 
@@ -50,6 +59,11 @@ class Bars:
     token: str
     nesting: Sequence[bytes] = ()
     barred: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """What an operator should know about limits of addresses behind a reverse proxy."""
+        return _FRONTED if self.nesting else _UNBARRED
 
     def rules(self, spelled: Mapping[str, Sequence[str]]) -> list[RoutingRule]:
         """A rule for each barred user, by key: the spellings of their e-mail."""

@@ -34,7 +34,7 @@ from protos.xray_pb2 import (
 )
 
 # A freedom outbound without any of this, for the core's own DNS and for inbounds with a fixed target.
-_BARE = f"{OURS}bare"
+BARE = f"{OURS}bare"
 _DNS = f"{OURS}dns"
 _SENDER = "xray.app.proxyman.SenderConfig"
 # Strategies that ask the core's DNS, and fail if it does not answer, by those that may ask the system.
@@ -109,7 +109,7 @@ def _leaving(base: Config) -> Iterator[OutboundHandlerConfig]:
     """The outbounds by which users' traffic leaves to targets that users choose."""
     for outbound in base.outbound:
         settings = outbound.proxy_settings
-        is_one = settings.type == messages.FREEDOM and outbound.tag != _BARE
+        is_one = settings.type == messages.FREEDOM and outbound.tag != BARE
         if is_one and not _is_fixed(FreedomConfig.FromString(settings.value)):
             yield outbound
 
@@ -139,14 +139,14 @@ def _exempt(base: Config, closed: Closed, closing: RoutingRule) -> list[RoutingR
         rule.CopyFrom(closing)
         own = next((each for each in rules.rules_of(base) if tag in each.inbound_tag), RoutingRule())
         # A tunnel may lead to the loopback of another server.
-        rule.tag = own.tag if own.tag and own.tag not in leaving else "" if own.balancing_tag else _BARE
+        rule.tag = own.tag if own.tag and own.tag not in leaving else "" if own.balancing_tag else BARE
         rule.balancing_tag = own.balancing_tag
         rule.inbound_tag.append(tag)
         rule.rule_tag = rules.own_tag(f"exempt-{number}")
         found.append(rule)
-    if any(rule.tag == _BARE for rule in found):
+    if any(rule.tag == BARE for rule in found):
         bare = xray_pb2.TypedMessage(type=messages.FREEDOM)
-        base.outbound.append(OutboundHandlerConfig(tag=_BARE, proxy_settings=bare))
+        base.outbound.append(OutboundHandlerConfig(tag=BARE, proxy_settings=bare))
     return found
 
 

@@ -116,13 +116,16 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         xray = await self._executable()
         endpoint = self._new_api(xray)
         bars = await self._core.bars(xray, self.made, endpoint.token)
-        message = await self._rendered(endpoint, accounts, bars.settings(spellings(accounts, bars.barred)))
+        # Some may be let in while the core starts.
+        barred = dict(bars.barred) if bars.nesting else {}
+        message = await self._rendered(endpoint, accounts, bars.settings(spellings(accounts, barred)))
         read = read_by(xray, are_reloaded(self.made.base))
         core, output = self._process(endpoint)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         started = Started(self._host, self._core.sharing, core, Api(self._host.reactor, endpoint.socket), read)
         await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, self._core.cause)
         run = XrayGeneration(started, self.made, endpoint, output, accounts, bars)
+        run.barred = barred
         try:
             # Balancers are overridden by the API, since a configuration cannot.
             await run.reroute(self)

@@ -13,18 +13,19 @@ from drivers.process.channel import COUNTERS, LATENCY, ONLINE, ROUTING, USERS, A
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
-from drivers.sockets.sock_diag import endpoint
 from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import spellings
-from drivers.xray.api import Api, asked_route, route_of
+from drivers.xray.api import Api, addresses_in, asked_route, route_of
 from drivers.xray.bars import Bars
+from drivers.xray.closed import BARE
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
+from drivers.xray.overrides import BLACKHOLE
 from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.base.slices import slices
@@ -51,10 +52,6 @@ _LOCAL = frozenset({ip_address("127.0.0.1").packed, ip_address("::1").packed})
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
-_FRONTED = (
-    "where a reverse proxy reports their address, the core refuses new connections from an address too many; those "
-    "that live go on until they end, or until a Start replaces the core and `DRAIN_TIMEOUT` has passed"
-)
 _MIXED = "a connection carries requests of several users, as from a reverse proxy"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
@@ -113,7 +110,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self.plan = plan
         self.uncounted = plan.uncounted
         self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.ingress)
-        self.fronted: Mapping[str, str] = dict.fromkeys(plan.fronted, _FRONTED)
+        self.fronted: Mapping[str, str] = dict.fromkeys(plan.fronted, bars.note)
         # Inbounds where connections may have no owner, since they cannot be attributed or carry several users.
         shared = {tag for tag, entry in plan.ingress.items() if entry.shared}
         self._unsure = self.unseen.keys() | self.fronted.keys() | shared
@@ -123,7 +120,7 @@ class XrayGeneration(CoreGeneration[Api]):
         self.accounts = accounts
         self._router = api.router(rules.rules_of(plan.base))
         self._bars = bars
-        # Users who are kept out from some networks, as the previous node process left it.
+        # Users who are kept out from some networks since it began, or as the previous node process left it.
         self.barred: Mapping[str, Sequence[str]] = {}
         self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
         self._users = Users(host, plan, api, connections, self._handshakes, accounts, self)
@@ -224,8 +221,8 @@ class XrayGeneration(CoreGeneration[Api]):
         for begin in range(0, len(emails), SLICE):
             part = emails[begin : begin + SLICE]
             for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
-                for address in addresses:
-                    found.setdefault(endpoint(address, 0)[:-2], set()).add(key_of(email))
+                for address in addresses_in(addresses):
+                    found.setdefault(address, set()).add(key_of(email))
         return found
 
     async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
@@ -236,16 +233,20 @@ class XrayGeneration(CoreGeneration[Api]):
                 some.intersection_update(map(key_of, await self._api.all_online()))
             async for part in slices(self._host.reactor, some, SLICE):
                 for key, online in zip(part, await together(map(self.online, part)), strict=True):
-                    own = self._connections.addresses(key)
-                    found[key] = {where for text in online if (where := endpoint(text, 0)[:-2]) not in own}
+                    found[key] = addresses_in(online) - self._connections.addresses(key)
         return found
 
     async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
         self._bars.barred.clear()
         self._bars.barred.update(barred)
+        await self._bar({})
+
+    async def _bar(self, coming: Accounts) -> None:
+        """Have the rules for those who are kept out, also as they are spelled in accounts that come next."""
         with asking(ROUTING, _NOT_LISTED):
             if self._bars.nesting:
-                await self._router.bar(self._bars.rules(spellings(self.accounts, barred)), self._bars.is_bar)
+                spelled = spellings({**self.accounts, "": coming}, self._bars.barred)
+                await self._router.bar(self._bars.rules(spelled), self._bars.is_bar)
 
     async def find_barred(self) -> None:
         """Find out which users the previous node process kept out. Raises `CoreFailed`."""
@@ -258,7 +259,7 @@ class XrayGeneration(CoreGeneration[Api]):
         made = getattr(plan, "made", None)
         assert isinstance(made, Plan)
         wanted, targets = rules.rules_of(made.base), made.routing.targets
-        if self._files.settings_changed:
+        if "ABUSE" in self._files.changed_settings:
             # The core lacks the outbounds that these lead to.
             wanted = [rule for rule in wanted if not rule.tag.startswith(abuse.TORRENT)]
         try:
@@ -293,8 +294,12 @@ class XrayGeneration(CoreGeneration[Api]):
             return await self._users.audit()
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
+        coming = {key: packed for _, key, packed in changes if packed is not None and key in self._bars.barred}
         async with self._listeners:
             try:
+                if coming:
+                    with suppress(CoreFailed, Unsupported):
+                        await self._bar(coming)
                 return await self._users.apply(changes)
             finally:
                 # A swapped inbound has a new listener.
@@ -354,10 +359,15 @@ class XrayGeneration(CoreGeneration[Api]):
         await super().stop()
 
 
-def own_counters(endpoint: ApiAddress, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
-    """The counters of the node's own API inbound and outbound, and of outbounds that the node named."""
+def own_counters(endpoint: ApiAddress, outbounds: Collection[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+    """The counters of the node's own API inbound and outbound, and of outbounds that the node named.
+
+    Also of those that a node with other settings would have added, which may have started the core.
+    """
+    added = [*abuse.outbounds(len(outbounds)), BARE, BLACKHOLE]
+    tags = dict.fromkeys([*added, *(outbound.tag for outbound in outbounds if outbound.tag.startswith(OURS))])
     ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
-    ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
+    ours += [(Scope.OUTBOUND, tag) for tag in tags]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)
 
 

@@ -271,20 +271,29 @@ class Users:
         """Run operations and record those that the core confirmed."""
         if not operations:
             return []
-        results = await self._api.alter(operations, in_flight)
+        try:
+            results = await self._api.alter(operations, in_flight)
+        except BaseException:
+            for operation in operations:
+                self._doubt(operation.tag)
+            raise
         refused = []
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
-                self._doubtful.add(operation.tag)
-                if self._is_tunnel(operation.tag):
-                    self._uncertain.add(operation.tag)
+                self._doubt(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)
             else:
                 accounts[key_of(operation.email)] = operation.packed
         return refused
+
+    def _doubt(self, tag: str) -> None:
+        """Note that the core may have applied a call, or may apply it late."""
+        self._doubtful.add(tag)
+        if self._is_tunnel(tag):
+            self._uncertain.add(tag)
 
     # Swaps
 

@@ -144,7 +144,8 @@ class Watch:
         if not (is_new or request.torrent or target.endswith(_MAIL)):
             return ()
         host, _, digits = target.rpartition(":")
-        port, place, found = int(digits) if digits.isdecimal() else 0, hash(host), []
+        # Some servers of a core pass on whatever a user asks for, also thousands of digits.
+        port, place, found = int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else 0, hash(host), []
         if is_new and scan.add(place, port, request.udp, request.answered):
             found.append(Kind.SCAN)
         if port == MAIL_PORT and not request.udp:
@@ -165,3 +166,5 @@ class Watch:
 
 
 _MAIL = f":{MAIL_PORT}"
+# The most digits of a port.
+_DIGITS = 5

@@ -72,7 +72,7 @@ class KeepsOut(SeesConnections, SeesForwarded, Protocol):
     """A generation that cannot close connections through a reverse proxy, but can refuse new ones.
 
     `arrived` is called for them, and `look` does not list them. `fronted` names the inbounds, with what an operator
-    should know. `barred` has the networks from which users were kept out when the node took the run over.
+    should know. `barred` has the networks from which users were kept out when the run began, or was taken over.
     """
 
     fronted: Mapping[str, str]

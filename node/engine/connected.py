@@ -118,7 +118,7 @@ class Connected:
             forwarded = await self._forwarded(part)
             for key, addresses in zip(part, await together(map(self._addresses, part)), strict=True):
                 row = StatsOnlineIpListResponse(name=self._name_of(key), ips=addresses)
-                marked = [text for text in addresses if _packed(text) in forwarded.get(key, ())]
+                marked = [text for text in addresses if _reported(text) in forwarded.get(key, ())]
                 size += row.ByteSize() + sum(map(len, marked))
                 if reply.users and size > MOST_BYTES:
                     reply.next = last
@@ -242,6 +242,14 @@ def _address_of(text: str) -> Address:
         return _packed(text)
     except ValueError:
         raise InvalidRequest(f"{shown(text)} is not an IP address") from None
+
+
+def _reported(text: str) -> Address:
+    """An address that a core lists, without its zone, which a client behind a proxy chooses; empty for other texts."""
+    try:
+        return _packed(text.partition("%")[0])
+    except ValueError:
+        return b""
 
 
 def _packed(text: str) -> Address:

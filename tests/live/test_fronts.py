@@ -151,6 +151,18 @@ def test_a_new_limit_lets_them_in(controller: Controller, fronted: Fronted, echo
 
 @pytest.mark.slow
 @over("grpc")
+def test_another_spelling(controller: Controller, fronted: Fronted, echo: EchoServer) -> None:
+    """Who is kept out stays out when a controller spells their e-mail differently."""
+    anna = somebody()
+    controller.start(backend([fronted.inbound], [limited(anna, fronted)]))
+    with fronted.way(anna, OFFICE) as office, fronted.way(anna, HOME) as home, transfer.connect(home, echo):
+        is_soon(office, echo, False)
+        controller.sync_user(limited(replace(anna, email=anna.email.upper()), fronted))
+        assert not is_in(office, echo)
+
+
+@pytest.mark.slow
+@over("grpc")
 def test_rules_of_the_controller(controller: Controller, fronted: Fronted, echo: EchoServer) -> None:
     """They come after the node's, in their order; they can be added and removed meanwhile."""
     anna = somebody()

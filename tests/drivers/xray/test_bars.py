@@ -37,9 +37,10 @@ def test_sources_are_encoded_as_the_core_does(source: bytes) -> None:
 
 
 def test_an_unknown_encoding() -> None:
-    """Then no user is kept out in that way."""
+    """Then no user is kept out in that way, and a note says so."""
     assert nesting(converted(b"")) == ()
     assert Bars("token", (), {"anna": ["10.0.0.1"]}).rules({"anna": ["anna"]}) == []
+    assert "refuses none" in Bars("token").note and "refuses new connections" in Bars("token", (b"\x5a",)).note
 
 
 def test_a_name_that_the_core_would_take_for_a_pattern() -> None:

@@ -81,6 +81,9 @@ def test_the_first_outbound_stays_the_first() -> None:
         assert tag.startswith(OURS)
         assert f"outbound>>>{tag}>>>traffic>>>uplink" in own_counters(THROUGH_INBOUND, made)
     assert not any(name.startswith("outbound>>>one") for name in own_counters(THROUGH_INBOUND, made))
+    # Those that a node with other settings has added to a core that runs on.
+    for tag in ("guard", "bare", "mail", "torrent", "torrent-0", "torrent-3"):
+        assert f"outbound>>>{OURS}{tag}>>>traffic>>>downlink" in own_counters(THROUGH_INBOUND, made)
     for outbound in made[1:]:
         outbound.tag = ""
     assert list(made) == list(Config.FromString(convert(text)).outbound)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -98,3 +99,21 @@ def test_cores_with_fewer_calls(calls: Mapping[str, Answer], expected: tuple[obj
 def test_the_list_of_all_users(calls: Mapping[str, Answer], expected: object) -> None:
     """The keys of the users online; a core that has no list is unsupported, not empty."""
     assert asked(calls, lambda core: core.online_keys()) == (expected,)
+
+
+async def by_a_socket(_: Any, __: Any) -> xray_pb2.GetStatsOnlineIpListResponse:
+    return xray_pb2.GetStatsOnlineIpListResponse(ips={"@": 1, "": 1, "10.0.0.1": 1, "::1": 1})
+
+
+def forwarded(core: XrayGeneration) -> Awaitable[object]:
+    core.fronted, core._host = {"in": ""}, cast(Any, SimpleNamespace(reactor=background.reactor))
+    return core.forwarded(["ann"])
+
+
+def test_a_user_who_comes_by_a_unix_socket() -> None:
+    """The core lists no address for them; the others of the same user, and of all users, are known all the same."""
+    calls: Mapping[str, Answer] = {"GetAllOnlineUsers": listed, "GetStatsOnlineIpList": by_a_socket}
+    two = {bytes([10, 0, 0, 1]), bytes(15) + b"\1"}
+    reported, online = asked(calls, forwarded, lambda core: core._online())
+    assert reported == {"ann": two}
+    assert online == {address: {"ann", "b>>>o>>>b"} for address in two}

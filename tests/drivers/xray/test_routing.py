@@ -154,3 +154,15 @@ def test_a_call_without_an_answer(then: list[str], silent: int, when: str) -> No
     # Twice: the node applies the wanted rules again every minute.
     become(core, (["new"], {"b": "x"}), (then, {"b": "y"}), (then, {"b": "y"}))
     assert (core.tags, core.targets) == (then, {"b": "y"})
+
+
+def test_former_rules_take_no_memory() -> None:
+    """Controllers may add and remove large rules for months."""
+
+    async def work() -> int:
+        router = Router(cast(Channel, Core("a")), tagged("a"))
+        for number in range(100):
+            await router.become(tagged("a", str(number)), {})
+        return len(router._rules)
+
+    assert asyncio.run(work()) == 2

@@ -147,6 +147,25 @@ def test_an_audit_during_a_swap() -> None:
     assert asyncio.run(users.audit()) == 0
 
 
+def test_changes_that_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next audit compares all users, although the core has as many as it should."""
+    core = FakeCore(ANNA, BERT)
+    users, _ = made(core, ANNA, BERT)
+
+    async def alter(operations: Iterable[Operation], in_flight: int) -> list[None]:
+        for operation in operations:
+            core.accounts = [ANNA] if operation.packed is None else [*core.accounts, operation.packed]
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(core, "alter", alter)
+    for change in (REMOVAL, Change(TAG, "carl@test", CARL)):
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(users.apply([change]))
+    assert users.accounts[TAG].keys() == {"anna@test", "bert@test"}
+    assert asyncio.run(users.audit()) == 2
+    assert users.accounts[TAG].keys() == {"anna@test", "carl@test"}
+
+
 def test_connections_made_while_a_swap_failed() -> None:
     """A removed user who could still connect while the core did not answer is cut when the inbound is restored."""
     core = FakeCore(ANNA, BERT)

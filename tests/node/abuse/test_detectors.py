@@ -193,3 +193,11 @@ def test_any_request(requests: list[Request]) -> None:
     """Any text of a target is judged."""
     found = kinds((0.1 * number, request) for number, request in enumerate(requests))
     assert all(one <= two for (one, _), (two, _) in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    "target", ["", ":", "host", "host:", "host:1e3", "host:" + "9" * 8000, "host:\u0665", "\udcff:25"]
+)
+def test_odd_targets(target: str) -> None:
+    """Whatever a user asks for, the watch goes on."""
+    assert set(Watch(0.0).judge(asked(target), 1.0)) <= {Kind.MAIL}

@@ -303,6 +303,16 @@ class Online(ConnectedCase):
         marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
         self.assertEqual(marked, {"Ann": ["2001:db8::1"], "bob": ["10.0.0.1"]})
 
+    def test_odd_texts_for_addresses(self) -> None:
+        """A client chooses the zone of a forwarded address; that costs others nothing."""
+        core = self.core("a,b", ANN, BOB)
+        core.places = {"ann": {"fe80::1%a%b": 1}, "bob": {"10.0.0.1": 1, "": 1, "x": 1}}
+        core.reported = {"ann": {bytes.fromhex("fe80") + bytes(13) + b"\1"}, "bob": {HERE}}
+        page = self.successResultOf(self.passed(self.online()))
+        self.assertEqual([row.name for row in page.users], ["Ann", "bob"])
+        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        self.assertEqual(marked, {"Ann": ["fe80::1%a%b"], "bob": ["10.0.0.1"]})
+
     def test_one_user(self) -> None:
         """The number and the addresses of one user are those of the list."""
         core = self.core("a,b", ANN)

@@ -168,6 +168,13 @@ class BarredTests(SynchronousTestCase):
         self.join(new, self.front)
         self.assertEqual(new.out, {"ann": ["10.0.0.2"]})
 
+    def test_a_new_core_that_keeps_out_who_may_come_by_now(self) -> None:
+        new = Fronted(self.clock, {"ann": ["10.0.0.2"]})
+        new.out = new.barred
+        self.join(new)
+        self.pass_time(2 * LATER)
+        self.assertEqual((new.out, new.told), ({}, 1))
+
     def test_the_next_node_goes_on(self) -> None:
         """It takes over who is out from the cores, as networks of any size."""
         left = Fronted(self.clock, {"ann": ["10.0.0.2", "2001:db8::/48"]})
