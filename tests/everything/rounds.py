@@ -142,7 +142,7 @@ def tracebacks(world: World, begin: int) -> None:
     lines = world.node.lines
     for place in range(begin, len(lines)):
         if "Traceback" in lines[place] or "Unhandled" in lines[place]:
-            world.fault("FAULT: the log has: " + " | ".join(lines[max(begin, place - 3) : place + 30]))
+            world.fault("FAULT: the log has: " + " | ".join(lines[max(begin, place - 3) : place + 70]))
             return
 
 
