@@ -16,6 +16,8 @@ from scripts.staging.wait import until
 
 # The kernel sends the parent-death signal (prctl(2)) when the thread that forked has ended: this one stays.
 _forking = ThreadPoolExecutor(1, "forking")
+# Start the thread now: if Ctrl-C comes while the executor starts it, the end of Python waits for that thread forever.
+_forking.submit(int).result()
 _TIED = ("/usr/bin/setpriv", "--pdeathsig", "KILL", "--")
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -208,6 +209,15 @@ def test_killed_tests_leave_no_process(workers: int, tmp_path: Path) -> None:
             process.kill()
         assert not left, f"{left}; the output of pytest:\n{tests.output}"
         tests.wait(20)
+
+
+def test_starting_a_process_starts_no_thread() -> None:
+    """Else Ctrl-C in that moment leaves a thread that the end of Python waits for forever."""
+    code = (
+        "import threading; from scripts.staging.process import tied; before = threading.active_count();"
+        "child = tied(['/bin/true']); assert threading.active_count() == before; assert child.wait() == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=_ROOT, check=True, timeout=30)
 
 
 def test_shadowsocks_2022_key() -> None:
