@@ -50,11 +50,21 @@ class Progress:
 
 def progress(link: socket.socket) -> Progress:
     """Read the progress of a TCP connection; after its end, too, while the socket is open. Raises `OSError`."""
+    _, acknowledged = _info(link)
+    while True:
+        # Bytes that are not acknowledged, sent or not: tcp(7), SIOCOUTQ. A connection that was reset keeps the number.
+        (waiting,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
+        before, (state, acknowledged) = acknowledged, _info(link)
+        # Else some bytes were acknowledged between the two calls: they are in neither number.
+        if acknowledged == before:
+            return Progress(acknowledged, acknowledged + waiting, state == _CLOSED)
+
+
+def _info(link: socket.socket) -> tuple[int, int]:
+    """Read the state and the number of acknowledged bytes from struct tcp_info."""
     info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
-    # Bytes that are not acknowledged, sent or not: tcp(7), SIOCOUTQ. A connection that was reset keeps the number.
-    (waiting,) = struct.unpack("i", fcntl.ioctl(link, termios.TIOCOUTQ, bytes(4)))
     (acknowledged,) = struct.unpack_from("Q", info, _BYTES_ACKED)
-    return Progress(acknowledged, acknowledged + waiting, info[0] == _CLOSED)
+    return info[0], acknowledged
 
 
 def tcp(transport: Any) -> Any:

@@ -563,3 +563,12 @@ class GrpcTests(DeliveryCase):
         self.assertIs(failed.value.code(), grpc.StatusCode.INTERNAL)
         await self.check_told(False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+def test_an_acknowledgement_while_the_kernel_is_asked_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acknowledged bytes leave one of the kernel's two numbers and enter the other."""
+    acknowledged = iter([100, 150, 150])
+    waiting = iter([10, 10])
+    link = SimpleNamespace(getsockopt=lambda *_: struct.pack("B119xQ", 1, next(acknowledged)))
+    monkeypatch.setattr("node.door.delivery.fcntl.ioctl", lambda *_: struct.pack("i", next(waiting)))
+    assert progress(link) == Progress(150, 160, over=False)  # type: ignore[arg-type]
