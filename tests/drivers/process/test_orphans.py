@@ -35,7 +35,9 @@ def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subproc
     environment = {} if owner is None else {MARK: owner}
     child = tied(["/bin/sleep", "60"], env=environment)
     running.append(child)
-    until(lambda: psutil.Process(child.pid).environ() == environment or None, 5, "it was executed")
+    process = psutil.Process(child.pid)
+    # setpriv has the same environment, and the kernel shows an empty one while it becomes sleep.
+    until(lambda: process.cmdline() == ["/bin/sleep", "60"] and process.environ() == environment, 5, "it was executed")
     return child
 
 
