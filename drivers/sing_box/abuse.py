@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drivers.process.abuse import PROTOCOL, blocking_notes, listed
 from drivers.process.json_text import Json
 from node.base.errors import InvalidConfig
 from node.contract.abuse import MAIL_PORT, TORRENT_PORTS, AbuseRules, Kind
 
-PROTOCOL = "bittorrent"
 # The prefix of the outbounds that the node adds, which controllers never see.
 OURS = "~txnode-"
 TORRENT, MAIL = f"{OURS}torrent", f"{OURS}mail"
@@ -78,11 +78,10 @@ def add(tree: Mapping[str, Any], tags: Collection[str], wanted: AbuseRules) -> A
     sniff = {"inbound": torrents, "action": "sniff", "sniffer": [PROTOCOL]}
     adds_sniff = bool(torrents) and wanted.sniffs and not sniffs
     notes = [
-        *([f"ABUSE: torrents are blocked in {_listed(blocked)}"] if blocked else []),
-        *([f"ABUSE: mail (port {MAIL_PORT}) is blocked in {_listed(mail)}"] if mail else []),
-        *([f"ABUSE: the node adds a rule that recognises torrents in {_listed(torrents)}"] if adds_sniff else []),
+        *blocking_notes(blocked, mail),
+        *([f"ABUSE: the node adds a rule that recognises torrents in {listed(torrents)}"] if adds_sniff else []),
     ]
-    unsniffed = [UNSNIFFED.format(_listed(torrents))] if torrents and not sniffs and not adds_sniff else []
+    unsniffed = [UNSNIFFED.format(listed(torrents))] if torrents and not sniffs and not adds_sniff else []
     ports = {"port": sorted(TORRENT_PORTS)}
     return Added(
         first=(*_to(TORRENT, blocked, ports), *_to(MAIL, mail, {"port": [MAIL_PORT], "network": ["tcp"]})),
@@ -110,7 +109,3 @@ def _sparing(rule: Json, exempt: Sequence[str]) -> Json:
 def _sniffs(rule: Mapping[str, Any]) -> bool:
     """Whether a rule has the core recognise BitTorrent."""
     return rule.get("action") == "sniff" and PROTOCOL in (rule.get("sniffer") or [PROTOCOL])
-
-
-def _listed(tags: Iterable[str]) -> str:
-    return ", ".join(map(repr, tags))

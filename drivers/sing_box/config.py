@@ -37,7 +37,7 @@ from drivers.sing_box.closed import close
 from drivers.sing_box.listening import Listens
 from drivers.sing_box.overrides import TAGGED, take_over
 from node.base.errors import InvalidConfig
-from node.contract.abuse import AbuseRules
+from node.contract.abuse import NO_RULES, AbuseRules
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from protos.service_pb2 import User
@@ -47,7 +47,6 @@ UNCERTAIN = (
     "which omits some when many begin and end at once on a busy machine; another warning then says how many bytes"
 )
 
-NO_RULES = AbuseRules()
 # The inbound type whose users can be changed while the core runs, through ssm-api ("live users").
 LIVE = "shadowsocks"
 # The counters that ssm-api has for each user.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from drivers.process.abuse import PROTOCOL
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.tally import CLOSED
 from drivers.sockets.sock_diag import Endpoint, connected, endpoint
@@ -224,7 +225,7 @@ class Table:
         while self._begun and self._begun[0][0] <= now - SETTLED:
             _, connection, line, flow = self._begun.popleft()
             if line.key not in exempt:
-                udp, torrent = connection.network == "udp", connection.protocol == "bittorrent"
+                udp, torrent = connection.network == "udp", connection.protocol == PROTOCOL
                 answered = flow is not None and flow.down > 0
                 found.append(Request(line.key, line.address, line.tag, connection.destination, udp, torrent, answered))
         return found

@@ -15,8 +15,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from drivers.process.abuse import PROTOCOL, blocking_notes, listed
 from drivers.xray import rules as routing
-from drivers.xray.messages import BLACKHOLE, FREEDOM, OURS, edited
+from drivers.xray.messages import FREEDOM, OURS, SENDER, edited
+from drivers.xray.overrides import add_blackhole
 from node.contract.abuse import MAIL_PORT, TORRENT_PORTS, AbuseRules, Kind
 from protos.xray_pb2 import (
     Config,
@@ -32,7 +34,6 @@ from protos.xray_pb2 import (
     TypedMessage,
 )
 
-PROTOCOL = "bittorrent"
 # The outbounds for torrents begin so: the blackhole, and with a number those that pass them on.
 TORRENT, MAIL = f"{OURS}torrent", f"{OURS}mail"
 DEFAULT = f"{TORRENT}-0"
@@ -45,7 +46,6 @@ ANYWHERE = json.dumps(
 _IP_IF_NON_MATCH = 2
 _MARK = re.compile(rf"{TORRENT}-\d+|{TORRENT}|{MAIL}")
 _COPY = "torrent-"
-_SENDER = "xray.app.proxyman.SenderConfig"
 # A final rule that allows everything: the outbound that it leads to decides.
 _ALLOWS = FreedomConfig(final_rules=[b""]).SerializeToString()
 UNSNIFFED = (
@@ -103,7 +103,7 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules, anywhere: bytes
     default = base.outbound[0].tag
     passed = _pass_on(base) if reported else {}
     for tag in dict.fromkeys(rule.tag for rule in rules):
-        base.outbound.append(OutboundHandlerConfig(tag=tag, proxy_settings=TypedMessage(type=BLACKHOLE)))
+        add_blackhole(base, tag)
     unsniffed = [
         handler.tag for handler in base.inbound if handler.tag in {*blocked, *reported} and not _sniffs(handler)
     ]
@@ -111,12 +111,11 @@ def add(base: Config, tags: Collection[str], wanted: AbuseRules, anywhere: bytes
         unsniffed = [tag for tag in unsniffed if not _sniff(_inbound(base, tag))]
     balanced = any(rule.balancing_tag for rule in routing.rules_of(base))
     notes = [
-        *(f"ABUSE: torrents are blocked in {_listed(some)}" for some in [blocked] if some),
-        *(f"ABUSE: mail (port {MAIL_PORT}) is blocked in {_listed(some)}" for some in [mail] if some),
-        *(f"ABUSE: the node adds rules that recognise torrents in {_listed(some)}" for some in [reported] if some),
+        *blocking_notes(blocked, mail),
+        *(f"ABUSE: the node adds rules that recognise torrents in {listed(some)}" for some in [reported] if some),
     ]
     warnings = [
-        *(UNSNIFFED.format(_listed(some)) for some in [unsniffed] if some),
+        *(UNSNIFFED.format(listed(some)) for some in [unsniffed] if some),
         *([BALANCED] if balanced and reported else []),
     ]
     first = RouterConfig(rule=rules).SerializeToString()
@@ -185,7 +184,7 @@ def _pass_on(base: Config) -> dict[str, str]:
         base.outbound.append(
             OutboundHandlerConfig(
                 tag=tag,
-                sender_settings=TypedMessage(type=_SENDER, value=sender.SerializeToString()),
+                sender_settings=TypedMessage(type=SENDER, value=sender.SerializeToString()),
                 proxy_settings=TypedMessage(type=FREEDOM, value=_ALLOWS),
             )
         )
@@ -225,7 +224,3 @@ def _sniff(handler: InboundHandlerConfig) -> bool:
 
 def _inbound(base: Config, tag: str) -> InboundHandlerConfig:
     return next(handler for handler in base.inbound if handler.tag == tag)
-
-
-def _listed(tags: Iterable[str]) -> str:
-    return ", ".join(map(repr, tags))

@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_network
+
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from drivers.xray import messages, rules
 from drivers.xray.overrides import BLACKHOLE
 from node.contract.accounts import key_of
-from protos.xray_pb2 import Config, RouterConfig, RoutingRule
+from protos.xray_pb2 import Config, Nothing, RouterConfig, RoutingRule
 
 # RoutingRule.user_email; and Cidr: ip = 1, prefix = 2 (`app/router/config.proto` of Xray-core 26.3.27).
 _USER, _IP, _PREFIX = b"\x3a", b"\x0a", b"\x10"
 _EXAMPLE = "203.0.113.7/32"
 # The core takes such names for patterns.
 _PATTERN = "regexp:"
-# Kinds of fields in a message.
-_NUMBER, _BYTES = 0, 2
+# The wire type of bytes, text and messages.
+_BYTES = 2
 
 _FRONTED = (
     "where a reverse proxy reports their address, the core refuses new connections from an address too many; those "
@@ -114,34 +117,15 @@ def _cidr(network: str) -> bytes:
 
 
 def _around(message: bytes, wanted: bytes) -> tuple[bytes, ...]:
-    for tag, value in _fields(message):
-        if value == wanted:
-            return (tag,)
-        if wanted in value and (inner := _around(value, wanted)):
-            return (tag, *inner)
+    try:
+        fields = UnknownFieldSet(Nothing.FromString(message))
+    except DecodeError:  # not a message, but text or bytes
+        return ()
+    for each in (fields[number] for number in range(len(fields))):
+        if each.wire_type == _BYTES and wanted in each.data:
+            tag = messages.varint(each.field_number << 3 | _BYTES)
+            if each.data == wanted:
+                return (tag,)
+            if inner := _around(each.data, wanted):
+                return (tag, *inner)
     return ()
-
-
-def _fields(message: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The tag and value of each field of bytes in a message, up to one of an unknown kind."""
-    at = 0
-    while at < len(message):
-        begin, (number, at) = at, _varint(message, at)
-        tag, (size, at) = message[begin:at], _varint(message, at)
-        if number & 7 == _BYTES:
-            yield tag, message[at : at + size]
-            at += size
-        elif number & 7 != _NUMBER:
-            return
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where the next field begins."""
-    value = shift = 0
-    while at < len(message):
-        byte, at = message[at], at + 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return value, at

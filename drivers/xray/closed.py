@@ -36,7 +36,6 @@ from protos.xray_pb2 import (
 # A freedom outbound without any of this, for the core's own DNS and for inbounds with a fixed target.
 BARE = f"{OURS}bare"
 _DNS = f"{OURS}dns"
-_SENDER = "xray.app.proxyman.SenderConfig"
 # Strategies that ask the core's DNS, and fail if it does not answer, by those that may ask the system.
 _FORCED = {1: 6, 2: 7, 3: 8, 4: 9, 5: 10}
 _IPV4_FIRST, _IPV6_FIRST = 9, 10
@@ -201,7 +200,7 @@ def _resolve_closed(outbound: OutboundHandlerConfig, closed: Closed) -> None:
 
 def _bind(outbound: OutboundHandlerConfig, interface: str) -> None:
     if interface:
-        outbound.sender_settings.type = _SENDER
+        outbound.sender_settings.type = messages.SENDER
         with edited(outbound.sender_settings, xray_pb2.SenderConfig) as sender:
             sockets = sender.stream_settings.socket_settings
             if not sockets.interface and not sockets.dialer_proxy:

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Container, Iterator
 
 from drivers.xray import text
-from drivers.xray.messages import FREEDOM, REALITY, Version, receiver_of
+from drivers.xray.messages import FREEDOM, REALITY, Version, is_on_path, receiver_of
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig
 
@@ -44,12 +44,12 @@ def warnings(base: Config, source: str, version: Version) -> Iterator[str]:
                 '(sing-box, mihomo) to the target; set "minClientVer": "1.8.0" to accept all'
             )
         stream, named = receiver.stream_settings, receiver.stream_settings.socket_settings.trusted_x_forwarded_for
-        if _FORWARDED_FOR in map(str.lower, named) and stream.protocol_name in FORWARDING and not _is_local(receiver):
+        if _FORWARDED_FOR in map(str.lower, named) and stream.protocol_name in FORWARDING and not is_local(receiver):
             yield (
                 f"inbound {inbound.tag!r}: a client that connects directly chooses its own address by X-Forwarded-For; "
                 "let it listen on loopback, or put a header that only your proxy sends into trustedXForwardedFor"
             )
-        if not named and is_distrusted(stream, version) and _is_local(receiver):
+        if not named and is_distrusted(stream, version) and is_local(receiver):
             yield (
                 f"inbound {inbound.tag!r}: users behind a reverse proxy appear at the proxy's address; "
                 'set "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}'
@@ -71,11 +71,11 @@ def is_distrusted(stream: xray_pb2.StreamConfig, version: Version) -> bool:
     return stream.protocol_name in FORWARDING or (stream.protocol_name == "grpc" and version >= FORWARDED)
 
 
-def _is_local(receiver: xray_pb2.ReceiverConfig) -> bool:
+def is_local(receiver: xray_pb2.ReceiverConfig) -> bool:
     """Whether only local programs can connect."""
     listen = receiver.listen
     is_loopback = len(listen.ip) in (4, 16) and ipaddress.ip_address(listen.ip).is_loopback
-    return is_loopback or listen.domain.startswith(("/", "@"))
+    return is_loopback or is_on_path(receiver)
 
 
 def _blocking(base: Config, wanted: Container[str]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from drivers.xray.messages import SIZE, Version, edited
 from drivers.xray.text import Hints, hints
 from drivers.xray.user_changes import NEEDS_PAUSE
 from node.base.errors import InvalidConfig
-from node.contract.abuse import AbuseRules
+from node.contract.abuse import NO_RULES, AbuseRules
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
 from node.contract.routing import Routing
@@ -47,7 +47,6 @@ UNSUPPORTED = {
     messages.SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
-NO_RULES = AbuseRules()
 API_SERVICES = tuple(f"xray.app.{name}.command.Config" for name in ("proxyman", "stats", "router"))
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4

@@ -12,8 +12,8 @@ from drivers.process.generation import only_interface, only_wireguard
 from drivers.sockets.sock_diag import Ports
 from drivers.xray import messages
 from drivers.xray.accounts import Inbound
-from drivers.xray.compat import FORWARDING
-from drivers.xray.messages import receiver_of, stream_of
+from drivers.xray.compat import FORWARDING, is_local
+from drivers.xray.messages import is_on_path, receiver_of, stream_of
 from drivers.xray.overrides import SENT_BY_NO_CLIENT
 from drivers.xray.rules import bridged
 from drivers.xray.wireguard import is_wireguard
@@ -36,7 +36,6 @@ _OF_PROTOCOLS = {
     **dict.fromkeys((messages.SHADOWSOCKS, messages.SHADOWSOCKS_2022, messages.SHADOWSOCKS_2022_SINGLE), "shadowsocks"),
     messages.WIREGUARD: "wireguard",
 }
-_LOOPBACK = bytes(15) + b"\x01"
 
 _BY_UDP = "its users connect over UDP, where the node cannot distinguish Xray's connections"
 _BY_OTHERS = "its users connect through another server, and the node cannot attribute that server's connections"
@@ -75,7 +74,7 @@ def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
     """Where an inbound's handshakes begin; None for UDP, or a socket in the file system."""
     receiver = receiver_of(handler)
     stream = receiver.stream_settings
-    if is_over_udp(handler) or _is_path(receiver):
+    if is_over_udp(handler) or is_on_path(receiver):
         return None
     raw = stream.protocol_name in _RAW and not stream.security_type
     crowded = stream.protocol_name not in _ONE_TO_ONE or _takes_proxy_protocol(stream)
@@ -93,7 +92,7 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
             # With the PROXY protocol access lines have the endpoint that the sender names. The sender may be an
             # inbound of this core that falls back on this one: then clients connect to the ports of that.
             proxied = _takes_proxy_protocol(receiver.stream_settings)
-            own = () if _is_path(receiver) else _ports(receiver)
+            own = () if is_on_path(receiver) else _ports(receiver)
             protocol, transport = inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name
             found[handler.tag] = Ingress(
                 front if proxied else own,
@@ -157,8 +156,8 @@ class Listens:
 def transport_of(handler: InboundHandlerConfig) -> str:
     """How users connect to an inbound, in a word of `Bill.transports`; "local" behind a server of this machine."""
     receiver = receiver_of(handler)
-    stream, host = receiver.stream_settings, receiver.listen.ip
-    if _is_path(receiver) or host[:1] == b"\x7f" or host == _LOOPBACK:
+    stream = receiver.stream_settings
+    if is_local(receiver):
         return "local"
     if stream.protocol_name not in _RAW:
         return _NAMED.get(stream.protocol_name, stream.protocol_name)
@@ -185,7 +184,7 @@ def _listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[by
     """By port: the addresses on which inbounds listen, each with its socket options."""
     found: dict[int, frozenset[bytes]] = {}
     for receiver in map(receiver_of, handlers):
-        if not _is_path(receiver):
+        if not is_on_path(receiver):
             options = receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
             for port in (port for ports in _ports(receiver) for port in ports):
                 found[port] = found.get(port, frozenset()) | {_host(receiver) + b" " + options}
@@ -199,11 +198,6 @@ def _host(receiver: ReceiverConfig) -> bytes:
 
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
-
-
-def _is_path(receiver: ReceiverConfig) -> bool:
-    """Whether it listens on a unix socket, whatever its port."""
-    return receiver.listen.domain.startswith(("/", "@"))
 
 
 def _falls_back(handler: InboundHandlerConfig) -> bool:

@@ -38,6 +38,7 @@ OBSERVATORIES = ("xray.core.app.observatory.Config", "xray.core.app.observatory.
 POLICY = "xray.app.policy.Config"
 REVERSE = "xray.app.reverse.Config"
 ROUTER = "xray.app.router.Config"
+SENDER = "xray.app.proxyman.SenderConfig"
 STATS = "xray.app.stats.Config"
 
 BLACKHOLE = "xray.proxy.blackhole.Config"
@@ -103,6 +104,11 @@ def handlers_of(base: Config) -> Iterator[Handler]:
 
 def receiver_of(inbound: InboundHandlerConfig) -> ReceiverConfig:
     return ReceiverConfig.FromString(inbound.receiver_settings.value)
+
+
+def is_on_path(receiver: ReceiverConfig) -> bool:
+    """Whether it listens on a unix socket, whatever its port."""
+    return receiver.listen.domain.startswith(("/", "@"))
 
 
 def stream_of(handler: Handler) -> StreamConfig:

@@ -130,10 +130,10 @@ def block_long_names(base: Config, version: Version) -> bytes:
     return _rule(version)
 
 
-def add_blackhole(base: Config) -> None:
-    """Add the outbound `BLACKHOLE` if it is missing."""
-    if not any(outbound.tag == BLACKHOLE for outbound in base.outbound):
-        base.outbound.append(OutboundHandlerConfig(tag=BLACKHOLE, proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
+def add_blackhole(base: Config, tag: str = BLACKHOLE) -> None:
+    """Add a blackhole outbound with this tag if it is missing."""
+    if not any(outbound.tag == tag for outbound in base.outbound):
+        base.outbound.append(OutboundHandlerConfig(tag=tag, proxy_settings=TypedMessage(type=messages.BLACKHOLE)))
 
 
 def _rule(version: Version) -> bytes:

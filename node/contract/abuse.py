@@ -83,6 +83,9 @@ class AbuseRules:
         return [tag for tag in tags if self.of(tag, kind).action not in (Action.OFF, Action.BLOCK)]
 
 
+NO_RULES = AbuseRules()
+
+
 class Request(NamedTuple):
     """A user asked for a target, as HOST:PORT, through an inbound.
 

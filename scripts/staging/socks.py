@@ -84,7 +84,7 @@ def _open(
     try:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.sendall(b"\5\1\0")
-        if _exactly(link, 2) != b"\5\0":
+        if exactly(link, 2) != b"\5\0":
             raise SocksError("the server demands authentication, or is no SOCKS5 server")
         link.sendall(bytes((5, command, 0)) + _address(host, port) + first)
         return link, _reply(link)
@@ -94,11 +94,11 @@ def _open(
 
 
 def _reply(link: socket.socket) -> tuple[str, int]:
-    _, status, _, kind = _exactly(link, 4)
+    _, status, _, kind = exactly(link, 4)
     if status or kind not in (_IPV4, _IPV6):
         raise SocksError(f"the server replied with status {status}, address type {kind}")
-    packed = _exactly(link, 4 if kind == _IPV4 else 16)
-    return str(ipaddress.ip_address(packed)), int.from_bytes(_exactly(link, 2))
+    packed = exactly(link, 4 if kind == _IPV4 else 16)
+    return str(ipaddress.ip_address(packed)), int.from_bytes(exactly(link, 2))
 
 
 def _address(host: str, port: int) -> bytes:
@@ -115,7 +115,8 @@ def _address_size(packet: bytes) -> int:
     return 1 + host + 2
 
 
-def _exactly(link: socket.socket, size: int) -> bytes:
+def exactly(link: socket.socket, size: int) -> bytes:
+    """Read so many bytes. Raises `SocksError` if the connection ends before."""
     data = b""
     while len(data) < size:
         more = link.recv(size - len(data))

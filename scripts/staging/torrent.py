@@ -12,7 +12,7 @@ from typing import Self
 
 from scripts.staging.acceptor import Acceptor, wake
 from scripts.staging.ports import free_port
-from scripts.staging.socks import UdpAssociation, connect
+from scripts.staging.socks import UdpAssociation, connect, exactly
 
 _PROTOCOL = b"\x13BitTorrent protocol"
 # Bytes of a handshake: the protocol, eight for extensions, the hash of the torrent, the peer's id.
@@ -49,7 +49,7 @@ class Peer:
         self._udp.close()
 
     def _serve(self, link: socket.socket) -> None:
-        hello = _exactly(link, _HANDSHAKE)
+        hello = exactly(link, _HANDSHAKE)
         self.asked += 1
         if hello.startswith(_PROTOCOL):
             link.sendall(hello[:-20] + os.urandom(20))
@@ -74,11 +74,11 @@ def shakes_hands(socks_port: int, peer: Peer, blocks: int = 0, timeout: float = 
     hello = _PROTOCOL + bytes(8) + os.urandom(40)
     try:
         with connect(socks_port, peer.host, peer.port, timeout, first=hello) as link:
-            answer = _exactly(link, _HANDSHAKE)
+            answer = exactly(link, _HANDSHAKE)
             blob, returned = os.urandom(BLOCK), True
             for _ in range(blocks):
                 link.sendall(blob)
-                returned &= _exactly(link, BLOCK) == blob
+                returned &= exactly(link, BLOCK) == blob
             return returned and answer[:-20] == hello[:-20]
     except OSError:
         return False
@@ -103,13 +103,3 @@ def _asks(socks_port: int, peer: Peer, packet: bytes, timeout: float) -> bytes:
             return association.receive()
         except OSError:
             return b""
-
-
-def _exactly(link: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        block = link.recv(size - len(data))
-        if not block:
-            raise ConnectionResetError("the connection ended early")
-        data += block
-    return bytes(data)
