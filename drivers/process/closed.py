@@ -123,10 +123,14 @@ OPEN = Closed()
 
 
 class Effect(NamedTuple):
-    """What closing a configuration has come to: warnings for the operator, and notes about what was added."""
+    """What closing a configuration has come to: warnings for the operator, and notes about what was added.
+
+    `binding`: what the outbounds were bound by; it is open where the core needs no interface.
+    """
 
     warnings: Sequence[str] = ()
     notes: Sequence[str] = ()
+    binding: Closed = OPEN
 
     @classmethod
     def of(cls, closed: Closed, first_only: bool = False, all_bound: bool = True) -> Effect:
@@ -135,7 +139,8 @@ class Effect(NamedTuple):
         ports = f", nor ports {_listed(closed.ports)} of {_listed(closed.own)}" if closed.own else ""
         bound = f"; direct outbounds use {closed.interface}" if first_only and closed.interface else ""
         note = f"PROXY_TO_SERVER={mode}: users do not reach {_listed(closed.networks)}{ports}{bound}"
-        return cls([_LEAK] if first_only and not (closed.interface and all_bound) else (), [note])
+        leaks = first_only and not (closed.interface and all_bound)
+        return cls([_LEAK] if leaks else (), [note], closed if first_only else OPEN)
 
 
 def numbers(settings: Mapping[str, str]) -> dict[str, int]:

@@ -41,7 +41,7 @@ class Made(Protocol):
     def notes(self) -> Sequence[str]: ...
 
     @property
-    def closed(self) -> Closed: ...
+    def binding(self) -> Closed: ...
 
     def account(self, tag: str, user: User) -> Account | None: ...
 
@@ -131,7 +131,7 @@ class CorePlan(Generic[C, M]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return [*self.made.warnings, *filter(None, [self._core.installation.unconfined, self.made.closed.moved])]
+        return [*self.made.warnings, *filter(None, [self._core.installation.unconfined, self.made.binding.moved])]
 
     @property
     def notes(self) -> Sequence[str]:

@@ -95,7 +95,7 @@ class Plan(Listens):
     warnings: Sequence[str]
     abuse: Added = NOTHING_ADDED
     notes: Sequence[str] = ()
-    closed: Closed = OPEN
+    binding: Closed = OPEN
 
     @property
     def tags(self) -> Sequence[str]:
@@ -198,7 +198,7 @@ def plan(
                 inbound.pop("password", None)
     added = abuse.add(tree, inbounds, against)
     notes, warnings = [*effect.notes, *added.notes], [*warnings, *added.warnings]
-    return Plan(tree, inbounds, warnings, added, notes, closed)
+    return Plan(tree, inbounds, warnings, added, notes, effect.binding)
 
 
 def _read(formatted: bytes) -> Json:

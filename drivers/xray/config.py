@@ -60,7 +60,7 @@ class Plan(Listens):
 
     `ingress`: where the users of managed inbounds connect. `shown`: which of the core's lines the controller asked for.
     `routing`: changes of the rules, already in `base`. `first`: router settings that go before all others. `abuse`:
-    what ABUSE added. `closed`: the targets that no user reaches.
+    what ABUSE added. `binding`: see `Effect`.
     """
 
     base: Config
@@ -73,7 +73,7 @@ class Plan(Listens):
     first: bytes = b""
     abuse: Added = NOTHING_ADDED
     notes: Sequence[str] = ()
-    closed: Closed = Closed()
+    binding: Closed = Closed()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     if any(entry.fronted for entry in ingress.values()):
         overrides.add_blackhole(base)
     made = Plan(base, inbounds, tuple(warnings), uncounted, ingress, shown, first=first)
-    return replace(made, notes=effect.notes, closed=closing.closed)
+    return replace(made, notes=effect.notes, binding=effect.binding)
 
 
 def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts], first: bytes = b"") -> bytes:

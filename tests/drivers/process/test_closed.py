@@ -112,6 +112,8 @@ def test_effect() -> None:
     assert Effect.of(bound).warnings == Effect.of(bound, first_only=True).warnings == ()
     assert Effect.of(bound, first_only=True, all_bound=False).warnings
     assert Effect.of(Closed(("127.0.0.0/8",)), first_only=True).warnings
+    # Only such a core is bound to an interface.
+    assert (Effect.of(bound).binding, Effect.of(bound, first_only=True).binding) == (Closed(), bound)
     assert Effect.of(bound, first_only=True).notes == [
         "PROXY_TO_SERVER=block: users do not reach 127.0.0.0/8, nor ports 1, 2 of 192.0.2.10; direct outbounds use eth0"
     ]
