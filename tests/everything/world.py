@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,8 @@ class World:
         proxied = [tag for tag in self.kinds if tag != Roads.plain]
         proxies = {(tag, person.uuid): free_port() for tag in proxied for person in self.credentials}
         self.roads = Roads(self.far_end, {tag: free_port() for tag in self.kinds}, proxies)
+        # By user, while they open a connection.
+        self.opening = {person.email: threading.Lock() for person in self.credentials}
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.faults: list[str] = []

@@ -308,9 +308,16 @@ class SharingTests(TestCase):
         with UdpAssociation(port) as association, UdpAssociation(port) as later:
             transfer.udp_echo(association, b"before", self.echo)
             new = await self.followed(old, plan, ANNA)
+            before = await self.served(old)
             for _ in range(20):
                 with UdpAssociation(port) as another:
                     transfer.udp_echo(another, b"meanwhile", self.echo)
+
+            async def counted() -> bool:
+                return await self.served(old) >= before + 20 * len(b"meanwhile")
+
+            # The core counts bytes after it has sent them.
+            await self.until(counted)
             self.assertEqual(await self.served(new), 0)
             await new.lead()
             served = await self.served(old)
