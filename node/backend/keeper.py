@@ -46,8 +46,12 @@ class Keeper(Worker, Reconciler):
 
     @property
     def takes_over(self) -> bool:
-        """Whether its run gets new connections already but is not the current one yet."""
-        return self.run in self._generations.taking_over
+        """Whether its run gets new connections already but is not the current one yet.
+
+        Not a run that a Start of another backend is about to give up: its accounts may be of another kind.
+        """
+        wanted = self._desired.accepted
+        return self.run in self._generations.taking_over and wanted is not None and self.accepted.means(wanted)
 
     @property
     def drains(self) -> bool:

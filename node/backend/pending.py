@@ -63,7 +63,7 @@ class Pending(Worker, Batches):
         self._work: Deferred[None] | None = None
         self._over = Signal()
         self._over.fire()
-        self._cancelled = self._paused = False
+        self._paused = False
 
     def bring(self, touched: Pairs) -> Deferred[Applied]:
         """Have a new run bring these (tag, key) pairs. Fires when they are in force, with the refusals; none are left.
@@ -101,8 +101,8 @@ class Pending(Worker, Batches):
         """
         self._retrying.cancel()
         self.refresh.cancel()
-        if self._work is not None and not self._cancelled:
-            self._cancelled = True
+        if self._work is not None and not self._renewal.cancelled:
+            self._renewal.cancelled = True
             self._work.cancel()
         await self._over.wait()
         waiting, self._waiting, self._dirty, self._again = self._waiting, [], set(), set()
@@ -128,9 +128,9 @@ class Pending(Worker, Batches):
 
     def _begin(self) -> None:
         if self._over.fired and not self._paused and self._is_due:
-            self._over, self._cancelled = Signal(), False
+            self._over, self._renewal.cancelled = Signal(), False
             work = ensureDeferred(self._bring_all())
-            self._work = None if self._over.fired else work
+            self._work = self._work if work.called else work
 
     @property
     def _is_due(self) -> bool:
@@ -144,7 +144,9 @@ class Pending(Worker, Batches):
             self.log.debug("the new core for changed users is cancelled: a Start, a Stop or another core came first")
         finally:
             self._work = None
+            # Who cancelled it answers those that wait, unless they are cancelled, too, and a Start went on meanwhile.
             self._over.fire()
+            self._begin()
 
     async def _bring_some(self) -> None:
         try:

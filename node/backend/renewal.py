@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from twisted.internet.defer import CancelledError
+
 from node.backend.context import Context, Worker
 from node.backend.drain import Drain
 from node.backend.faults import as_node_error
@@ -45,18 +47,22 @@ class Renewal(Worker):
         super().__init__(context)
         self._replacement = replacement
         self._failed = failed
+        # Whether the renewal under way is cancelled: a backend may be running again before it has ended.
+        self.cancelled = False
 
     async def renew(self, run: Generation, left: Sequence[Change]) -> Renewed:
         """Start a run with these changes, or without the additions if none starts with them.
 
         Removals are in force either way. Returns the same run if no addition can be brought in, or if a Start, a Stop
-        or a crash came meanwhile. Raises `CoreFailed` if no run started.
+        or a crash came meanwhile. Raises `CoreFailed` if no run started, and `CancelledError` if `cancelled`.
         """
         if not (run.alive and run is self._generations.current and self._status.running):
             return Renewed(run)
         try:
             return await self._begin(run, left)
         except Exception as error:
+            if self.cancelled:
+                raise CancelledError from error
             if not self._status.running:
                 return Renewed(run)
             failure = CoreFailed(as_node_error(error).text)
@@ -84,6 +90,8 @@ class Renewal(Worker):
         try:
             return Renewed(await self._bring(run, left, checked=True))
         except Exception as error:  # noqa: BLE001 - returned to those who add users; a core may start without them
+            if self.cancelled:
+                raise
             self._status.require()
             if isinstance(error, NotStarted):
                 return Renewed(run)

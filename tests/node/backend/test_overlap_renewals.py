@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -13,6 +14,8 @@ from node.backend.pending import CROWDED_WINDOW, WINDOW
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import PATIENCE, REFRESH, RETRY, SESSIONS
 from node.base.errors import Aborted, CoreFailed, UsersRefused
+from node.contract.accounts import Change
+from node.contract.driver import Applied
 from protos.service_pb2 import User
 from tests.harness.memory import SharedGeneration, person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
@@ -78,6 +81,42 @@ class Renewals(OverlapTests):
         for done in (start, sync):
             self.successResultOf(done)
         self.assertEqual((old.alive, old.accounts), (True, {"a": {"ann": b"one"}, "b": {"ann": b"one"}}))
+
+    def test_changes_during_a_start_while_they_come(self) -> None:
+        """A run that is given up for another backend gets no account of that one."""
+        self.started("a", ANN)
+        self.driver.leading.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        [given_up] = self.generations.taking_over
+        apply, came = given_up.apply, list[Change]()
+
+        def applied(changes: Sequence[Change]) -> Awaitable[Applied]:
+            came.extend(change for change in changes if change.packed is not None)
+            return apply(changes)
+
+        self.patch(given_up, "apply", applied)
+        start = self.start("a x", person("ann", "other", "a"))
+        changed = self.sync(person("ann", "other", "a"), CY)
+        self.driver.leading.open()
+        for done in (start, sync, changed):
+            self.successResultOf(done)
+        self.assertEqual((came, self.names(self.current)), ([], {"ann", "cy"}))
+
+    def test_a_stop_taken_back_while_they_come(self) -> None:
+        """A Start that gave a new run up is aborted, and the backend runs again before that run is gone."""
+        self.started("a", ANN)
+        self.driver.leading.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        start = self.start("a x", ANN)
+        stop = ensureDeferred(self.runner.stop("asked", GRACE))
+        again = self.start("a", ANN, BOB)
+        self.driver.leading.open()
+        self.pass_time(3)
+        for done in (stop, again):
+            self.successResultOf(done)
+        for done in (sync, start):
+            self.failureResultOf(done, Aborted)
+        self.assertEqual((self.names(self.current), self.state[0]), ({"ann", "bob"}, "running"))
 
     def test_a_start_or_stop_does_not_wait_for_the_batch(self) -> None:
         """A Start or a Stop begins at once, however long changes would be batched."""
