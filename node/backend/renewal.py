@@ -89,7 +89,7 @@ class Renewal(Worker):
         coming = [change for change in left if change.packed is not None]
         try:
             return Renewed(await self._bring(run, left, checked=True))
-        except Exception as error:  # noqa: BLE001 - returned to those who add users; a core may start without them
+        except Exception as error:
             if self.cancelled:
                 raise
             self._status.require()
