@@ -10,8 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from protos.service_pb2 import (
+    DropConnectionsRequest,
+    DropConnectionsResponse,
     Inbounds,
     Limits,
+    ListOnlineRequest,
+    ListOnlineResponse,
     ListUsersRequest,
     ListUsersResponse,
     User,
@@ -44,6 +48,8 @@ class Calls:
             self.bill: 3,
             self.bill_one: 3,
             self.peek: 2,
+            self.drop: 2,
+            self.list_online: 1,
             self.start: 2,
             self.start_wrongly: 0.5,
             self.three_at_once: 1,
@@ -109,6 +115,24 @@ class Calls:
         self._controller.online(self._email())
         self._controller.online_ips(self._email())
         self._controller.backend_stats()
+
+    def drop(self) -> None:
+        """End the connections of a user, an address or an inbound; they may come back."""
+        name, address, tag = (
+            self._email(),
+            f"127.0.0.{self._rng.randrange(2, 6)}",
+            self._rng.choice([*self._world.kinds]),
+        )
+        asked = [
+            DropConnectionsRequest(name=name),
+            DropConnectionsRequest(name=name, inbound=tag),
+            DropConnectionsRequest(address=address),
+            DropConnectionsRequest(inbound=tag),
+        ]
+        self._controller.call("DropConnections", DropConnectionsResponse, self._rng.choice(asked))
+
+    def list_online(self) -> None:
+        self._controller.call("ListOnline", ListOnlineResponse, ListOnlineRequest(limit=self._rng.choice([0, 2])))
 
     def three_at_once(self) -> None:
         """Another configuration, a removal and an expiry at the same time."""
