@@ -7,11 +7,13 @@ machine, and makes those of the panel's. It prints, as JSON, what the panel has 
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from tests.harness.upgraded import RealNode, kept, upgrade
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "deploy" / "reach"
+# Seconds for which a panel stays in each way, besides the time that the hand-over takes.
+STAY = float(os.environ.get("REACH_SECONDS", "0"))
 # The node's name in the files.
 NAME = "node1.example.com"
 # For each protocol the answered calls, the errors of the others, and the log lines.
@@ -84,9 +88,11 @@ def daemon(*command: str | Path, through: Sequence[str] = ()) -> Iterator[subpro
 
 
 def hand_over(node: NodeProcess, version: Version, number: str = "9.0.0") -> None:
-    """Upgrade the node in place."""
+    """Upgrade the node in place, in the middle of `STAY`."""
+    time.sleep(STAY / 2)
     version.name(number)
     upgrade(node, f"txnode {number} is ready")
+    time.sleep(STAY / 2)
 
 
 @dataclass(frozen=True)

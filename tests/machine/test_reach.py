@@ -24,7 +24,7 @@ from scripts.staging.version import Version
 from scripts.staging.wait import accepts, until
 from tests.harness.nodectl import Nodectl
 from tests.harness.upgraded import RealNode, kept
-from tests.machine.reach import NAME, ROOT, Got, Panel, certify, daemon, hand_over, written
+from tests.machine.reach import NAME, ROOT, STAY, Got, Panel, certify, daemon, hand_over, written
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def node(tmp_path: Path, version: Version) -> Iterator[NodeProcess]:
 
 def served(got: Got, *versions: str) -> None:
     """No call has failed, and each stream has the lines of these versions once each."""
+    print({transport: answered for transport, (answered, _, _) in got.items()}, "calls answered")
     for transport, (answered, faults, lines) in got.items():
         assert answered and not faults, (transport, faults)
         for number in versions:
@@ -53,7 +54,7 @@ def in_namespaces(scene: str) -> dict[str, Any]:
     """Play a scene of `tests.machine.reach`. Raises `AssertionError` with its output if it fails."""
     command = ["unshare", "--net", "--mount", sys.executable, "-m", "tests.machine.reach", scene]
     process = tied(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    output, errors = process.communicate(timeout=240)
+    output, errors = process.communicate(timeout=240 + 3 * STAY)
     assert process.returncode == 0, f"{output}\n{errors}"
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
