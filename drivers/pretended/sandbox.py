@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from drivers.pretended.scripted import Gate, MemoryDriver, MemoryGeneration, MemoryPlan
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
 from drivers.process import json_text
 from drivers.process.credentials import parse_uuid
 from node.base.errors import CoreFailed, InvalidConfig
@@ -111,7 +111,7 @@ class Script:
         self.addresses[key_of(name)] = [str(ipaddress.ip_address(address)) for address in addresses]
 
 
-class Sandbox(MemoryDriver):
+class Sandbox(SharingDriver):
     """Satisfies `Driver`, under the name of a real core, for the configurations of that core.
 
     It reads the tags and types of inbounds and outbounds, and nothing else.
@@ -184,8 +184,11 @@ class _Link:
     sent: int = 0
 
 
-class Pretended(MemoryGeneration):
-    """A core. A user's connections come when it is asked, and their bytes grow with the time."""
+class Pretended(SharedGeneration):
+    """A core. A user's connections come when it is asked, and their bytes grow with the time.
+
+    When another run takes over, they go there at once: a draining run has none.
+    """
 
     unseen: Mapping[str, str] = {}
     mixed: Mapping[str, str] = {}
@@ -194,7 +197,7 @@ class Pretended(MemoryGeneration):
     def __init__(self, clock: Reactor, plan: PretendedPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
         self.arrived: Arrived = lambda key, address: None
-        self._pretended, self._driver = plan, cast(Sandbox, plan.driver)
+        self._pretended, self._sandbox = plan, cast(Sandbox, plan.driver)
         self._begun = self._then = clock.seconds()
         # By a user's key and address.
         self._links: dict[tuple[str, str], _Link] = {}
@@ -202,7 +205,7 @@ class Pretended(MemoryGeneration):
         self._away: dict[str, float] = {}
         tags = [*((Scope.INBOUND, tag) for tag in plan.inbounds), *((Scope.OUTBOUND, tag) for tag in plan.outbounds)]
         self.counts = {counter_name(scope, tag, way): 0 for scope, tag in tags for way in DIRECTIONS}
-        self._driver.log.extend([f"{self._time()} [Warning] core: {self._driver.name} {VERSION} started"])
+        self._sandbox.log.extend([f"{self._time()} [Warning] core: {self._sandbox.name} {VERSION} started"])
 
     async def counters(self, _: Seen | None = None) -> Reading:
         await self._answered()
@@ -242,6 +245,10 @@ class Pretended(MemoryGeneration):
         self._pass_time()
         super().die(code)
 
+    async def connected(self) -> int:
+        self._pass_time()
+        return len(self._links)
+
     def may_carry(self, key: str) -> bool:
         return True
 
@@ -274,6 +281,12 @@ class Pretended(MemoryGeneration):
                 counter = counter_name(scope, each, way)
                 self.counts[counter] = self.counts.get(counter, 0) + size
 
+    @property
+    def _replaced(self) -> bool:
+        """Whether new connections go to another run."""
+        leader = self._sandbox.led
+        return leader is not None and leader is not self and leader.alive
+
     def _inbound(self, key: str) -> str | None:
         """The first inbound that has the user."""
         return next((tag for tag, users in self.accounts.items() if key in users), None)
@@ -283,7 +296,7 @@ class Pretended(MemoryGeneration):
         if not self.alive or self.wound_down or self.silent:
             return
         then, self._then = self._then, self._clock.seconds()
-        up, down = (int(self._then * rate) - int(then * rate) for rate in self._driver.script.rates)
+        up, down = (int(self._then * rate) - int(then * rate) for rate in self._sandbox.script.rates)
         for (key, _), link in self._links.items():
             self.carry(key, up, down, link.tag)
             link.received, link.sent = link.received + up, link.sent + down
@@ -291,15 +304,15 @@ class Pretended(MemoryGeneration):
             (key, address): tag
             for tag, users in reversed(self.accounts.items())
             for key in users
-            if self._away.get(key, 0) <= self._then
-            for address in self._driver.script.addresses_of(key)
+            if self._away.get(key, 0) <= self._then and not self._replaced
+            for address in self._sandbox.script.addresses_of(key)
         }
         self._links = {place: link for place, link in self._links.items() if place in wanted}
         for (key, address), tag in wanted.items():
             if (key, address) not in self._links:
                 self._links[key, address] = _Link(tag, ipaddress.ip_address(address).packed)
                 line = f"{self._time()} from {address}:40000 accepted tcp:example.com:443 [{tag}] email: {key}"
-                self._driver.log.extend([line])
+                self._sandbox.log.extend([line])
                 self.arrived(key, self._links[key, address].address)
 
     def _time(self) -> str:

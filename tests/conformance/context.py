@@ -19,6 +19,10 @@ from tests.conformance.wire import GrpcWire, Refused, RestWire, Wire
 OUT = 0.5
 
 
+class LeftOut(Exception):
+    """The check cannot go on with this node or these options; the text has the reason. What it tried before held."""
+
+
 class Context:
     """One for each check. `renamed`: the users have names that were never used before."""
 
@@ -82,6 +86,7 @@ class Context:
         self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None
     ) -> socket.socket:
         """A connection through the node's core to an echo server. Raises `OSError` if it is refused."""
+        self.need_traffic()
         return transfer.connect(self.stage.socks(person, tag), to or self.stage.echo, timeout)
 
     def is_in(self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None) -> bool:
@@ -92,10 +97,17 @@ class Context:
             return False
         return True
 
+    def need_traffic(self) -> None:
+        """Raises `LeftOut` if no client connects to the core."""
+        if not self.stage.options.traffic:
+            raise LeftOut("the rest of it needs traffic of users")
+
     def comes_in(self, person: TestUser, tag: str = VLESS, to: EchoServer | None = None) -> None:
+        self.need_traffic()
         self.soon(lambda: self.is_in(person, tag, to=to), f"a user gets in through {tag!r}")
 
     def stays_out(self, person: TestUser, tag: str = VLESS, to: EchoServer | None = None) -> None:
+        self.need_traffic()
         self.soon(lambda: not self.is_in(person, tag, OUT, to), f"a user stays out of {tag!r}")
 
     def soon(self, condition: Any, what: str) -> Any:

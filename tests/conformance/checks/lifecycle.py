@@ -189,6 +189,7 @@ def keep_alive(context: Context) -> None:
     """The node stops the backend after `keep_alive` seconds without a request."""
     context.start(keep_alive=1)
     port, host = context.stage.ports[VLESS], context.stage.options.clients
+    context.need_traffic()
     assert accepts(port, host), "the inbound does not listen"
     context.soon(lambda: not accepts(port, host), "the inbound is closed")
     assert not context.info().running
