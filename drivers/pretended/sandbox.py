@@ -229,9 +229,10 @@ class Pretended(SharedGeneration):
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         self._pass_time()
-        applied = await super().apply(changes)
-        for key, address in list(self._links):
-            if self._inbound(key) is None:
+        before, applied = self.accounts, await super().apply(changes)
+        for (key, address), link in list(self._links.items()):
+            # Removed, or with another credential.
+            if before[link.tag][key] != self.accounts[link.tag].get(key):
                 del self._links[key, address]
                 self.cut += 1
         return applied

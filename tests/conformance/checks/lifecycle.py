@@ -121,6 +121,7 @@ def exclude_inbounds(context: Context) -> None:
     backend.config = json.dumps(config)
     context.node.call("Start", backend)
     context.comes_in(context.anna)
+    context.need_traffic()
     context.comes_in(context.bert, TROJAN)
     context.stays_out(context.anna, TROJAN)
 
