@@ -63,6 +63,18 @@ def info_stopped(context: Context) -> None:
     assert not context.info().running
 
 
+@check("info.notes", Level.BEYOND)
+def info_notes(context: Context) -> None:
+    """GetBaseInfo's `notes`, if any, are lines about the running configuration, the same for each call; none is left
+    after a Stop.
+    """
+    begun = list(context.start(context.member(context.anna)).notes)
+    assert begun == list(context.info().notes), "the notes of Start and of GetBaseInfo differ"
+    assert all(note.strip() and note.isprintable() for note in begun), f"a note is no line of text: {begun}"
+    context.stop()
+    assert not context.info().notes, f"notes of a stopped backend: {context.info().notes}"
+
+
 @check("start.after-stop", Level.CONTROLLERS)
 def start_after_stop(context: Context) -> None:
     """After Stop and Start, as panels send them for every change, also twice, users can connect."""
