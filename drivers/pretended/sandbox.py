@@ -25,7 +25,7 @@ from protos.service_pb2 import BackendStatsResponse, User
 
 VERSION = "0.0.0-sandbox"
 WARNING = "this node is a sandbox: its core is pretended, and no user can connect"
-# Bytes a second of a connection, up and down, unless the sandbox is quiet.
+# Bytes a second of a connection, up and down.
 RATES = 1_000, 10_000
 # Seconds after which a user whose connections were ended is back.
 BACK = 1.0
@@ -49,10 +49,9 @@ _OTHERS = {
 
 @dataclass
 class Script:
-    """What the cores of a sandbox do. `rates`: bytes a second of each connection; with `quiet` nobody comes unasked."""
+    """What the cores of a sandbox do. `quiet`: users are connected, and have traffic, only by order."""
 
     quiet: bool = False
-    rates: tuple[int, int] = RATES
     # Errors of the next starts.
     faults: list[Exception] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
@@ -64,6 +63,11 @@ class Script:
         """Make the driver of a kind of core."""
         self.drivers.append(Sandbox(name, host, self))
         return self.drivers[-1]
+
+    @property
+    def rates(self) -> tuple[int, int]:
+        """Bytes a second of a connection, up and down."""
+        return (0, 0) if self.quiet else RATES
 
     def addresses_of(self, key: str) -> Sequence[str]:
         """The addresses of a user: those given, else one from a network for documentation."""
@@ -89,23 +93,22 @@ class Script:
         except TypeError as error:
             raise ValueError(f"{word} takes other words than {given}") from error
 
-    def _running(self) -> list[Pretended]:
+    @property
+    def _core(self) -> Pretended:
+        """The newest run, which serves new connections. Raises `ValueError` if none runs."""
         runs = [cast(Pretended, run) for driver in self.drivers for run in driver.running]
         if not runs:
             raise ValueError("no core runs")
-        return runs
+        return max(runs, key=lambda run: run.begun)
 
     def _crash(self) -> None:
-        for run in self._running():
-            run.die()
+        self._core.die()
 
     def _hang(self) -> None:
-        for run in self._running():
-            run.silent = True
+        self._core.silent = True
 
     def _traffic(self, name: str, up: str, down: str) -> None:
-        for run in self._running():
-            run.carry(key_of(name), int(up), int(down))
+        self._core.carry(key_of(name), int(up), int(down))
 
     def _online(self, name: str, *addresses: str) -> None:
         self.addresses[key_of(name)] = [str(ipaddress.ip_address(address)) for address in addresses]
@@ -198,7 +201,7 @@ class Pretended(SharedGeneration):
         super().__init__(clock, plan, accounts, stopping)
         self.arrived: Arrived = lambda key, address: None
         self._pretended, self._sandbox = plan, cast(Sandbox, plan.driver)
-        self._begun = self._then = clock.seconds()
+        self.begun = self._then = clock.seconds()
         # By a user's key and address.
         self._links: dict[tuple[str, str], _Link] = {}
         # When users whose connections were ended are back.
@@ -224,7 +227,7 @@ class Pretended(SharedGeneration):
 
     async def backend_stats(self) -> BackendStatsResponse:
         await self._answered()
-        used, uptime = 16 * 1024 * 1024, int(self._clock.seconds() - self._begun)
+        used, uptime = 16 * 1024 * 1024, int(self._clock.seconds() - self.begun)
         return BackendStatsResponse(num_goroutine=8, num_gc=1, alloc=used, total_alloc=used, sys=used, uptime=uptime)
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
