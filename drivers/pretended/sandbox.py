@@ -75,7 +75,7 @@ class Script:
         return self.addresses.get(key, usual)
 
     def order(self, line: str) -> None:
-        """Carry out a line such as `traffic alice 1000 2000`: see docs/nodectl.md. Raises `ValueError`."""
+        """Carry out a line such as `traffic alice 1000 2000`: see docs/controllers.md. Raises `ValueError`."""
         word, *given = line.split()
         orders: Mapping[str, Callable[..., None]] = {
             "traffic": self._traffic,

@@ -26,7 +26,7 @@ def sandbox(session: Session, rest_port: int | None, grpc_port: int | None, quie
     """Run a node with a pretended core on 127.0.0.1 until Ctrl-C, for the tests of a controller.
 
     It prints its address, ports, key and certificate when it is ready, with --json in one line. Its files are removed
-    when it ends. Lines on standard input are orders, each answered by `ok` or `error: ...`: docs/nodectl.md lists them.
+    when it ends. Lines on standard input are orders, each answered by `ok` or `error: ...`: see docs/controllers.md.
     """
 
     def ready(place: Place) -> None:
