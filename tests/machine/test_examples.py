@@ -1,4 +1,7 @@
-"""The programs of docs/controllers.md: built by the page's own commands, and run on a real node and on the sandbox."""
+"""The programs of docs/controllers.md: built by the page's own commands, and run on a real node and on the sandbox.
+
+They need Go, Node.js and npm on PATH.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +83,8 @@ def test_a_program(
         *(("CLONE", str(ROOT)), ("KEY_FILE", str(key)), ("CERTIFICATE", str(certificate))),
     ):
         block = block.replace(word, value)
-    path = f"{programs}:{os.environ['PATH']}:/usr/local/go/bin"
-    printed = run(["bash", "-euc", block], place, PATH=path, GOBIN=str(programs)).splitlines()
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "GOBIN": str(programs)}
+    printed = run(["bash", "-euc", block], place, **environment).splitlines()
     *_, log, last = printed
     told = [line for line in printed if not line.startswith("bytes ")]
     assert (log.split()[0], last) == ("log", "stopped stopped")
