@@ -62,7 +62,7 @@ def run(
     """Run a node until a signal ends it. Its files are in `directory`, its REST and gRPC ports are `ports`.
 
     `ready` is called when the ports accept. Each line of standard input is an order to the cores, and `answer` gets
-    `ok` or `error: ...` for it. Raises `SystemExit` if the node cannot start.
+    `ok` or `error: ...` for it. Raises `BadSettings`, and `SystemExit` if the node cannot start.
     """
     from twisted.internet import reactor
 

@@ -25,6 +25,7 @@ from tests.conformance.registry import Level
 from tests.conformance.runner import Outcome, run_all
 from tests.conformance.stage import Options, Stage
 from tests.conftest import Place, member
+from tests.harness.nodectl import Nodectl
 from tests.harness.sandboxed import Sandbox
 
 HOME = Place(Kind("vless-raw", vless(), raw()), "home")
@@ -168,7 +169,17 @@ def test_traffic_that_nobody_ordered(tmp_path: Path) -> None:
         assert address.startswith("198.51.100.")
         assert abs(seen - time.time()) < 60
         assert sandbox.certificate.exists()
+    assert sandbox.status == 0
     assert not sandbox.certificate.parent.exists()
+
+
+def test_ports(quiet: Sandbox, tmp_path: Path) -> None:
+    """Ports that cannot be used end it with a line that says why."""
+    nodectl = Nodectl(tmp_path)
+    taken = nodectl("sandbox", "--rest-port", quiet.rest_port)
+    assert (taken.code, str(quiet.rest_port) in taken.err, "Traceback" in taken.err) == (1, True, False)
+    same = nodectl("sandbox", "--rest-port", 20000, "--grpc-port", 20000)
+    assert (same.code, "set two different ports" in same.err) == (2, True)
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from node.nodectl.output import print_table
+from node.nodectl.output import Unusable, print_table
 from node.nodectl.session import Session, json_option
 from node.sandbox import HOST, Place, run
+from node.settings import BadSettings
 
 _PORT = click.IntRange(1, 65535)
 
@@ -36,8 +37,11 @@ def sandbox(session: Session, rest_port: int | None, grpc_port: int | None, quie
             print_table(("field", "value"), place._asdict().items())
 
     free = _free()
-    with TemporaryDirectory(prefix="txnode-sandbox-") as directory:
-        run(Path(directory), (rest_port or free[0], grpc_port or free[1]), quiet, ready, click.echo)
+    try:
+        with TemporaryDirectory(prefix="txnode-sandbox-") as directory:
+            run(Path(directory), (rest_port or free[0], grpc_port or free[1]), quiet, ready, click.echo)
+    except BadSettings as error:
+        raise Unusable(str(error))
 
 
 def _free() -> list[int]:
