@@ -204,8 +204,8 @@ class Pretended(SharedGeneration):
         self.begun = self._then = clock.seconds()
         # By a user's key and address.
         self._links: dict[tuple[str, str], _Link] = {}
-        # When users whose connections were ended are back.
-        self._away: dict[str, float] = {}
+        # When users whose connections were ended are back, by address.
+        self._away: dict[tuple[str, str], float] = {}
         tags = [*((Scope.INBOUND, tag) for tag in plan.inbounds), *((Scope.OUTBOUND, tag) for tag in plan.outbounds)]
         self.counts = {counter_name(scope, tag, way): 0 for scope, tag in tags for way in DIRECTIONS}
         self._sandbox.log.extend([f"{self._time()} [Warning] core: {self._sandbox.name} {VERSION} started"])
@@ -269,8 +269,9 @@ class Pretended(SharedGeneration):
         self._pass_time()
         ended = 0
         for live in connections:
-            ended += self._links.pop((live.key, str(ipaddress.ip_address(live.address))), None) is not None
-            self._away[live.key] = self._clock.seconds() + BACK
+            place = live.key, str(ipaddress.ip_address(live.address))
+            ended += self._links.pop(place, None) is not None
+            self._away[place] = self._then + BACK
         return ended
 
     def carry(self, key: str, up: int, down: int, tag: str = "") -> None:
@@ -308,8 +309,8 @@ class Pretended(SharedGeneration):
             (key, address): tag
             for tag, users in reversed(self.accounts.items())
             for key in users
-            if self._away.get(key, 0) <= self._then and not self._replaced
             for address in self._sandbox.script.addresses_of(key)
+            if self._away.get((key, address), 0) <= self._then and not self._replaced
         }
         self._links = {place: link for place, link in self._links.items() if place in wanted}
         for (key, address), tag in wanted.items():

@@ -91,6 +91,18 @@ def test_limits(quiet: Sandbox, controller: Controller) -> None:
         quiet.order(f"online {ANNA.email}")
 
 
+def test_addresses(quiet: Sandbox, controller: Controller) -> None:
+    """Connections from more addresses than allowed end, and come again; the first address stays."""
+    controller.set_limits({ANNA.email: pb.Limits(addresses=1)})
+    try:
+        assert quiet.order(f"online {ANNA.email} 203.0.113.1 203.0.113.2") == "ok"
+        until(lambda: set(controller.online_ips(ANNA.email).ips) == {"203.0.113.1"})
+        until(lambda: set(controller.online_ips(ANNA.email).ips) == {"203.0.113.1", "203.0.113.2"})
+    finally:
+        controller.set_limits({ANNA.email: None})
+        quiet.order(f"online {ANNA.email}")
+
+
 def test_online(quiet: Sandbox, controller: Controller) -> None:
     """Users are online from the ordered addresses; dropped, they are back in a moment."""
     try:
