@@ -5,6 +5,9 @@ from __future__ import annotations
 from node.tap import make_node  # first: see there
 
 # isort: split
+import os
+import stat
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import NamedTuple, cast
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.fdesc import readFromFD
 from twisted.internet.interfaces import IReactorFDSet
+from twisted.python.failure import Failure
 
 from drivers.registry import DRIVER_SETTINGS, pretended
 from node.base.reactor import Reactor
@@ -35,12 +39,13 @@ class Place(NamedTuple):
 
 
 class Orders(FileDescriptor):
-    """Reads lines from a file descriptor, to its end, and passes each on."""
+    """Passes on each line of a file descriptor. Calls `over` at the end of a pipe, and of nothing else."""
 
-    def __init__(self, reactor: Reactor, number: int, take: Callable[[str], None]) -> None:
+    def __init__(self, reactor: Reactor, number: int, take: Callable[[str], None], over: Callable[[], None]) -> None:
         super().__init__(cast(IReactorFDSet, reactor))
         self._number = number
         self._take = take
+        self._over = over
         self._rest = b""
 
     def fileno(self) -> int:
@@ -48,6 +53,12 @@ class Orders(FileDescriptor):
 
     def doRead(self) -> object:
         return readFromFD(self._number, self._read)
+
+    def connectionLost(self, reason: Failure) -> None:
+        super().connectionLost(reason)
+        mode = os.fstat(self._number).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            self._over()
 
     def _read(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -59,10 +70,11 @@ class Orders(FileDescriptor):
 def run(
     directory: Path, ports: tuple[int, int], quiet: bool, ready: Callable[[Place], None], answer: Callable[[str], None]
 ) -> None:
-    """Run a node until a signal ends it. Its files are in `directory`, its REST and gRPC ports are `ports`.
+    """Run a node until a signal comes, or its standard input, if that is a pipe, ends.
 
-    `ready` is called when the ports accept. Each line of standard input is an order to the cores, and `answer` gets
-    `ok` or `error: ...` for it. Raises `BadSettings`, and `SystemExit` if the node cannot start.
+    Its files are in `directory`, its REST and gRPC ports are `ports`. `ready` is called when the ports
+    accept. Each line of standard input is an order to the cores, and `answer` gets `ok` or `error: ...` for it. Raises
+    `BadSettings`, and `SystemExit` if the node cannot start.
     """
     from twisted.internet import reactor
 
@@ -92,8 +104,14 @@ def run(
         else:
             answer("ok")
 
+    def over() -> None:
+        # Also called while the reactor stops.
+        if node.running:
+            node_reactor.stop()
+
     def begun() -> None:
-        Orders(node_reactor, 0, take).startReading()
+        if sys.stdin is not None:
+            Orders(node_reactor, sys.stdin.fileno(), take, over).startReading()
         ready(place)
 
     node.startService()

@@ -108,7 +108,10 @@ class Script:
         self._core.silent = True
 
     def _traffic(self, name: str, up: str, down: str) -> None:
-        self._core.carry(key_of(name), int(up), int(down))
+        sizes = int(up), int(down)
+        if min(sizes) < 0:
+            raise ValueError("counters never fall: give numbers from 0 up")
+        self._core.carry(key_of(name), *sizes)
 
     def _online(self, name: str, *addresses: str) -> None:
         self.addresses[key_of(name)] = [str(ipaddress.ip_address(address)) for address in addresses]
@@ -179,7 +182,7 @@ class PretendedPlan(MemoryPlan):
 
 @dataclass
 class _Link:
-    """A pretended connection: its inbound, its bytes, and whence it is."""
+    """A pretended connection: its inbound, its source address, and its bytes."""
 
     tag: str
     address: Address
@@ -204,7 +207,7 @@ class Pretended(SharedGeneration):
         self.begun = self._then = clock.seconds()
         # By a user's key and address.
         self._links: dict[tuple[str, str], _Link] = {}
-        # When users whose connections were ended are back, by address.
+        # When a user whose connection was ended is back at an address.
         self._away: dict[tuple[str, str], float] = {}
         tags = [*((Scope.INBOUND, tag) for tag in plan.inbounds), *((Scope.OUTBOUND, tag) for tag in plan.outbounds)]
         self.counts = {counter_name(scope, tag, way): 0 for scope, tag in tags for way in DIRECTIONS}
@@ -235,7 +238,7 @@ class Pretended(SharedGeneration):
         before, applied = self.accounts, await super().apply(changes)
         for (key, address), link in list(self._links.items()):
             # Removed, or with another credential.
-            if before[link.tag][key] != self.accounts[link.tag].get(key):
+            if before[link.tag].get(key) != self.accounts[link.tag].get(key):
                 del self._links[key, address]
                 self.cut += 1
         return applied

@@ -39,6 +39,12 @@ class Sandbox:
         print(line, file=self._process.stdin, flush=True)
         return self._line()
 
+    def hang_up(self) -> int:
+        """Close its standard input, and return its exit status."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        return self._process.wait(_STOP)
+
     def _line(self) -> str:
         assert self._process.stdout
         return str(self._process.stdout.readline()).strip()

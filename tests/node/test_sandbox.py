@@ -168,7 +168,8 @@ def test_orders(quiet: Sandbox) -> None:
     """A wrong order is answered by an error, and changes nothing."""
     assert quiet.order("explode").startswith("error: explode is none of traffic, online, ")
     assert quiet.order("traffic anna").startswith("error: traffic takes other words")
-    assert quiet.order("traffic anna many bytes").startswith("error: ")
+    for sizes in ("many bytes", "-1 0"):
+        assert quiet.order(f"traffic {ANNA.email} {sizes}").startswith("error: ")
 
 
 def test_traffic_that_nobody_ordered(tmp_path: Path) -> None:
@@ -182,6 +183,13 @@ def test_traffic_that_nobody_ordered(tmp_path: Path) -> None:
         assert abs(seen - time.time()) < 60
         assert sandbox.certificate.exists()
     assert sandbox.status == 0
+    assert not sandbox.certificate.parent.exists()
+
+
+def test_it_ends_with_its_pipe(tmp_path: Path) -> None:
+    """It does not outlive the tests that started it, and clears up."""
+    with Sandbox(tmp_path) as sandbox:
+        assert sandbox.hang_up() == 0
     assert not sandbox.certificate.parent.exists()
 
 
