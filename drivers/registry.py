@@ -6,7 +6,8 @@ A driver is imported at its first use: most nodes only ever run one kind of core
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from drivers.install import releases
 from drivers.install.releases import Core
@@ -66,23 +67,36 @@ def newest_releases() -> dict[str, str]:
     return {kind.core.name: releases.newest(kind.core.name) for kind in REGISTRY.values()}
 
 
+def pretended(quiet: bool) -> tuple[Mapping[int, Kind], Callable[[str], None]]:
+    """Return the same kinds with pretended cores, and a function that carries out an order to them (`Script.order`).
+
+    Only `nodectl sandbox` uses them. `quiet`: users are connected and have traffic only by order.
+    """
+    from drivers.pretended.sandbox import Script
+
+    script = Script(quiet)
+    kinds = {number: replace(kind, load=partial(script.driver, kind.core.name)) for number, kind in REGISTRY.items()}
+    return kinds, script.order
+
+
 class Drivers(Mapping[int, Driver]):
     """The drivers on a host, each made at its first use."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, kinds: Mapping[int, Kind] = REGISTRY) -> None:
         self._host = host
+        self._kinds = kinds
         self._made: dict[int, Driver] = {}
 
     def __getitem__(self, kind: int) -> Driver:
         if kind not in self._made:
-            self._made[kind] = REGISTRY[kind].load(self._host)
+            self._made[kind] = self._kinds[kind].load(self._host)
         return self._made[kind]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(REGISTRY)
+        return iter(self._kinds)
 
     def __len__(self) -> int:
-        return len(REGISTRY)
+        return len(self._kinds)
 
     async def run(
         self,

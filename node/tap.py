@@ -13,7 +13,18 @@ from typing import Any, cast
 
 from twisted.application.service import IService
 
-from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, newest_releases, set_for
+from drivers.registry import (
+    DRIVER_SETTINGS,
+    LISTS_SETTING,
+    READS_LISTS,
+    REGISTRY,
+    Drivers,
+    newest_releases,
+    set_for,
+)
+from drivers.registry import (
+    Kind as Core,
+)
 from node.abuse.abuse import Abuse
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -77,8 +88,10 @@ def makeService(options: Options) -> IService:
     return node
 
 
-def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -> NodeService:
-    """Make the parts and put them in order. `twistd`: twistd's own options."""
+def make_node(
+    reactor: Reactor, settings: Settings, twistd: Mapping[str, Any], cores: Mapping[int, Core] = REGISTRY
+) -> NodeService:
+    """Make the parts and put them in order. `twistd`: twistd's own options; `cores`: what the node can run."""
     # The cores, what the node keeps and reports, and who runs the cores.
     around = environment()
     ties = Ties.of(around)
@@ -89,7 +102,7 @@ def make_node(reactor: Reactor, settings: Settings, twistd: Mapping[str, Any]) -
     against = settings.abuse.rules
     own = _withheld(settings), record.choices, keeper, against, settings.ports
     host = Host(reactor, ring, state.run_dir, settings.cores, *own)
-    drivers = Drivers(host)
+    drivers = Drivers(host, cores)
     house = _house(reactor, settings, state, ring, drivers, ties)
     controllers = Passed()
     engine = _engine(reactor, settings, drivers, house, controllers)

@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "core": "Manage the cores installed on this machine: install, list, use, update.",
     "certificate": "Show or make the certificate of the node on this machine.",
     "key": "Manage the API keys of the node on this machine: new, list, revoke.",
+    "sandbox": "Run a node with a pretended core, for the tests of a controller.",
     "completion": "Print the completion script of a shell.",
 }
 _MODULES = {

@@ -30,6 +30,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--core", choices=["xray", "sing-box"], default="xray", help="the core that the node runs")
     parser.add_argument("--host-for-clients", default="127.0.0.1", help="where clients reach the core's inbounds")
     parser.add_argument("--echo-address", default="127.0.0.1", help="where the core reaches this machine")
+    parser.add_argument("--no-traffic", action="store_true", help="leave out what needs users' clients, and thus Xray")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds until a change must take effect; 20")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE, as JSON")
     parser.add_argument("--list", action="store_true", help="print the checks as a table and exit")
@@ -83,7 +84,7 @@ def options(given: argparse.Namespace) -> Options:
     pem = given.certificate.read_text()
     ssl.create_default_context(cadata=pem)  # Raises OSError for an invalid certificate.
     node = Address(host, int(port), grpc_port, key, pem)
-    return Options(node, given.core, given.host_for_clients, given.echo_address, given.patience)
+    return Options(node, given.core, given.host_for_clients, given.echo_address, given.patience, not given.no_traffic)
 
 
 if __name__ == "__main__":

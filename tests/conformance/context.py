@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from collections.abc import Callable
 from typing import Any
 
-from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatType, User, Users
+from protos.service_pb2 import BaseInfoResponse, Empty, ListUsersRequest, StatRequest, StatType, User, Users
 from scripts.staging import transfer
 from scripts.staging.echo import EchoServer
 from scripts.staging.target import Dialect
@@ -17,6 +18,10 @@ from tests.conformance.wire import GrpcWire, Refused, RestWire, Wire
 
 # Seconds without a reply after which a user counts as refused.
 OUT = 0.5
+
+
+class LeftOut(Exception):
+    """The check cannot go on with this node or these options; the text has the reason. What it tried before held."""
 
 
 class Context:
@@ -82,15 +87,37 @@ class Context:
         self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None
     ) -> socket.socket:
         """A connection through the node's core to an echo server. Raises `OSError` if it is refused."""
+        self.need_traffic()
         return transfer.connect(self.stage.socks(person, tag), to or self.stage.echo, timeout)
 
     def is_in(self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None) -> bool:
-        """Whether a new connection reaches the echo server and gets a reply."""
+        """Whether a new connection reaches the echo server and gets a reply.
+
+        Without traffic: whether the node lists the user as confirmed in the inbound.
+        """
+        if not self.stage.options.traffic and to is None:
+            return self._confirmed(person, tag)
         try:
             self.connect(person, tag, timeout, to).close()
         except OSError:
             return False
         return True
+
+    def _confirmed(self, person: TestUser, tag: str) -> bool:
+        try:
+            rows = self.node.call("ListUsers", ListUsersRequest(names=[person.email])).users
+        except Refused as error:
+            if error.lacking:
+                self.need_traffic()
+            raise
+        if any(row.shortened for row in rows):
+            self.need_traffic()
+        return any(row.name == person.email and tag in row.confirmed for row in rows)
+
+    def need_traffic(self) -> None:
+        """Raises `LeftOut` if no client connects to the core."""
+        if not self.stage.options.traffic:
+            raise LeftOut("the rest of it needs traffic of users")
 
     def comes_in(self, person: TestUser, tag: str = VLESS, to: EchoServer | None = None) -> None:
         self.soon(lambda: self.is_in(person, tag, to=to), f"a user gets in through {tag!r}")
@@ -99,8 +126,11 @@ class Context:
         self.soon(lambda: not self.is_in(person, tag, OUT, to), f"a user stays out of {tag!r}")
 
     def soon(self, condition: Any, what: str) -> Any:
-        """Wait for the condition, up to the run's `patience`; an exception counts as "not yet"."""
-        return until(condition, self.stage.options.patience, what)
+        """Wait for the condition, up to the run's `patience`; an exception but `LeftOut` counts as "not yet"."""
+        found = until(lambda: _unless_left_out(condition), self.stage.options.patience, what)
+        if isinstance(found, LeftOut):
+            raise found
+        return found
 
     # Statistics
 
@@ -125,6 +155,13 @@ class Context:
             transfer.upload(link, 100_000)
             transfer.download(link, 300_000)
         return Traffic(echo.received - up, echo.sent - down)
+
+
+def _unless_left_out(condition: Callable[[], Any]) -> Any:
+    try:
+        return condition()
+    except LeftOut as why:
+        return why
 
 
 @dataclasses.dataclass

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from tests.conformance.registry import CHECKS, Check, Level
 from tests.conformance.runner import Outcome, Result
 
-_SIGNS = {Outcome.PASSED: "ok", Outcome.FAILED: "FAILED", Outcome.UNSUPPORTED: "unsupported"}
+_SIGNS = {
+    Outcome.PASSED: "ok",
+    Outcome.FAILED: "FAILED",
+    Outcome.UNSUPPORTED: "unsupported",
+    Outcome.LEFT_OUT: "left out",
+}
 
 
 def holds(results: Iterable[Result], level: Level) -> bool:

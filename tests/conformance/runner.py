@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.conformance.context import Context
+from tests.conformance.context import Context, LeftOut
 from tests.conformance.registry import Check, State
 from tests.conformance.stage import Options, Stage
 from tests.conformance.wire import Refused
@@ -23,6 +23,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     # The node lacks an optional operation.
     UNSUPPORTED = "unsupported"
+    # It cannot be checked with this node or these options.
+    LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Result:
     check: Check
     protocol: str
     outcome: Outcome
-    # The reason of a failure.
+    # The reason, unless it passed.
     detail: str
     seconds: float
 
@@ -45,7 +47,7 @@ def run_all(checks: Iterable[Check], protocols: Iterable[str], stage: Stage) -> 
 
 
 def fits(check: Check, options: Options) -> bool:
-    return options.core in check.cores and (options.local or not check.local)
+    return options.core in check.cores and ((options.local and options.traffic) or not check.local)
 
 
 def run_one(check: Check, protocol: str, stage: Stage) -> Result:
@@ -62,6 +64,8 @@ def _judged(check: Check, protocol: str, stage: Stage) -> tuple[Outcome, str]:
             return Outcome.FAILED, f"its initial state could not be reached: {_text(error)}"
         try:
             check.run(context)
+        except LeftOut as why:
+            return Outcome.LEFT_OUT, str(why)
         except Exception as error:  # noqa: BLE001 - reported, too
             lacks = check.optional and isinstance(error, Refused) and error.lacking
             return Outcome.UNSUPPORTED if lacks else Outcome.FAILED, _text(error)

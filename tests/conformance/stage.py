@@ -40,7 +40,8 @@ class Options:
     """The node under test, and the hosts by which its core and the clients reach each other.
 
     `clients` is the host where clients reach the core's inbounds, `echo` the one where the core reaches this machine.
-    `patience` is the longest that a change may take to be in effect, in seconds.
+    `patience` is the longest that a change may take to be in effect, in seconds. Without `traffic` no client connects
+    to the core: it may be a pretended one.
     """
 
     node: Address
@@ -48,6 +49,7 @@ class Options:
     clients: str = "127.0.0.1"
     echo: str = "127.0.0.1"
     patience: float = 20.0
+    traffic: bool = True
 
     @property
     def local(self) -> bool:
@@ -118,7 +120,8 @@ class Stage:
         with ExitStack() as stack:
             stack.enter_context(self.echo)
             stack.enter_context(self.balanced)
-            stack.enter_context(XrayClient({port: self._way(*key) for key, port in self._ways.items()}))
+            if self.options.traffic:
+                stack.enter_context(XrayClient({port: self._way(*key) for key, port in self._ways.items()}))
             self._stack = stack.pop_all()
         return self
 

@@ -8,13 +8,14 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import SharedGeneration, SharingDriver
 from node.backend import drain
 from node.backend.options import BackendOptions
 from node.base.logs import LogRing
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.whole import make_runner
 
 GRACE = 30.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.internet.task import Clock
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.base.errors import CoreFailed
 from node.contract.connections import Arrived, Handle, Live
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 HERE = b"\x7f\0\0\2"
 

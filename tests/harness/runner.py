@@ -9,18 +9,14 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver, MemoryGeneration
 from node.backend import desired as members
 from node.backend.wind_down import CALLER
 from node.base.logs import LogRing
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import (
-    MemoryDriver,
-    MemoryGeneration,
-    MemoryRecord,
-    person,
-)
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.whole import make_runner
 
 GRACE = 30.0

@@ -124,6 +124,33 @@ def test_the_python_example_runs_a_core(clone: Clone) -> None:
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("transport", ["rest", "grpc"])
+def test_the_controller_in_python_runs_a_core(clone: Clone, transport: str) -> None:
+    """The program of docs/controllers.md prints what happened; those in other languages are machine tests."""
+    program = clone.directory / "controller.py"
+    program.write_text(clone.here(text("docs/examples/python/controller.py")))
+    port = clone.node.rest_port if transport == "rest" else clone.node.grpc_port
+    where = ["localhost", str(port), "var/api_key", "var/certificate.pem", transport]
+    *told, log, last = run([".venv/bin/python", program.name, *where], clone.directory).splitlines()
+    assert told == ["started xray running", "refused users_refused", "user alice", "event backend.running"]
+    assert (log.split()[0], last) == ("log", "stopped stopped")
+
+
+def test_controllers_know_what_to_do_on_each_error() -> None:
+    """docs/controllers.md has every code, with its statuses, below its heading of errors."""
+    rows = [line.split(" | ") for line in text("docs/controllers.md").partition("## Errors")[2].splitlines()]
+    told = {(code, http, rpc) for codes, *row in rows if len(row) == 3 for code, http, rpc in _rows(codes, *row[:2])}
+    assert told >= {(kind.code, str(kind.http), kind.grpc) for kind in KINDS}
+
+
+def _rows(codes: str, http: str, rpc: str) -> Iterator[tuple[str, str, str]]:
+    """Each code of a row, with its statuses: one for all, or one each."""
+    names, numbers, words = (re.findall(r"\w+", cell.replace("|", "")) for cell in (codes, http, rpc))
+    for place, name in enumerate(names):
+        yield name, numbers[min(place, len(numbers) - 1)], words[min(place, len(words) - 1)]
+
+
+@pytest.mark.core
 def test_the_client_example_calls_the_node(clone: Clone) -> None:
     """The block with the client prints the state, an error with its code, and a line of the log."""
     (clone.directory / "client.py").write_text(clone.here(example("python", "node.client")))

@@ -65,10 +65,11 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.nodectl.commands": {
         *("node.certificate", "node.client", "node.doctor", "node.keys", "node.limits.parsing", "node.limits.periods"),
-        *("node.nodectl", "node.settings", "drivers.install"),
+        *("node.nodectl", "node.sandbox", "node.settings", "drivers.install"),
     },
     "drivers": set(),
     "drivers.install": set(),
+    "drivers.pretended": {"drivers.process", "node.contract"},
     "drivers.process": {"drivers.install", "drivers.sockets", "node.contract", "node.http2"},
     "drivers.sockets": {"node.contract"},
     "drivers.xray": {
@@ -81,8 +82,9 @@ ROOMS: dict[str, set[str]] = {
 }
 # What every room may import.
 EVERYWHERE = {"node.base", "protos"}
-# The wiring: `tap` puts the node together, `service` runs it, `settings` collects settings, `registry` names drivers.
-WIRING = {"node.tap", "node.service", "node.command_line", "node.settings", "drivers.registry"}
+# The wiring: `tap` puts the node together, `service` runs it, `sandbox` runs one with pretended cores, `settings`
+# collects settings, `registry` names drivers.
+WIRING = {"node.tap", "node.service", "node.sandbox", "node.command_line", "node.settings", "drivers.registry"}
 # Packages: the one of the node has its version, the others nothing.
 HEADS = {"node", "drivers", "twisted"}
 # What the test stage may import: what a controller has, and the search for cores.
@@ -267,7 +269,7 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows the protocol of drivers, not the drivers; a new core is one line in the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
-    assert drivers == {("node.tap", "drivers.registry"), ("node.command_line", "drivers.registry")}
+    assert drivers == {(f"node.{name}", "drivers.registry") for name in ("tap", "sandbox", "command_line")}
     # The command line installs cores.
     assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.commands.core"}
 

@@ -6,17 +6,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import tests.conformance.checks  # noqa: F401 - the checks are there then
-from protos.service_pb2 import BaseInfoResponse, StatResponse
+from protos.service_pb2 import BaseInfoResponse, Job, JobRequest, StatResponse
 from scripts.staging import certs
 from scripts.staging.node import ROOMY, NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.target import Address
 from tests.conformance.__main__ import arguments, chosen, main
+from tests.conformance.context import Context
 from tests.conformance.registry import CHECKS, Check, Level
 from tests.conformance.report import as_json, holds
 from tests.conformance.runner import Outcome, Result, run_all, run_one
@@ -143,6 +145,36 @@ def test_what_is_broken_is_found(node: NodeProcess, stage: Stage, fault: str) ->
     assert all(failed.values())
     assert holds(results, Level.CONTROLLERS) is (not found)
     assert json.loads(as_json(results, Level.CONTROLLERS, ""))["holds"] is (not found)
+
+
+@pytest.mark.slow
+def test_without_traffic(node: NodeProcess) -> None:
+    """Checks that only traffic can decide are left out, the others hold; no level fails by that."""
+    names = ("users.sync-users", "users.chunked", "users.removed-live", "stats.users", "messages.large", "keep-alive")
+    with Stage(Options(address(node), traffic=False)) as stage:
+        results = list(run_all((CHECKS[name] for name in (*names, "health.starting")), ["rest"], stage))
+    assert {result.check.id: result.outcome for result in results} == {
+        name: Outcome.PASSED if name in names[:2] else Outcome.LEFT_OUT for name in names
+    }
+    assert all("needs traffic" in result.detail for result in results if result.outcome is Outcome.LEFT_OUT)
+    assert holds(results, Level.BEYOND)
+
+
+def test_updates_that_are_allowed(tmp_path: Path) -> None:
+    """On a node that allows updates the checks of them make none: no button is pressed."""
+    with NodeProcess(tmp_path, UPDATES="on") as node, Stage(Options(address(node), traffic=False)) as stage:
+        checks = [check for name, check in CHECKS.items() if name.startswith(("buttons.", "updates."))]
+        results = list(run_all(checks, ["rest"], stage))
+        jobs = jobs_of(stage)
+    left_out = {result.check.id for result in results if result.outcome is Outcome.LEFT_OUT}
+    assert (left_out, jobs) == ({"buttons.off"}, [])
+    assert not [result.detail for result in results if result.outcome is Outcome.FAILED]
+
+
+def jobs_of(stage: Stage) -> list[Job]:
+    """The updates that the node remembers."""
+    with closing(Context(stage, "rest")) as context:
+        return list(context.node.call("GetJob", JobRequest()).jobs)
 
 
 def test_levels_and_patterns() -> None:

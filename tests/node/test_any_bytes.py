@@ -12,6 +12,7 @@ from random import Random
 
 from hypothesis import HealthCheck, given, settings
 
+from drivers.pretended.scripted import MemoryPlan
 from drivers.registry import DRIVER_SETTINGS
 from node.api.auth import Authenticator
 from node.api.calls import parse
@@ -29,7 +30,6 @@ from protos.service_pb2 import Users
 from scripts.attack import http2, messages
 from scripts.attack.mutate import mutated, pieces
 from tests.harness.many import many, seeds
-from tests.harness.memory import MemoryPlan
 from tests.harness.strangers import nobody
 
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"

@@ -10,6 +10,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
@@ -21,7 +22,6 @@ from node.machine import system
 from node.machine.system import SystemStats
 from node.state.store import Store
 from protos.service_pb2 import BaseInfoResponse, Empty
-from tests.harness.memory import MemoryDriver
 from tests.harness.whole import Whole
 
 

@@ -63,6 +63,18 @@ def info_stopped(context: Context) -> None:
     assert not context.info().running
 
 
+@check("info.notes", Level.BEYOND)
+def info_notes(context: Context) -> None:
+    """GetBaseInfo's `notes`, if any, are lines about the running configuration, the same for each call; none is left
+    after a Stop.
+    """
+    begun = list(context.start(context.member(context.anna)).notes)
+    assert begun == list(context.info().notes), "the notes of Start and of GetBaseInfo differ"
+    assert all(note.strip() and note.isprintable() for note in begun), f"a note is no line of text: {begun}"
+    context.stop()
+    assert not context.info().notes, f"notes of a stopped backend: {context.info().notes}"
+
+
 @check("start.after-stop", Level.CONTROLLERS)
 def start_after_stop(context: Context) -> None:
     """After Stop and Start, as panels send them for every change, also twice, users can connect."""
@@ -121,6 +133,7 @@ def exclude_inbounds(context: Context) -> None:
     backend.config = json.dumps(config)
     context.node.call("Start", backend)
     context.comes_in(context.anna)
+    context.need_traffic()
     context.comes_in(context.bert, TROJAN)
     context.stays_out(context.anna, TROJAN)
 
@@ -189,6 +202,7 @@ def keep_alive(context: Context) -> None:
     """The node stops the backend after `keep_alive` seconds without a request."""
     context.start(keep_alive=1)
     port, host = context.stage.ports[VLESS], context.stage.options.clients
+    context.need_traffic()
     assert accepts(port, host), "the inbound does not listen"
     context.soon(lambda: not accepts(port, host), "the inbound is closed")
     assert not context.info().running

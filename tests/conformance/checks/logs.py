@@ -30,6 +30,7 @@ def without_backend(context: Context) -> None:
 
 def line_of(context: Context, stream: Lines) -> str:
     """The core's line about a new connection, to a port that was not used before."""
+    context.need_traffic()
     with EchoServer(context.stage.options.echo) as somewhere:
         context.comes_in(context.anna, to=somewhere)
         target = f":{somewhere.port}"

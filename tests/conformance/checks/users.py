@@ -177,6 +177,7 @@ def empty_credential(context: Context) -> None:
 
 def trojan_opens(context: Context, password: str) -> bool:
     """Whether raw Trojan bytes reach the echo server; client cores refuse an empty password."""
+    context.need_traffic()
     options, echo = context.stage.options, context.stage.echo
     secret = hashlib.sha224(password.encode()).hexdigest().encode()
     place = socket.inet_aton(socket.gethostbyname(echo.host)) + echo.port.to_bytes(2)

@@ -6,6 +6,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver
 from node.api import feeds
 from node.api.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.api.methods import MAX_BODY
@@ -14,7 +15,7 @@ from node.base.logs import LogRing
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from protos.service_pb2 import Backend, Empty, User, UsersChunk
-from tests.harness.memory import MemoryDriver, MemoryRecord, person
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.whole import make_runner
 
 

@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver, MemoryGeneration, SharingDriver
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
@@ -22,7 +23,7 @@ from node.engine.options import EngineOptions
 from node.keys.keyfile import Scope
 from protos import service_pb2 as pb
 from protos.service_pb2 import ListedUser, ListUsersRequest, ListUsersResponse, User
-from tests.harness.memory import MemoryDriver, MemoryGeneration, SharingDriver, person
+from tests.harness.memory import person
 from tests.harness.whole import Whole
 from tests.node.engine.test_keep_alive import Kept
 

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver, MemoryGeneration, SharingDriver
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
@@ -19,7 +20,7 @@ from node.base.logs import LogRing
 from node.contract.saved import Saved
 from protos import service_pb2
 from protos.service_pb2 import Empty, StatRequest, User
-from tests.harness.memory import MemoryDriver, MemoryGeneration, SharingDriver, person
+from tests.harness.memory import person
 from tests.harness.whole import Whole
 from tests.node.engine.test_keep_alive import Kept
 

@@ -14,6 +14,7 @@ from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryDriver, MemoryGeneration, SharedGeneration, SharingDriver
 from node.backend.control import Settled
 from node.backend.faults import in_background
 from node.backend.options import BackendOptions
@@ -32,15 +33,7 @@ from node.contract.accounts import Change
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import (
-    Gate,
-    MemoryDriver,
-    MemoryGeneration,
-    MemoryRecord,
-    SharedGeneration,
-    SharingDriver,
-    person,
-)
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.runner import GRACE
 from tests.harness.whole import make_runner
 

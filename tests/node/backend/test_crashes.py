@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from drivers.pretended.scripted import Gate, MemoryDriver, MemoryGeneration
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
 from node.base.errors import (
     CoreFailed,
@@ -17,12 +18,7 @@ from node.base.errors import (
 )
 from node.contract.accounts import Accounts
 from protos.service_pb2 import Backend
-from tests.harness.memory import (
-    Gate,
-    MemoryDriver,
-    MemoryGeneration,
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, GRACE, WAITING, RunnerTests
 
 

@@ -12,13 +12,14 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryDriver, MemoryGeneration, MemoryPlan
 from node.backend.wind_down import CALLER, WindDown
 from node.base.errors import UsersRefused
 from node.base.logs import LogRing
 from node.contract.driver import Generation
 from node.contract.generations import Follower, Generations
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.whole import make_runner
 
 

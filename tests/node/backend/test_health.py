@@ -6,11 +6,11 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.backend.health import AGAIN, AUDIT, INTERVAL, PATIENCE, Watch
 from node.base.errors import CoreFailed
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 
 def one_more(accounts: dict[str, Accounts]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from twisted.internet.defer import ensureDeferred
 
+from drivers.pretended.scripted import Gate, SharedGeneration
 from node.backend import drain
 from node.backend.faults import PATIENCE
 from node.backend.options import BackendOptions
@@ -15,7 +16,7 @@ from node.backend.roster import Limiter
 from node.backend.wind_down import CALLER
 from node.base.errors import Aborted, CoreFailed, InvalidConfig
 from node.contract.driver import Generation
-from tests.harness.memory import Gate, SharedGeneration, person
+from tests.harness.memory import person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
 
 

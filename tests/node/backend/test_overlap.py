@@ -6,13 +6,14 @@ from typing import cast
 
 from twisted.internet.defer import ensureDeferred
 
+from drivers.pretended.scripted import SharedGeneration
 from node.backend import drain
 from node.backend.drain import SETTLED
 from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import Aborted, CoreFailed, InvalidConfig, PortTaken
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import SharedGeneration, person
+from tests.harness.memory import person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
 
 

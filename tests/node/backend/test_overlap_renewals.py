@@ -7,6 +7,7 @@ from typing import cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
 
+from drivers.pretended.scripted import SharedGeneration
 from node.backend import drain
 from node.backend.backoff import STEADY
 from node.backend.options import BackendOptions
@@ -17,7 +18,7 @@ from node.base.errors import Aborted, CoreFailed, UsersRefused
 from node.contract.accounts import Change
 from node.contract.driver import Applied
 from protos.service_pb2 import User
-from tests.harness.memory import SharedGeneration, person
+from tests.harness.memory import person
 from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.backend.health import AUDIT
 from node.backend.pending import WINDOW
 from node.base.errors import (
@@ -17,12 +18,7 @@ from node.base.errors import (
     UsersRefused,
 )
 from node.contract.accounts import Accounts
-from tests.harness.memory import (
-    Gate,
-    MemoryGeneration,
-    MemoryPlan,
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
 
 

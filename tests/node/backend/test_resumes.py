@@ -13,9 +13,7 @@ from node.base.errors import (
 )
 from node.contract.saved import Changes
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import (
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
 
 

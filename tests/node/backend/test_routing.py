@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
 from node.backend import routing
 from node.backend.health import AUDIT
 from node.backend.options import BackendOptions
@@ -30,16 +31,7 @@ from node.contract.generations import Generations
 from node.contract.routing import Routing
 from protos import service_pb2 as pb
 from protos.service_pb2 import Backend
-from tests.harness.memory import (
-    Gate,
-    MemoryDriver,
-    MemoryGeneration,
-    MemoryPlan,
-    MemoryRecord,
-    SharedGeneration,
-    SharingDriver,
-    person,
-)
+from tests.harness.memory import MemoryRecord, person
 from tests.harness.whole import make_runner
 
 GRACE = 30.0

@@ -14,9 +14,7 @@ from node.base.errors import (
     NodeError,
     PortTaken,
 )
-from tests.harness.memory import (
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, GRACE, WAITING, RunnerTests
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.backend.replace import UNWANTED
 from node.backend.wind_down import CALLER
 from node.base.errors import (
@@ -21,12 +22,7 @@ from node.base.errors import (
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation
 from node.contract.saved import Changes
-from tests.harness.memory import (
-    Gate,
-    MemoryGeneration,
-    MemoryPlan,
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
 
 

@@ -9,9 +9,7 @@ from node.base.errors import (
     CoreFailed,
     UsersRefused,
 )
-from tests.harness.memory import (
-    person,
-)
+from tests.harness.memory import person
 from tests.harness.runner import ANN, BOB, CY, RunnerTests, SlowPool
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 
+from drivers.pretended.scripted import Gate, MemoryDriver, MemoryPlan, SharedGeneration, SharingDriver
 from node.base.errors import CoreFailed, InvalidRequest, NotInitialized, UnknownName, Unsupported
 from node.contract.accounts import Accounts
 from node.contract.connections import Address, Arrived, Live
@@ -15,7 +16,7 @@ from node.engine import connected
 from node.engine.connected import BLIND, LAG, NO_LIST, TURN
 from protos import service_pb2 as pb
 from protos.service_pb2 import DropConnectionsRequest, ListOnlineRequest, StatRequest
-from tests.harness.memory import Gate, MemoryDriver, MemoryPlan, SharedGeneration, SharingDriver, person
+from tests.harness.memory import person
 from tests.node.api.test_listing import ALL, ListingCase
 
 ANN, BOB, CY = person("Ann", "one", "a"), person("bob", "two", "a", "b"), person("cy", "three", "b")

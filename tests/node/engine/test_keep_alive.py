@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryDriver
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
@@ -18,7 +19,7 @@ from node.contract.saved import Changes, Saved
 from node.engine.keep_alive import Countdown
 from protos import service_pb2
 from protos.service_pb2 import XRAY, Empty
-from tests.harness.memory import MemoryDriver, MemoryRecord
+from tests.harness.memory import MemoryRecord
 from tests.harness.whole import Whole
 
 

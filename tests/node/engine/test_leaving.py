@@ -12,6 +12,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, ensureDeferred, fail, succeed
 from twisted.internet.task import Clock
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
 from node.backend.options import BackendOptions
 from node.backend.probation import SECONDS as PROBATION
 from node.base.errors import CoreFailed
@@ -23,7 +24,6 @@ from node.engine import leaving
 from node.engine.leaving import Leaving, config_of, mark_of
 from protos.handover_pb2 import Handover, Run
 from protos.service_pb2 import Backend, User
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan, SharedGeneration, SharingDriver
 from tests.harness.overlap import ANN, BOB, CY, OverlapTests
 from tests.harness.whole import make_runner
 

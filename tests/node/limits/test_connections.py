@@ -9,11 +9,11 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.contract.connections import Address
 from node.contract.generations import Generations
 from node.limits.connections import Connections, Watcher, look
 from tests.harness.limited import Given
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 from tests.harness.paced import HERE, PacedGeneration
 
 

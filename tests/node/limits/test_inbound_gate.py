@@ -8,10 +8,10 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.base.errors import CoreFailed
 from node.contract.generations import Generations
 from node.limits.node_quota import InboundGate
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 
 
 class Closable(MemoryGeneration):

@@ -7,12 +7,12 @@ from typing import Any, cast
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import Gate, MemoryGeneration, MemoryPlan
 from node.contract.generations import Generations
 from node.limits.connections import KNOWN, TURN, Connections
 from node.limits.limits import NONE, Limit
 from node.limits.pacer import EVERYBODY, GATHER, TICK, Pacer
 from tests.harness.limited import Given
-from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
 from tests.harness.paced import HERE, PacedGeneration
 
 MBIT = 125_000

@@ -8,11 +8,12 @@ from twisted.internet.task import Clock
 from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.pretended.scripted import MemoryPlan
 from node.backend import desired as members
 from node.backend.desired import Desired
 from node.backend.roster import Roster
 from node.machine.malloc import SOON, Memory
-from tests.harness.memory import MemoryPlan, MemoryRecord, person
+from tests.harness.memory import MemoryRecord, person
 
 
 class PoolClock(Clock):

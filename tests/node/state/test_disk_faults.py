@@ -15,6 +15,7 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
+from drivers.pretended.scripted import MemoryDriver
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.methods import METHODS
@@ -30,7 +31,7 @@ from node.state.database import Damaged, Database, Unwritable
 from node.state.store import Store
 from protos.service_pb2 import Backend as Request
 from protos.service_pb2 import Empty, StatRequest, Users, UsersStat
-from tests.harness.memory import MemoryDriver, person
+from tests.harness.memory import person
 from tests.harness.whole import Whole
 
 [START] = [method for method in METHODS if method.call == "start"]
