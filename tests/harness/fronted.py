@@ -101,8 +101,8 @@ def stays_out(port: int, echo: EchoServer) -> bool:
 
 
 def stays_in(port: int, echo: EchoServer) -> bool:
-    """Whether a new connection carries bytes, and still does so after a while: some cores end it only then."""
-    end = time.monotonic() + STAYS
+    """Whether a new connection carries bytes, and still does so after the time in which some cores end it."""
+    end = time.monotonic() + 3 * STAYS
     try:
         with transfer.connect(port, echo, 3) as link:
             while time.monotonic() < end:
