@@ -76,21 +76,18 @@ class Connected:
         self._runner = runner
         self._journal = journal
 
-    async def addresses(self, name: str) -> dict[str, int]:
-        """The addresses from which a user is connected, and when each was last seen.
+    async def addresses(self, name: str) -> StatsOnlineIpListResponse:
+        """The addresses from which a user is connected.
 
         Raises `UnknownName`, and `Unsupported` if the user may be connected and the core does not report it.
         """
-        self._require_user(name)
-        found = await self._addresses(key_of(name))
-        if not found:
-            self._require_listed(key_of(name))
-        return found
+        key = key_of(name)
+        return _row(name, await self._known(name), (await self._forwarded([key])).get(key, ()))
 
     async def count(self, name: str) -> int:
         """From how many addresses a user is connected. Raises `UnknownName` and `Unsupported`."""
         try:
-            return len(await self.addresses(name))
+            return len(await self._known(name))
         except Unsupported:
             if not any(isinstance(run, CountsOnline) for run in self._runner.generations.serving):
                 raise
@@ -117,16 +114,13 @@ class Connected:
         async for part in slices(self._reactor, page[:limit], AT_ONCE):
             forwarded = await self._forwarded(part)
             for key, addresses in zip(part, await together(map(self._addresses, part)), strict=True):
-                row = StatsOnlineIpListResponse(name=self._name_of(key), ips=addresses)
-                marked = [text for text in addresses if _reported(text) in forwarded.get(key, ())]
-                size += row.ByteSize() + sum(map(len, marked))
+                row = _row(self._name_of(key), addresses, forwarded.get(key, ()))
+                size += row.ByteSize()
                 if reply.users and size > MOST_BYTES:
                     reply.next = last
                     return reply
                 if addresses:
                     reply.users.append(row)
-                if marked:
-                    reply.forwarded[row.name].addresses.extend(sorted(marked))
                 last = key
         reply.next = last if len(page) > limit else ""
         return reply
@@ -182,6 +176,14 @@ class Connected:
             names=", ".join(names),
             by=by,
         )
+
+    async def _known(self, name: str) -> dict[str, int]:
+        """By address, when the user was last seen there. Raises as `addresses`."""
+        self._require_user(name)
+        found = await self._addresses(key_of(name))
+        if not found:
+            self._require_listed(key_of(name))
+        return found
 
     async def _addresses(self, key: str) -> dict[str, int]:
         addresses: dict[str, int] = {}
@@ -242,6 +244,11 @@ def _address_of(text: str) -> Address:
         return _packed(text)
     except ValueError:
         raise InvalidRequest(f"{shown(text)} is not an IP address") from None
+
+
+def _row(name: str, addresses: Mapping[str, int], forwarded: Collection[Address]) -> StatsOnlineIpListResponse:
+    marked = sorted(text for text in addresses if _reported(text) in forwarded)
+    return StatsOnlineIpListResponse(name=name, ips=addresses, forwarded=marked)
 
 
 def _reported(text: str) -> Address:

@@ -120,5 +120,5 @@ def where(controller: Controller, person: TestUser) -> list[str]:
 def listed(controller: Controller) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The addresses of the users online, and those of them that a reverse proxy reported."""
     page = controller.call("ListOnline", service_pb2.ListOnlineResponse, service_pb2.ListOnlineRequest())
-    marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+    marked = {row.name: list(row.forwarded) for row in page.users if row.forwarded}
     return {row.name: sorted(row.ips) for row in page.users}, marked

@@ -221,7 +221,9 @@ def test_who_is_online(how: str, controller: Controller, all_kinds: Mapping[str,
         expected = {name: [address] for name, address in people.items()}
         until(lambda: listed(controller) == (expected, {anna.email: [HOME]}), SOON, "they are online")
         for name, address in people.items():
-            assert list(controller.online_ips(name).ips) == [address]
+            found = controller.online_ips(name)
+            assert list(found.ips) == [address]
+            assert list(found.forwarded) == ([address] if name == anna.email else [])
             assert controller.online(name).value == 1
 
 

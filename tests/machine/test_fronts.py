@@ -14,6 +14,7 @@ from scripts.staging.controller import Controller
 from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
@@ -33,6 +34,7 @@ from tests.harness.fronted import (
     where,
 )
 from tests.harness.grounds import SING_BOX, XRAY
+from tests.harness.nodectl import Nodectl
 from tests.machine.reach import ROOT, daemon
 
 # The core behind nginx, and the example's place on the page: the header first, then the PROXY protocol.
@@ -71,7 +73,7 @@ def examples(language: str) -> list[str]:
 def fronted(request: pytest.FixtureRequest, all_kinds: Mapping[str, Kind], tmp_path: Path) -> Iterator[Fronted]:
     ground, at = WAYS[request.param]
     place = Place(websocket(all_kinds), "in", ground=ground)
-    sockopt: Json = json.loads("{%s}" % examples("json")[at])["sockopt"] if ground is XRAY else {}
+    sockopt: Json = json.loads(f"{{{examples('json')[at]}}}")["sockopt"] if ground is XRAY else {}
     for front in Nginx(tmp_path, examples("nginx")[at], place.port).run():
         yield Fronted(place, front, sockopt)
 
@@ -121,8 +123,10 @@ def test_a_removed_user(controller: Controller, fronted: Fronted, echo: EchoServ
 
 
 @over("grpc")
-def test_online_with_a_mark(controller: Controller, fronted: Fronted, echo: EchoServer) -> None:
-    """Users are online from the addresses that nginx reports, marked as such."""
+def test_online_with_a_mark(
+    controller: Controller, node: NodeProcess, fronted: Fronted, echo: EchoServer, tmp_path: Path
+) -> None:
+    """Users are online from the addresses that nginx reports, marked as such, also by nodectl."""
     anna, bert = start(controller, fronted)
     with (
         fronted.way(anna, HOME) as home,
@@ -134,6 +138,14 @@ def test_online_with_a_mark(controller: Controller, fronted: Fronted, echo: Echo
     ):
         people = {anna.email: [HOME, OFFICE], bert.email: [MOBILE]}
         until(lambda: listed(controller) == (people, people), SOON, "they are online")
+        nodectl = Nodectl(tmp_path / "ctl")
+        nodectl.add("one", node, "grpc")
+        for arguments in (["--addresses"], [anna.email, bert.email]):
+            done = nodectl("online", "--node", "one", *arguments)
+            assert done.code == 0, done.err
+            assert {(row[0], row[1], row[-1]) for row in done.rows[1:]} == {
+                (name, address, "forwarded") for name, addresses in people.items() for address in addresses
+            }
     until(lambda: listed(controller) == ({}, {}), SOON, "they are offline")
 
 

@@ -300,8 +300,10 @@ class Online(ConnectedCase):
         new.places = {"ann": {"2001:db8::1": 1}, "cy": {"10.0.0.1": 1}}
         new.reported = {"ann": {bytes.fromhex("20010db8") + bytes(11) + b"\1"}}
         page = self.successResultOf(self.passed(self.online()))
-        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        marked = {row.name: list(row.forwarded) for row in page.users if row.forwarded}
         self.assertEqual(marked, {"Ann": ["2001:db8::1"], "bob": ["10.0.0.1"]})
+        one = self.passed(ensureDeferred(self.backend.online_ips(StatRequest(name="bob"), ALL)))
+        self.assertEqual(list(self.successResultOf(one).forwarded), ["10.0.0.1"])
 
     def test_odd_texts_for_addresses(self) -> None:
         """A client chooses the zone of a forwarded address; that costs others nothing."""
@@ -310,7 +312,7 @@ class Online(ConnectedCase):
         core.reported = {"ann": {bytes.fromhex("fe80") + bytes(13) + b"\1"}, "bob": {HERE}}
         page = self.successResultOf(self.passed(self.online()))
         self.assertEqual([row.name for row in page.users], ["Ann", "bob"])
-        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        marked = {row.name: list(row.forwarded) for row in page.users if row.forwarded}
         self.assertEqual(marked, {"Ann": ["fe80::1%a%b"], "bob": ["10.0.0.1"]})
 
     def test_one_user(self) -> None:
