@@ -19,7 +19,7 @@ from node.base.slices import slices
 from node.base.waiting import together
 from node.contract.abilities import CountsOnline, ListsOnline
 from node.contract.accounts import key_of
-from node.contract.connections import Address, Live, SeesConnections, SeesForwarded
+from node.contract.connections import Address, KeepsOut, Live, SeesConnections, SeesForwarded
 from node.contract.driver import Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -38,6 +38,7 @@ AT_ONCE, TURN = 64, 5000
 LAG = 0.25
 NO_LIST = "this core cannot list the users who are online"
 BLIND = "the core does not report the users of its connections"
+FRONTED = "a reverse proxy has the sockets of some of its users, and the core does not report which"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,8 @@ class Connected:
     async def _drop(self, run: Generation, wanted: Wanted, dropped: Dropped) -> None:
         users = wanted.users_of(run)
         going_on = {**run.mixed, **run.unseen} if isinstance(run, SeesConnections) else dict.fromkeys(users, BLIND)
+        if isinstance(run, KeepsOut):
+            going_on = {**await self._fronted(run, users, wanted), **going_on}
         dropped.unsupported |= {tag: why for tag, why in going_on.items() if tag in users}
         if not isinstance(run, SeesConnections):
             return
@@ -162,6 +165,15 @@ class Connected:
                 if found and (ended := await run.end(found)):
                     dropped.ended += ended
                     dropped.keys.update(live.key for live in found)
+
+    async def _fronted(self, run: KeepsOut, users: Mapping[str, Collection[str]], wanted: Wanted) -> Mapping[str, str]:
+        """The inbounds where such a connection may have come through a reverse proxy, and so cannot be ended."""
+        fronted = dict.fromkeys(run.fronted.keys() & users.keys(), FRONTED)
+        try:
+            found = await run.forwarded({key for tag in fronted for key in users[tag]}) if fronted else {}
+        except Unsupported:
+            return fronted
+        return fronted if any(wanted.address in some if wanted.address else some for some in found.values()) else {}
 
     def _tell(self, wanted: Wanted, dropped: Dropped) -> None:
         """Report it, without addresses."""
