@@ -63,10 +63,10 @@ def stays(condition: Callable[[], bool], what: str) -> None:
 def alone(all_kinds: Mapping[str, Kind], tmp_path: Path) -> Mapping[str, Kind]:
     """VLESS by transports that only Xray has."""
     certificate = certs.make(tmp_path, [SERVER_NAME])
-    settings = {"xhttpSettings": {"path": "/x"}}
+    path = {"path": "/x"}
     transports = {
-        "xhttp": tls(certificate, "xhttp", **settings),
-        "xhttp-h3": tls(certificate, "xhttp", ["h3"], **settings),
+        "xhttp": tls(certificate, "xhttp", xhttpSettings=path),
+        "xhttp-h3": tls(certificate, "xhttp", ["h3"], xhttpSettings=path),
         "mkcp": Transport("mkcp", {"network": "kcp"}, {"network": "kcp"}),
     }
     vless = all_kinds["vless-raw"]
@@ -74,16 +74,15 @@ def alone(all_kinds: Mapping[str, Kind], tmp_path: Path) -> Mapping[str, Kind]:
 
 
 @contextmanager
-def connected(name: str, place: Place, person: TestUser, source: str, echo: EchoServer) -> Iterator[None]:
-    """A user with a connection, or who has sent a datagram. At the end the client ends, too."""
-    with way(place, person, source) as port:
-        if name.endswith("/udp"):
-            with UdpAssociation(port) as association:
-                transfer.udp_echo(association, b"hello", echo)
-                yield
-        else:
-            with transfer.connect(port, echo):
-                yield
+def using(name: str, port: int, echo: EchoServer) -> Iterator[None]:
+    """A connection by this way, or a session of datagrams."""
+    if name.endswith("/udp"):
+        with UdpAssociation(port) as association:
+            transfer.udp_echo(association, b"hello", echo)
+            yield
+    else:
+        with transfer.connect(port, echo):
+            yield
 
 
 def means_the_same(name: str, place: Place, controller: Controller, cover: CoverServer, echo: EchoServer) -> None:
@@ -96,16 +95,21 @@ def means_the_same(name: str, place: Place, controller: Controller, cover: Cover
         expected = {anna.email: set(sources)} if sources else {}
         return listed(controller) == expected and counts == [len(sources), 0]
 
-    with connected(name, place, anna, SOURCE, echo):
-        soon(lambda: online(SOURCE), "she is online")
-        stays(lambda: online(SOURCE), "she stays online while she moves no bytes")
-        with connected(name, place, anna, SECOND_SOURCE, echo):
-            soon(lambda: online(SOURCE, SECOND_SOURCE), "she has two addresses")
-            assert set(controller.online_ips(anna.email).ips) == {SOURCE, SECOND_SOURCE}
-        if name not in LASTING:
-            until(lambda: online(SOURCE), OFF, "she has one address")
+    # The clients stay: over QUIC only they can say that a connection has ended.
+    with way(place, anna, SOURCE) as first, way(place, anna, SECOND_SOURCE) as second:
+        with using(name, first, echo):
+            soon(lambda: online(SOURCE), "she is online")
+            stays(lambda: online(SOURCE), "she stays online while she moves no bytes")
+            with using(name, second, echo):
+                soon(lambda: online(SOURCE, SECOND_SOURCE), "she has two addresses")
+                assert set(controller.online_ips(anna.email).ips) == {SOURCE, SECOND_SOURCE}
+            if not name.endswith("/udp"):
+                until(lambda: online(SOURCE), OFF, "she has one address")
+        if not name.endswith("/udp"):
+            until(online, OFF, "she is offline")
     if name not in LASTING:
-        until(online, OFF, "she is offline")
+        # A client may keep the session of datagrams inside its connection.
+        until(online, OFF, "she is offline without her clients")
 
 
 @pytest.mark.slow
@@ -152,7 +156,7 @@ def never_offline(name: str, place: Place, controller: Controller, cover: CoverS
             return True
         return [set(row.ips) for row in page.users] == [{LOCAL}]
 
-    with connected(name, place, anna, LOCAL, echo):
+    with way(place, anna, LOCAL) as port, using(name, port, echo):
         # The node looks for the sockets of new connections once a second.
         until(known, what="she is online, or that is not known")
         stays(known, "she is never reported as offline")
