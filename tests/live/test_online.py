@@ -26,11 +26,17 @@ from tests.conftest import SOURCE, Place, member, over, run, settled, way
 from tests.harness.grounds import Ground
 
 SECOND_SOURCE, LOCAL = "127.0.0.4", "127.0.0.1"
-# Kinds of connections on both cores; "/udp": the user sends datagrams. And transports that only Xray has.
+# Kinds of connections on both cores; "/udp": the user sends datagrams.
 BOTH = (
     *("vless-raw", "vless-ws-tls", "vless-grpc-tls", "trojan-tls/udp", "shadowsocks-aes-256-gcm"),
     *("shadowsocks-aes-256-gcm/udp", "shadowsocks-2022-aes-128/udp", "hysteria2", "hysteria2/udp"),
 )
+# Some of them for users from the machine itself; Xray 26.3.27 logs nothing about datagrams of Hysteria.
+FROM_HERE = (
+    *("vless-grpc-tls", "shadowsocks-aes-256-gcm", "hysteria2"),
+    *("shadowsocks-aes-256-gcm/udp", "shadowsocks-2022-aes-128/udp"),
+)
+# Transports that only Xray has.
 ALONE = ("xhttp", "xhttp-h3", "mkcp")
 # A core keeps the datagrams' session of these for one to five minutes.
 LASTING = ("shadowsocks-aes-256-gcm/udp", "shadowsocks-2022-aes-128/udp", "hysteria2/udp")
@@ -129,6 +135,7 @@ def test_online_means_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.turns("name")
 @pytest.mark.parametrize("name", ALONE)
 @over("rest")
 def test_online_by_other_transports(
@@ -162,8 +169,7 @@ def never_offline(name: str, place: Place, controller: Controller, cover: CoverS
         stays(known, "she is never reported as offline")
 
 
-# Without Hysteria's datagrams, of which Xray 26.3.27 logs nothing.
-@pytest.mark.parametrize("name", BOTH[:-1])
+@pytest.mark.parametrize("name", FROM_HERE)
 @over("rest")
 def test_a_user_from_the_machine_itself(
     name: str,
@@ -178,6 +184,7 @@ def test_a_user_from_the_machine_itself(
     never_offline(name, place, controller, cover, echo)
 
 
+@pytest.mark.turns("name")
 @pytest.mark.parametrize("name", ALONE)
 @over("rest")
 def test_from_the_machine_itself_by_other_transports(
