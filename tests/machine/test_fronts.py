@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,13 @@ WAYS = {"xray-header": (XRAY, 0), "xray-proxy": (XRAY, 1), "sing-box-header": (S
 
 
 class Nginx:
-    """nginx with one of the page's examples, inside the block."""
+    """nginx with one of the page's examples, and `more` directives of its server."""
 
-    def __init__(self, directory: Path, example: str, behind: int) -> None:
+    def __init__(self, directory: Path, example: str, behind: int, more: str = "") -> None:
         self.port = free_port()
         found = example.replace("listen 443", f"listen 127.0.0.1:{self.port}").replace(":8080", f":{behind}")
         if example.startswith("location"):
-            parts = f"http {{ access_log off; server {{ listen 127.0.0.1:{self.port};\n{found} }} }}\n"
+            parts = f"http {{ access_log off; server {{ listen 127.0.0.1:{self.port}; {more}\n{found} }} }}\n"
         else:
             parts = f"stream {{ {found} }}\n"
         self._file = directory / "nginx.conf"
@@ -57,7 +58,8 @@ class Nginx:
             f"master_process off;\nevents {{}}\npid {directory}/pid;\n{parts}"
         )
 
-    def run(self) -> Iterator[Nginx]:
+    @contextmanager
+    def running(self) -> Iterator[Nginx]:
         with daemon("/usr/sbin/nginx", "-c", self._file):
             until(lambda: accepts(self.port), what="nginx listens")
             yield self
@@ -69,13 +71,17 @@ def examples(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
 
 
+def sockopt(at: int) -> Json:
+    found: Json = json.loads(f"{{{examples('json')[at]}}}")["sockopt"]
+    return found
+
+
 @pytest.fixture(params=WAYS)
 def fronted(request: pytest.FixtureRequest, all_kinds: Mapping[str, Kind], tmp_path: Path) -> Iterator[Fronted]:
     ground, at = WAYS[request.param]
     place = Place(websocket(all_kinds), "in", ground=ground)
-    sockopt: Json = json.loads(f"{{{examples('json')[at]}}}")["sockopt"] if ground is XRAY else {}
-    for front in Nginx(tmp_path, examples("nginx")[at], place.port).run():
-        yield Fronted(place, front, sockopt)
+    with Nginx(tmp_path, examples("nginx")[at], place.port).running() as front:
+        yield Fronted(place, front, sockopt(at) if ground is XRAY else {})
 
 
 def start(controller: Controller, fronted: Fronted, addresses: int = 0) -> tuple[TestUser, TestUser]:
@@ -161,3 +167,16 @@ def test_who_comes_past_nginx(controller: Controller, fronted: Fronted, echo: Ec
     with fronted.way(anna, HOME, port=fronted.place.port) as past, transfer.connect(past, echo):
         expected = {anna.email: [FORGED if believed else HOME]}
         until(lambda: listed(controller) == (expected, expected if believed else {}), SOON, "they are online")
+
+
+@over("grpc")
+def test_behind_a_cdn(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer, tmp_path: Path) -> None:
+    """With nginx's two directives a user is online from the address in the CDN's header."""
+    place = Place(websocket(all_kinds), "in")
+    real = "set_real_ip_from 127.0.0.0/8; real_ip_header CF-Connecting-IP;"
+    with Nginx(tmp_path, examples("nginx")[0], place.port, real).running() as front:
+        fronted = Fronted(place, front, sockopt(0))
+        anna, _ = start(controller, fronted)
+        with fronted.way(anna, HOME, {"CF-Connecting-IP": "198.51.100.9"}) as port, transfer.connect(port, echo):
+            people = {anna.email: ["198.51.100.9"]}
+            until(lambda: listed(controller) == (people, people), SOON, "she is online")
