@@ -38,7 +38,7 @@ FROM_HERE = (
 )
 # Transports that only Xray has.
 ALONE = ("xhttp", "xhttp-h3", "mkcp")
-# A core keeps the datagrams' session of these for one to five minutes.
+# A core keeps the datagrams' session of these for minutes.
 LASTING = ("shadowsocks-aes-256-gcm/udp", "shadowsocks-2022-aes-128/udp", "hysteria2/udp")
 # Seconds after which a user must be offline: over mKCP the core waits for some eight.
 OFF, IDLE = 20.0, 1.5
