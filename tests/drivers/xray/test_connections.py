@@ -569,6 +569,7 @@ class ConnectionsTests(TestCase):
         self.assertEqual(self.connections.requests.collect(()), [])
         self.say("10.0.0.1:9", "Anna", target="tcp:a.test:80")
         self.say("10.0.0.1:9", "Anna", target="udp:[2001:db8::1]:443")
+        self.say("udp:10.0.0.1:9", "Anna", target="udp:c.test:53")
         self.say("10.0.0.2:9", "Bert", "nowhere", target="tcp:b.test:22")
         torrent = "accepted tcp:b.test:22 [home -> ~txnode-torrent-2] email: Bert"
         self.connections.take(f"2026/11/21 02:17:57.788507 from tcp:10.0.0.2:9 {torrent}")
@@ -578,6 +579,7 @@ class ConnectionsTests(TestCase):
             [
                 Request("anna", anna, "home", "a.test:80", udp=False),
                 Request("anna", anna, "home", "[2001:db8::1]:443", udp=True),
+                Request("anna", anna, "home", "c.test:53", udp=True),
                 Request("bert", bert, "home", "b.test:22", udp=False, torrent=True),
             ],
         )
