@@ -227,7 +227,7 @@ class File(_message.Message):
     def __init__(self, path: _Optional[str] = ..., mark: _Optional[_Iterable[int]] = ..., pinned: bool = ...) -> None: ...
 
 class XrayRun(_message.Message):
-    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut", "suspects", "nesting")
+    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut", "suspects", "nesting", "hidden")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class XrayRun(_message.Message):
     CUT_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     NESTING_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_FIELD_NUMBER: _ClassVar[int]
     process: Process
     socket: str
     token: str
@@ -262,7 +263,8 @@ class XrayRun(_message.Message):
     cut: int
     suspects: Suspects
     nesting: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ..., suspects: _Optional[_Union[Suspects, _Mapping]] = ..., nesting: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    hidden: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ..., suspects: _Optional[_Union[Suspects, _Mapping]] = ..., nesting: _Optional[_Iterable[bytes]] = ..., hidden: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Suspects(_message.Message):
     __slots__ = ("look", "users", "where", "since")

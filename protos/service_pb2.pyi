@@ -125,7 +125,7 @@ class OnlineStatResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class StatsOnlineIpListResponse(_message.Message):
-    __slots__ = ("name", "ips")
+    __slots__ = ("name", "ips", "forwarded")
     class IpsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -135,9 +135,11 @@ class StatsOnlineIpListResponse(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     IPS_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     ips: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., ips: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    forwarded: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., ips: _Optional[_Mapping[str, int]] = ..., forwarded: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Latency(_message.Message):
     __slots__ = ("name", "alive", "delay", "link", "last_seen_time", "last_try_time", "source")
@@ -634,7 +636,7 @@ class ListOnlineRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListOnlineResponse(_message.Message):
-    __slots__ = ("users", "next", "total", "unsupported", "forwarded")
+    __slots__ = ("users", "next", "total", "unsupported")
     class UnsupportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -642,30 +644,15 @@ class ListOnlineResponse(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    class ForwardedEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: Forwarded
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Forwarded, _Mapping]] = ...) -> None: ...
     USERS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
-    FORWARDED_FIELD_NUMBER: _ClassVar[int]
     users: _containers.RepeatedCompositeFieldContainer[StatsOnlineIpListResponse]
     next: str
     total: int
     unsupported: _containers.ScalarMap[str, str]
-    forwarded: _containers.MessageMap[str, Forwarded]
-    def __init__(self, users: _Optional[_Iterable[_Union[StatsOnlineIpListResponse, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ..., forwarded: _Optional[_Mapping[str, Forwarded]] = ...) -> None: ...
-
-class Forwarded(_message.Message):
-    __slots__ = ("addresses",)
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, users: _Optional[_Iterable[_Union[StatsOnlineIpListResponse, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., unsupported: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
     __slots__ = ("outbound_tag", "rule_tag")

@@ -16,10 +16,10 @@ from drivers.sockets.sock_diag import Endpoint, endpoint
 
 _EMAIL = " email: "
 _ARROWS = (" >> ", " -> ", " ==> ")
-# Older cores print no microseconds; for a multiplexed connection `tcp:` stands before the source.
+# Older cores print no microseconds. Before the source stands `tcp:` for a multiplexed connection, `udp:` for datagrams.
 _ACCEPTED = re.compile(
-    r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? from (?:tcp:)?(?:([\d.]+)|\[([\da-fA-F:.]+)(?:%[^\]]*)?\]):(\d{1,5}) "
-    r"accepted (\S+) \[(.+)\]",
+    r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? from (?:tcp:|(udp:))?"
+    r"(?:([\d.]+)|\[([\da-fA-F:.]+)(?:%[^\]]*)?\]):(\d{1,5}) accepted (\S+) \[(.+)\]",
     re.ASCII,
 )
 _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? ", re.ASCII)
@@ -30,14 +30,17 @@ _WHOLE = re.compile(r"\S* \[.+\]")
 # Marks of lines that may end with text from a user, and the most characters of such text.
 _REJECTED, _INVALID = " rejected ", "invalid domain name: "
 _REFUSED = 300
-# Rejected for lack of a valid credential: the core has read nothing yet that it could print. After a removal there are
-# many such lines between those of connections that the core accepted just before.
+# Rejected for lack of a valid credential, or ended before one came, as by a scanner or by a probe of the node: the core
+# has read nothing yet that it could print. After a removal there are many such lines between those of connections that
+# the core accepted just before.
 _STRANGER = re.compile(
     _ACCESS.pattern + r"\S+ rejected  (?:common/drain: .+ > )?proxy/(?:"
     r"vless/encoding: invalid request (?:version|user id: [\da-f-]{36})"
     r"|trojan: not (?:a valid user|trojan protocol)"
     r"|vmess/encoding: invalid user > user do not exist"
-    r"|shadowsocks: failed to match an user > proxy/shadowsocks: Not Found)",
+    r"|shadowsocks: failed to match an user > proxy/shadowsocks: Not Found"
+    r"|(?:vmess/encoding: failed to read request header|shadowsocks: failed to read \d+ bytes)"
+    r" > (?:(?:unexpected )?EOF|read tcp \S+->\S+: read: connection reset by peer))",
     re.ASCII,
 )
 # The most characters of a target: SOCKS 4a allows 8,191, Hysteria 2,048.
@@ -52,13 +55,17 @@ _BITS = re.compile(r"/?([+-]?\d{1,20})", re.ASCII)
 
 
 class Accepted(NamedTuple):
-    """A connection that the core accepted. `detour` is `INBOUND >> OUTBOUND`, with one of three arrows."""
+    """A connection that the core accepted. `detour` is `INBOUND >> OUTBOUND`, with one of three arrows.
+
+    `datagram`: the line says that the user connects over UDP; in most lines of such users it does not.
+    """
 
     email: str
     endpoint: Endpoint
     # Mostly with the network: `tcp:HOST:PORT`.
     target: str
     detour: str
+    datagram: bool = False
 
     @property
     def udp(self) -> bool:
@@ -80,9 +87,9 @@ def parse(line: str) -> Accepted | None:
     match = _ACCEPTED.match(head)
     if match is None:
         return None
-    ipv4, ipv6, port, target, detour = match.groups()
+    datagram, ipv4, ipv6, port, target, detour = match.groups()
     try:
-        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "")
+        return Accepted(email, endpoint(ipv4 or ipv6, int(port)), target, detour or "", datagram is not None)
     except (OSError, OverflowError):
         return None
 

@@ -42,6 +42,8 @@ PRUNE_FULL = 10.0
 LEARN = 1.0
 # The share of time that all looks may take.
 SHARE = 0.02
+# The addresses that the core never lists as online.
+LOCAL = frozenset({bytes((127, 0, 0, 1)), bytes(15) + b"\1"})
 # Above this many connections a look runs in the reactor's pool.
 INLINE = 500
 # Seconds for which late lines are batched: one look at 10,000 sockets takes some 0.1 s of a processor.
@@ -79,7 +81,9 @@ class Connections(CoreConnections):
         # How many connections of removed users were cut.
         self.cut = 0
         self.requests = Requests(tags or ingress)
-        self._tag_of = lru_cache(maxsize=1024)(lambda detour: inbound_in(detour, ingress))
+        # Inbounds with users whom neither the core lists nor the kernel: over UDP, or through a proxy, from `LOCAL`.
+        self.hidden: set[str] = set()
+        self._tag_of = lru_cache(maxsize=1024)(lambda detour: inbound_in(detour, tags or ingress))
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool], online: Online) -> None:
@@ -97,18 +101,28 @@ class Connections(CoreConnections):
         if self.requests.wanted and believed:
             self.requests.take(accepted)
         tag = self._tag_of(accepted.detour)
-        if tag is None or (accepted.udp and self._ingress[tag].datagrams):
+        if tag is None:
             return
-        if accepted.forwarded or not self._ingress[tag].ports:
+        entry = self._ingress.get(tag)
+        if entry is None or accepted.datagram or (accepted.udp and entry.datagrams):
+            self._hide(tag, accepted.endpoint, believed)
+        elif accepted.forwarded or not entry.ports:
             # A reverse proxy has the client's socket.
+            self._hide(tag, accepted.endpoint, believed)
             if self._is_in((tag, key := key_of(accepted.email))):
                 self._announce(key, accepted.endpoint[:-2])
         else:
             (self._note if believed else self._guess)(tag, accepted)
 
+    def _hide(self, tag: str, where: Endpoint, believed: bool = True) -> None:
+        """Note a user without a TCP socket of their own, if the core does not list their address either."""
+        if believed and where[:-2] in LOCAL:
+            self.hidden.add(tag)
+
     def leave(self, run: XrayRun) -> None:
         """Save the owners of the connections for the next node process."""
         run.cut = self.cut
+        run.hidden.extend(sorted(self.hidden))
         run.suspects.CopyFrom(self._old_credentials.packed(self._reactor.seconds()))
         for tag, endpoints in self._endpoints.items():
             run.places[tag].CopyFrom(endpoints.packed())
@@ -116,6 +130,7 @@ class Connections(CoreConnections):
     def go_on(self, run: XrayRun) -> None:
         """Restore what an earlier node process saved."""
         self.cut = run.cut
+        self.hidden.update(run.hidden)
         self._old_credentials.unpack(run.suspects, self._reactor.seconds())
         for tag, endpoints in self._endpoints.items():
             if tag in run.places:
@@ -313,6 +328,9 @@ class Connections(CoreConnections):
         finally:
             self._looking = False
         for tag, there in live.items():
+            if self._ingress[tag].either:
+                for where in self._endpoints[tag].unfound(there):
+                    self._hide(tag, where)
             for where, key in self._endpoints[tag].renewed(there).items():
                 self._announce_at(where, key)
             for where, key in self._endpoints[tag].settle(there).items():

@@ -21,7 +21,7 @@ from drivers.xray.bars import Bars
 from drivers.xray.closed import BARE
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
-from drivers.xray.connections import Connections
+from drivers.xray.connections import LOCAL, Connections
 from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
@@ -47,12 +47,11 @@ from protos.service_pb2 import (
 )
 from protos.xray_pb2 import OutboundHandlerConfig, OutboundStatus
 
-# The addresses that the core never lists as online.
-_LOCAL = frozenset({ip_address("127.0.0.1").packed, ip_address("::1").packed})
 _NOT_LISTED = "this core cannot list its rules; Xray 26.1.23 and later can"
 _NOT_TOLD = "this core cannot list the addresses of users; Xray 25.3.6 and later can"
 _NO_LIST = "this core cannot list the users who are online; Xray 26.1.23 and later can"
 _MIXED = "a connection carries requests of several users, as from a reverse proxy"
+_HIDDEN = "some of its users come by UDP, or through a proxy, from this machine, whose addresses the core does not list"
 NOT_MEASURED = (
     "the configuration measures no outbound: add an `observatory` or a `burstObservatory` whose `subjectSelector` "
     "names outbounds"
@@ -189,9 +188,9 @@ class XrayGeneration(CoreGeneration[Api]):
         with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
                 found |= await self._api.online_ips(email)
-        if not _LOCAL.isdisjoint(self._connections.addresses(key)):
+        if not LOCAL.isdisjoint(self._connections.addresses(key)):
             now = int(time.time())
-            local = [live.address for live in await self.look({key}) if live.address in _LOCAL]
+            local = [live.address for live in await self.look({key}) if live.address in LOCAL]
             found |= {str(ip_address(address)): now for address in local}
         return found
 
@@ -201,12 +200,13 @@ class XrayGeneration(CoreGeneration[Api]):
 
     @property
     def unlisted(self) -> Mapping[str, str]:
-        return dict.fromkeys(self._connections.mixed_at(_LOCAL), _MIXED)
+        hidden = dict.fromkeys(self._connections.hidden, _HIDDEN)
+        return hidden | dict.fromkeys(self._connections.mixed_at(LOCAL), _MIXED)
 
     async def online_keys(self) -> Collection[str]:
         with asking(ONLINE, _NO_LIST):
             listed = {*map(key_of, await self._api.all_online())}
-        return listed | {live.key for live in await self.look(self._connections.owners(_LOCAL))}
+        return listed | {live.key for live in await self.look(self._connections.owners(LOCAL))}
 
     async def latency(self) -> Sequence[Latency]:
         if not measures(self.plan.base):

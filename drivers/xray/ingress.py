@@ -46,13 +46,15 @@ class Ingress:
     """The TCP ports by which users reach one inbound; none if they connect through another server.
 
     `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
-    users who connect over UDP. `forwards`: connections to the same ports may be passed on to another inbound or server.
-    `fronted`: a reverse proxy may report clients' addresses, and have their sockets.
+    users who connect over UDP. `either`: lines do not tell those users from the ones by TCP. `forwards`: connections to
+    the same ports may be passed on to another inbound or server. `fronted`: a reverse proxy may report clients'
+    addresses, and have their sockets.
     """
 
     ports: Ports
     shared: bool = False
     datagrams: bool = False
+    either: bool = False
     forwards: bool = False
     fronted: bool = False
 
@@ -96,9 +98,9 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
             protocol, transport = inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name
             found[handler.tag] = Ingress(
                 front if proxied else own,
-                # Access lines of Shadowsocks-2022 do not tell TCP clients from UDP ones.
                 shared=transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022",
                 datagrams=protocol == "shadowsocks",
+                either=protocol == "shadowsocks_2022",
                 forwards=proxied or _falls_back(handler),
                 fronted=(proxied and not front) or _believes_forwarded(receiver.stream_settings),
             )

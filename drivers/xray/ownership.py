@@ -158,6 +158,10 @@ class Endpoints:
         some = [where for where, socket in due.items() if live.get(where) not in (None, socket)]
         return {where: key for where in some if (key := self.holder(where)) is not None}
 
+    def unfound(self, live: Mapping[Endpoint, int | None]) -> list[Endpoint]:
+        """Endpoints of lines before `age` that neither that look nor one before it found connected by TCP."""
+        return [where for where in self._old if where not in live and where not in self._sockets]
+
     def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
         """Apply the result of a look since `age`: connected endpoints with their cookies, None if unknown.
 

@@ -81,8 +81,7 @@ class Operations:
         return service_pb2.OnlineStatResponse(name=request.name, value=await self._engine.connected.count(request.name))
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
-        addresses = await self._engine.connected.addresses(request.name)
-        return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=addresses)
+        return await self._engine.connected.addresses(request.name)
 
     async def latency(self, request: service_pb2.LatencyRequest, _: Call) -> service_pb2.LatencyResponse:
         run = self._runner.current()

@@ -19,7 +19,7 @@ from node.base.slices import slices
 from node.base.waiting import together
 from node.contract.abilities import CountsOnline, ListsOnline
 from node.contract.accounts import key_of
-from node.contract.connections import Address, Live, SeesConnections, SeesForwarded
+from node.contract.connections import Address, KeepsOut, Live, SeesConnections, SeesForwarded
 from node.contract.driver import Generation
 from node.events.journal import Journal
 from node.events.kinds import Kind
@@ -38,6 +38,7 @@ AT_ONCE, TURN = 64, 5000
 LAG = 0.25
 NO_LIST = "this core cannot list the users who are online"
 BLIND = "the core does not report the users of its connections"
+FRONTED = "a reverse proxy has the sockets of some of its users, and the core does not report which"
 
 
 @dataclass(frozen=True)
@@ -76,21 +77,18 @@ class Connected:
         self._runner = runner
         self._journal = journal
 
-    async def addresses(self, name: str) -> dict[str, int]:
-        """The addresses from which a user is connected, and when each was last seen.
+    async def addresses(self, name: str) -> StatsOnlineIpListResponse:
+        """The addresses from which a user is connected.
 
         Raises `UnknownName`, and `Unsupported` if the user may be connected and the core does not report it.
         """
-        self._require_user(name)
-        found = await self._addresses(key_of(name))
-        if not found:
-            self._require_listed(key_of(name))
-        return found
+        key = key_of(name)
+        return _row(name, await self._known(name), (await self._forwarded([key])).get(key, ()))
 
     async def count(self, name: str) -> int:
         """From how many addresses a user is connected. Raises `UnknownName` and `Unsupported`."""
         try:
-            return len(await self.addresses(name))
+            return len(await self._known(name))
         except Unsupported:
             if not any(isinstance(run, CountsOnline) for run in self._runner.generations.serving):
                 raise
@@ -117,16 +115,13 @@ class Connected:
         async for part in slices(self._reactor, page[:limit], AT_ONCE):
             forwarded = await self._forwarded(part)
             for key, addresses in zip(part, await together(map(self._addresses, part)), strict=True):
-                row = StatsOnlineIpListResponse(name=self._name_of(key), ips=addresses)
-                marked = [text for text in addresses if _reported(text) in forwarded.get(key, ())]
-                size += row.ByteSize() + sum(map(len, marked))
+                row = _row(self._name_of(key), addresses, forwarded.get(key, ()))
+                size += row.ByteSize()
                 if reply.users and size > MOST_BYTES:
                     reply.next = last
                     return reply
                 if addresses:
                     reply.users.append(row)
-                if marked:
-                    reply.forwarded[row.name].addresses.extend(sorted(marked))
                 last = key
         reply.next = last if len(page) > limit else ""
         return reply
@@ -158,6 +153,8 @@ class Connected:
     async def _drop(self, run: Generation, wanted: Wanted, dropped: Dropped) -> None:
         users = wanted.users_of(run)
         going_on = {**run.mixed, **run.unseen} if isinstance(run, SeesConnections) else dict.fromkeys(users, BLIND)
+        if isinstance(run, KeepsOut):
+            going_on = {**await self._fronted(run, users, wanted), **going_on}
         dropped.unsupported |= {tag: why for tag, why in going_on.items() if tag in users}
         if not isinstance(run, SeesConnections):
             return
@@ -168,6 +165,15 @@ class Connected:
                 if found and (ended := await run.end(found)):
                     dropped.ended += ended
                     dropped.keys.update(live.key for live in found)
+
+    async def _fronted(self, run: KeepsOut, users: Mapping[str, Collection[str]], wanted: Wanted) -> Mapping[str, str]:
+        """The inbounds where such a connection may have come through a reverse proxy, and so cannot be ended."""
+        fronted = dict.fromkeys(run.fronted.keys() & users.keys(), FRONTED)
+        try:
+            found = await run.forwarded({key for tag in fronted for key in users[tag]}) if fronted else {}
+        except Unsupported:
+            return fronted
+        return fronted if any(wanted.address in some if wanted.address else some for some in found.values()) else {}
 
     def _tell(self, wanted: Wanted, dropped: Dropped) -> None:
         """Report it, without addresses."""
@@ -182,6 +188,14 @@ class Connected:
             names=", ".join(names),
             by=by,
         )
+
+    async def _known(self, name: str) -> dict[str, int]:
+        """By address, when the user was last seen there. Raises as `addresses`."""
+        self._require_user(name)
+        found = await self._addresses(key_of(name))
+        if not found:
+            self._require_listed(key_of(name))
+        return found
 
     async def _addresses(self, key: str) -> dict[str, int]:
         addresses: dict[str, int] = {}
@@ -242,6 +256,11 @@ def _address_of(text: str) -> Address:
         return _packed(text)
     except ValueError:
         raise InvalidRequest(f"{shown(text)} is not an IP address") from None
+
+
+def _row(name: str, addresses: Mapping[str, int], forwarded: Collection[Address]) -> StatsOnlineIpListResponse:
+    marked = sorted(text for text in addresses if _reported(text) in forwarded)
+    return StatsOnlineIpListResponse(name=name, ips=addresses, forwarded=marked)
 
 
 def _reported(text: str) -> Address:

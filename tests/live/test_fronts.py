@@ -5,35 +5,41 @@ from __future__ import annotations
 import os
 import signal
 import time
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from protos import service_pb2
 from protos.service_pb2 import Limits
 from scripts.staging import transfer
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller
-from scripts.staging.core import Json, XrayClient
+from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.front import Front
 from scripts.staging.inbounds import Kind
-from scripts.staging.ports import free_port
-from scripts.staging.transports import Transport
-from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, control, member, over, talking, way
+from tests.harness.fronted import (
+    HOME,
+    MOBILE,
+    OFFICE,
+    SOON,
+    Fronted,
+    is_in,
+    is_soon,
+    limited,
+    listed,
+    somebody,
+    stays_out,
+    websocket,
+    where,
+)
 from tests.harness.grounds import SING_BOX, XRAY
 from tests.harness.upgraded import RealNode, upgrade
 
-HOME, OFFICE, MOBILE, FORGED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "203.0.113.7"
-# Seconds until the core must refuse an address, or take it again, on a busy machine; and after which it counts as out.
-SOON, STAYS = 15.0, 1.0
-WEBSOCKET = {"network": "ws", "wsSettings": {"path": "/ws"}}
 # What the inbound trusts, by how the front reports addresses.
 TRUST: Mapping[str, Json] = {
     "header": {"trustedXForwardedFor": ["X-Forwarded-For"]},
@@ -41,77 +47,11 @@ TRUST: Mapping[str, Json] = {
 }
 
 
-@dataclass(frozen=True)
-class Fronted:
-    """An inbound behind a front."""
-
-    place: Place
-    front: Front
-    how: str
-
-    @property
-    def inbound(self) -> Json:
-        return {**self.place.inbound, "streamSettings": {**WEBSOCKET, "sockopt": TRUST[self.how]}}
-
-    @contextmanager
-    def way(self, person: TestUser, source: str, **extra: Json) -> Iterator[int]:
-        """The SOCKS port of a client that connects to the front from this address, and claims another one."""
-        stream = {"network": "ws", "wsSettings": {"path": "/ws", "headers": {"X-Forwarded-For": FORGED}}}
-        if self.how == "proxy":
-            stream = WEBSOCKET
-        outbound = self.place.kind.outbound(self.front.port, person, source=source)
-        port = free_port()
-        with XrayClient({port: {**outbound, "streamSettings": stream, **extra}}):
-            yield port
-
-
-def websocket(all_kinds: Mapping[str, Kind]) -> Kind:
-    return replace(all_kinds["vless-raw"], transport=Transport("ws", WEBSOCKET, WEBSOCKET))
-
-
 @pytest.fixture(params=["header", "proxy"])
 def fronted(request: pytest.FixtureRequest, all_kinds: Mapping[str, Kind]) -> Iterator[Fronted]:
     place = Place(websocket(all_kinds), "in")
     with Front(place.port, proxy=request.param == "proxy") as front:
-        yield Fronted(place, front, request.param)
-
-
-def somebody() -> TestUser:
-    """A user of this test only: the node remembers for seconds who was connected, and from where."""
-    return TestUser.new(f"Somebody-{uuid.uuid4()}@test")
-
-
-def limited(person: TestUser, fronted: Fronted, addresses: int = 1) -> service_pb2.User:
-    user = member(person, fronted.place)
-    user.limits.CopyFrom(Limits(addresses=addresses))
-    return user
-
-
-def is_in(port: int, echo: EchoServer) -> bool:
-    """Whether a new connection carries bytes."""
-    try:
-        with transfer.connect(port, echo, 3) as link:
-            transfer.echo(link, b"here")
-    except OSError:
-        return False
-    return True
-
-
-def is_soon(port: int, echo: EchoServer, inside: bool) -> None:
-    until(lambda: is_in(port, echo) is inside, SOON, "it gets in" if inside else "it stays out")
-
-
-def stays_out(port: int, echo: EchoServer) -> bool:
-    end = time.monotonic() + STAYS
-    while time.monotonic() < end:
-        if is_in(port, echo):
-            return False
-    return True
-
-
-def where(controller: Controller, person: TestUser) -> list[str]:
-    (row,) = controller.limits(person.email).users
-    return list(row.addresses)
+        yield Fronted(place, front, TRUST[request.param])
 
 
 @pytest.mark.slow
@@ -249,7 +189,7 @@ def test_sing_box_cuts_the_right_connection(
     anna, bert = somebody(), somebody()
     place = Place(websocket(all_kinds), "in", ground=SING_BOX)
     with Front(place.port) as front, ExitStack() as stack:
-        fronted = Fronted(place, front, "header")
+        fronted = Fronted(place, front)
         controller.start(SING_BOX.backend([place.inbound], [limited(anna, fronted), member(bert, place)]))
         home, office = (stack.enter_context(fronted.way(anna, source)) for source in (HOME, OFFICE))
         other = stack.enter_context(fronted.way(bert, OFFICE))
@@ -271,24 +211,19 @@ def test_who_is_online(how: str, controller: Controller, all_kinds: Mapping[str,
     ground = SING_BOX if how == "sing-box" else XRAY
     place = Place(websocket(all_kinds), "in", ground=ground)
     with Front(place.port, proxy=how == "proxy") as front, ExitStack() as stack:
-        fronted = Fronted(place, front, "proxy" if how == "proxy" else "header")
-        inbound = place.inbound if how == "sing-box" else fronted.inbound
-        controller.start(ground.backend([inbound], [member(anna, place), member(bert, place)]))
+        fronted = Fronted(place, front, TRUST.get(how, {}))
+        controller.start(ground.backend([fronted.inbound], [member(anna, place), member(bert, place)]))
         people = {anna.email: HOME}
         stack.enter_context(transfer.connect(stack.enter_context(fronted.way(anna, HOME)), echo))
         if how != "proxy":
             people[bert.email] = MOBILE
             stack.enter_context(transfer.connect(stack.enter_context(way(place, bert, MOBILE)), echo))
-
-        def listed() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-            page = controller.call("ListOnline", service_pb2.ListOnlineResponse, service_pb2.ListOnlineRequest())
-            marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
-            return {row.name: list(row.ips) for row in page.users}, marked
-
         expected = {name: [address] for name, address in people.items()}
-        until(lambda: listed() == (expected, {anna.email: [HOME]}), SOON, "they are online")
+        until(lambda: listed(controller) == (expected, {anna.email: [HOME]}), SOON, "they are online")
         for name, address in people.items():
-            assert list(controller.online_ips(name).ips) == [address]
+            found = controller.online_ips(name)
+            assert list(found.ips) == [address]
+            assert list(found.forwarded) == ([address] if name == anna.email else [])
             assert controller.online(name).value == 1
 
 

@@ -83,7 +83,7 @@ def daemon(*command: str | Path, through: Sequence[str] = ()) -> Iterator[subpro
         yield process
         assert process.poll() is None, f"{command} has ended"
     finally:
-        process.kill()
+        process.terminate()  # a kill would leave nginx's workers
         process.wait()
 
 

@@ -338,8 +338,11 @@ def _dropped(reply: pb.DropConnectionsResponse) -> Iterator[Row]:
 @click.option("--addresses", is_flag=True, help="Show the addresses and times of all users, not only how many.")
 @options
 def online(session: Session, names: tuple[str, ...], addresses: bool) -> None:
-    """Show from how many addresses each user is connected; for named users, the addresses and times."""
-    columns = "name", "address", "since"
+    """Show from how many addresses each user is connected; for named users, the addresses and times.
+
+    An address that a reverse proxy reported is marked as forwarded.
+    """
+    columns = "name", "address", "since", "mark"
     if names:
         session.report(session.ask(lambda node: _addresses(node, names)), columns, _places)
     if addresses:
@@ -384,7 +387,8 @@ async def _count(node: Node, name: str) -> pb.OnlineStatResponse:
 def _places(users: Sequence[pb.StatsOnlineIpListResponse]) -> Iterator[Row]:
     for user in users:
         for address, since in sorted(user.ips.items()):
-            yield user.name, address, datetime.fromtimestamp(since).astimezone().isoformat(" ")
+            seen = datetime.fromtimestamp(since).astimezone().isoformat(" ")
+            yield user.name, address, seen, "forwarded" if address in user.forwarded else ""
 
 
 def _rows(counts: Sequence[pb.OnlineStatResponse]) -> Iterator[Row]:

@@ -30,7 +30,7 @@ def written(address: IPv4Address | IPv6Address, port: int) -> str:
 
 @given(
     STAMPS,
-    st.sampled_from(["", "tcp:"]),
+    st.sampled_from(["", "tcp:", "udp:"]),
     st.ip_addresses(),
     st.integers(1, 65535),
     st.sampled_from(["tcp:example.com:443", "udp:8.8.8.8:53", "[2001:db8::1]:443"]),
@@ -44,7 +44,7 @@ def test_accepted(
     """Every form of line about an accepted connection is parsed, with any content."""
     where = f"{stamp}from {source}{written(address, port)} accepted {target}"
     why = f" [{detour}]" + (f" {reason}" if reason else "")
-    expected = Accepted(email, endpoint(str(address), port), target, detour)
+    expected = Accepted(email, endpoint(str(address), port), target, detour, source == "udp:")
     assert parse(f"{where}{why} email: {email}") == expected
     assert expected.udp is target.startswith("udp:")
 
@@ -119,6 +119,11 @@ STRANGERS = [
         "proxy/vmess/encoding: invalid user > user do not exist",
         "common/drain: common/drain: unable to drain connection > EOF > "
         "proxy/shadowsocks: failed to match an user > proxy/shadowsocks: Not Found",
+        "common/drain: common/drain: unable to drain connection > EOF > "
+        "proxy/shadowsocks: failed to read 50 bytes > EOF",
+        "proxy/vmess/encoding: failed to read request header > unexpected EOF",
+        "proxy/vmess/encoding: failed to read request header > "
+        "read tcp 127.0.0.1:16451->127.0.0.1:38588: read: connection reset by peer",
     )
 ]
 

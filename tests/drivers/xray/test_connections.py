@@ -25,6 +25,7 @@ from drivers.xray.connections import Connections
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Pair
 from node.contract.abuse import Request
+from protos.handover_pb2 import XrayRun
 from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
@@ -240,6 +241,41 @@ class ConnectionsTests(TestCase):
 
     def test_behind_a_reverse_proxy(self) -> Deferred[None]:
         return ensureDeferred(self._fronted())
+
+    def test_users_from_this_machine_whom_nothing_lists(self) -> None:
+        """The inbounds of those who come by UDP or through a proxy are known, also to the next node process."""
+        self.connections = Connections(
+            reactor, {"home": Ingress(self.ports, datagrams=True), "work": Ingress(())}, ["home", "work", "quic"]
+        )
+        self.addCleanup(self.connections.stop)
+        self.say("127.0.0.1:5", "anna")
+        self.say("127.0.0.2:5", "anna", "quic")
+        self.say("udp:127.0.0.2:5", "anna", target="udp:a.test:53")
+        self.say("127.0.0.2:0", "anna", "work")
+        self.assertEqual(self.connections.hidden, set())
+        self.say("127.0.0.1:5", "anna", "quic")
+        self.assertEqual(self.connections.hidden, {"quic"})
+        self.say("udp:127.0.0.1:5", "anna", target="udp:a.test:53")
+        self.say("[::1]:0", "anna", "work")
+        run = XrayRun()
+        self.connections.leave(run)
+        later = self.make(Ingress(self.ports))
+        later.go_on(run)
+        self.assertEqual(later.hidden, {"home", "work", "quic"})
+
+    async def _by_either(self) -> None:
+        """Lines of Shadowsocks-2022 do not show who comes by UDP; the kernel does."""
+        with mock.patch.object(connections, "LOCAL", frozenset({socket.inet_aton(self.here)})):
+            self.connections = self.make(Ingress(self.ports, shared=True, either=True))
+            self.line(self.connect(), "anna")
+            await self.connections._look_around()
+            self.assertEqual(self.connections.hidden, set())
+            self.say(f"{self.here}:5", "bert")
+            await self.connections._look_around()
+            self.assertEqual(self.connections.hidden, {"home"})
+
+    def test_by_tcp_or_by_udp(self) -> Deferred[None]:
+        return ensureDeferred(self._by_either())
 
     def test_a_late_line_overrides_a_guess(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=False))
@@ -533,6 +569,7 @@ class ConnectionsTests(TestCase):
         self.assertEqual(self.connections.requests.collect(()), [])
         self.say("10.0.0.1:9", "Anna", target="tcp:a.test:80")
         self.say("10.0.0.1:9", "Anna", target="udp:[2001:db8::1]:443")
+        self.say("udp:10.0.0.1:9", "Anna", target="udp:c.test:53")
         self.say("10.0.0.2:9", "Bert", "nowhere", target="tcp:b.test:22")
         torrent = "accepted tcp:b.test:22 [home -> ~txnode-torrent-2] email: Bert"
         self.connections.take(f"2026/11/21 02:17:57.788507 from tcp:10.0.0.2:9 {torrent}")
@@ -542,6 +579,7 @@ class ConnectionsTests(TestCase):
             [
                 Request("anna", anna, "home", "a.test:80", udp=False),
                 Request("anna", anna, "home", "[2001:db8::1]:443", udp=True),
+                Request("anna", anna, "home", "c.test:53", udp=True),
                 Request("bert", bert, "home", "b.test:22", udp=False, torrent=True),
             ],
         )

@@ -24,7 +24,7 @@ MESSAGES = {
     "StatResponse": "stats=1:*Stat",
     "StatRequest": "name=1 reset=2:bool type=3:StatType",
     "OnlineStatResponse": "name=1 value=2:int64",
-    "StatsOnlineIpListResponse": "name=1 ips=2:{string,int64}",
+    "StatsOnlineIpListResponse": "name=1 ips=2:{string,int64} forwarded=16:*string",
     "Latency": "name=1 alive=2:bool delay=3:int64 link=4 last_seen_time=5:int64 last_try_time=6:int64 source=7",
     "LatencyRequest": "name=1",
     "LatencyResponse": "latencies=1:*Latency",
@@ -91,11 +91,7 @@ MESSAGES = {
     "DropConnectionsRequest": "name=1 address=2 inbound=3",
     "DropConnectionsResponse": "ended=1:uint64 users=2:uint64 unsupported=3:{string,string}",
     "ListOnlineRequest": "after=1 limit=2:uint32",
-    "ListOnlineResponse": (
-        "users=1:*StatsOnlineIpListResponse next=2 total=3:uint64 unsupported=4:{string,string} "
-        "forwarded=5:{string,Forwarded}"
-    ),
-    "Forwarded": "addresses=1:*string",
+    "ListOnlineResponse": "users=1:*StatsOnlineIpListResponse next=2 total=3:uint64 unsupported=4:{string,string}",
     "RoutingRule": "outbound_tag=1 rule_tag=2",
     "RoutingRulesResponse": "rules=1:*RoutingRule",
     "BalancerInfoRequest": "tag=1",

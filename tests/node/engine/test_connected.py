@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -13,7 +13,7 @@ from node.base.errors import CoreFailed, InvalidRequest, NotInitialized, Unknown
 from node.contract.accounts import Accounts
 from node.contract.connections import Address, Arrived, Live
 from node.engine import connected
-from node.engine.connected import BLIND, LAG, NO_LIST, TURN
+from node.engine.connected import BLIND, FRONTED, LAG, NO_LIST, TURN
 from protos import service_pb2 as pb
 from protos.service_pb2 import DropConnectionsRequest, ListOnlineRequest, StatRequest
 from tests.harness.memory import person
@@ -36,10 +36,17 @@ class SeeingGeneration(SharedGeneration):
         self.ended: list[Live] = []
         self.sizes: list[int] = []
         self.places: dict[str, dict[str, int]] = {}
-        self.reported: dict[str, set[Address]] = {}
+        self.reported: dict[str, set[Address]] | None = {}
+        self.fronted: dict[str, str] = {}
+        self.barred: dict[str, Sequence[str]] = {}
+
+    async def keep_out(self, barred: Mapping[str, Sequence[str]]) -> None:
+        await self._answered()
 
     async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
         await self._answered()
+        if self.reported is None:
+            raise Unsupported("an old core")
         return {key: some for key, some in self.reported.items() if key in keys}
 
     def connect(self, key: str, address: Address, tag: str) -> Live:
@@ -167,6 +174,20 @@ class Dropping(ConnectedCase):
         self.assertEqual(self.dropped(inbound="a", name="bob"), (1, 1, {}))
         for asked in ({"name": "bob"}, {"address": "10.0.0.1"}, {"inbound": "b"}):
             self.assertEqual(self.dropped(**asked), (0, 0, said))
+
+    def test_through_a_reverse_proxy(self) -> None:
+        """The inbound is named if such a connection goes on, and for a core that cannot tell."""
+        core = self.core("a,b", ANN, BOB, CY)
+        core.fronted = {"b": "a note"}
+        core.connect("bob", HERE, "b")
+        self.assertEqual(self.dropped(name="bob"), (1, 1, {}))
+        core.reported = {"bob": {THERE}}
+        for asked in ({"name": "bob"}, {"address": "10.0.0.2"}, {"inbound": "b"}):
+            self.assertEqual(self.dropped(**asked), (0, 0, {"b": FRONTED}))
+        for asked in ({"name": "ann"}, {"name": "cy"}, {"address": "10.0.0.1"}, {"inbound": "a"}):
+            self.assertEqual(self.dropped(**asked), (0, 0, {}))
+        core.reported = None
+        self.assertEqual(self.dropped(name="cy"), (0, 0, {"b": FRONTED}))
 
     def test_of_several_users(self) -> None:
         """A connection that is no user's goes on; others to the same inbound end."""
@@ -301,8 +322,10 @@ class Online(ConnectedCase):
         new.places = {"ann": {"2001:db8::1": 1}, "cy": {"10.0.0.1": 1}}
         new.reported = {"ann": {bytes.fromhex("20010db8") + bytes(11) + b"\1"}}
         page = self.successResultOf(self.passed(self.online()))
-        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        marked = {row.name: list(row.forwarded) for row in page.users if row.forwarded}
         self.assertEqual(marked, {"Ann": ["2001:db8::1"], "bob": ["10.0.0.1"]})
+        one = self.passed(ensureDeferred(self.backend.online_ips(StatRequest(name="bob"), ALL)))
+        self.assertEqual(list(self.successResultOf(one).forwarded), ["10.0.0.1"])
 
     def test_odd_texts_for_addresses(self) -> None:
         """A client chooses the zone of a forwarded address; that costs others nothing."""
@@ -311,7 +334,7 @@ class Online(ConnectedCase):
         core.reported = {"ann": {bytes.fromhex("fe80") + bytes(13) + b"\1"}, "bob": {HERE}}
         page = self.successResultOf(self.passed(self.online()))
         self.assertEqual([row.name for row in page.users], ["Ann", "bob"])
-        marked = {name: list(some.addresses) for name, some in page.forwarded.items()}
+        marked = {row.name: list(row.forwarded) for row in page.users if row.forwarded}
         self.assertEqual(marked, {"Ann": ["fe80::1%a%b"], "bob": ["10.0.0.1"]})
 
     def test_one_user(self) -> None:

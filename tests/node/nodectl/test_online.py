@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import NodeError, UnknownName, UnknownPath, Unsupported
 from node.client import Client
-from node.nodectl.commands.users import _counts
+from node.nodectl.commands.users import _counts, _places
 from node.nodectl.fleet import Node
 from protos import service_pb2 as pb
 
@@ -41,6 +41,13 @@ class OneClient:
         if name == "gone":
             raise UnknownName("there is no user")
         return pb.OnlineStatResponse(name=name, value={"ann": 1, "bob": 2}.get(name, 0))
+
+
+def test_the_mark() -> None:
+    """An address that a reverse proxy reported has it, and no other."""
+    ann = pb.StatsOnlineIpListResponse(name="ann", ips={"10.0.0.1": 1, "10.0.0.2": 2}, forwarded=["10.0.0.2"])
+    rows = [(*row[:2], row[-1]) for row in _places([ann])]
+    assert rows == [("ann", "10.0.0.1", ""), ("ann", "10.0.0.2", "forwarded")]
 
 
 class OnlineTests(SynchronousTestCase):
