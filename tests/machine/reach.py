@@ -146,7 +146,7 @@ def wireguard() -> dict[str, Any]:
         stack.enter_context(node)
         kept(node)
         until(lambda: "latest handshake" in run("wg"), 20, "the node has dialled the panel")
-        serve = "import socket, time; own = socket.create_server(('10.77.0.1', 7070)); time.sleep(600)"
+        serve = "import signal, socket; own = socket.create_server(('10.77.0.1', 7070)); signal.pause()"
         stack.enter_context(daemon(sys.executable, "-c", serve, through=both.panel))
         until(lambda: _panel_listens(both, 7070), what="a program on the panel's machine listens")
         dialled = reach("10.77.0.1", 7070, 2)
