@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drivers.process import json_text
+from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.closed import Closed
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
+from drivers.process.settings import USER_INBOUNDS
 from drivers.process.starting import judge
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
@@ -29,6 +31,10 @@ class Made(Protocol):
 
     @property
     def tags(self) -> Sequence[str]: ...
+
+    @property
+    def aliased(self) -> Sequence[str]:
+        """The managed inbounds where users may have other names in the core than their own."""
 
     @property
     def inbounds(self) -> Mapping[str, object]:
@@ -128,6 +134,11 @@ class CorePlan(Generic[C, M]):
     @property
     def tags(self) -> Sequence[str]:
         return self.made.tags
+
+    @property
+    def _aliases(self) -> Aliases:
+        """The names that a new run has for users."""
+        return Aliases(self.made.aliased) if self._host.settings.get(USER_INBOUNDS.name) == "on" else PLAIN
 
     @property
     def warnings(self) -> Sequence[str]:
