@@ -55,11 +55,7 @@ class Aliases:
         """The users of a routing rule: those that fit the core's names as the given ones fit the users' own names."""
         if not self:
             return [*users]
-        return [
-            fits
-            for user in users
-            for fits in ([_widened(user)] if user.startswith(PATTERN) and user != PATTERN else self.all(user))
-        ]
+        return [fits for user in users for fits in ([_widened(user)] if user.startswith(PATTERN) else self.all(user))]
 
     def read(self, counters: Mapping[str, int]) -> Mapping[str, int]:
         """Counters as the core has them, as those of a `Reading`."""
@@ -84,11 +80,10 @@ def unaliased(text: str) -> str:
 
 def _widened(user: str) -> str:
     """Return a pattern that matches the core's names if the given one matches the users' own names."""
-    pattern = user.removeprefix(PATTERN)
-    parts: list[str] = _PART.findall(pattern)
+    parts: list[str] = _PART.findall(user.removeprefix(PATTERN))
     depths = [*accumulate((part == "(") - (part == ")") for part in parts)]
-    if depths and (min(depths) < 0 or depths[-1]):
-        return user  # invalid, and the core ignores it
+    if not depths or min(depths) < 0 or depths[-1]:
+        return user  # no pattern, or an invalid one, which the core ignores
     return rf"{PATTERN}^[^\x1f]*(?:{''.join(map(_part, parts))})[^\x1f]*{_END}"
 
 

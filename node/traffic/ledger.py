@@ -15,6 +15,7 @@ from itertools import islice, repeat
 from node.contract.accounts import key_of
 from node.contract.counters import (
     _TRAFFIC,
+    DELIVERED,
     DIRECTIONS,
     SEPARATOR,
     Both,
@@ -40,8 +41,6 @@ _NOWHERE = len(DIRECTIONS) * len(_PLACES)
 _UP, _DOWN = DIRECTIONS
 # The columns from here on are not of users.
 _KEEPS_ZEROS = _PLACES[Scope.INBOUND.value]
-# The scopes whose bytes are delivered; those of users by inbound only have totals.
-_DELIVERED = (Scope.USER, Scope.INBOUND, Scope.OUTBOUND)
 
 
 class Counted:
@@ -102,7 +101,7 @@ class Ledger:
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
         # By key: users with bytes; inbounds and outbounds with bytes, and those that run.
-        self._pending: dict[Scope, Sums] = {scope: Sums() for scope in _DELIVERED}
+        self._pending: dict[Scope, Sums] = {scope: Sums() for scope in DELIVERED}
         # Bytes of replies that are not delivered yet.
         self._aside: set[SetAside] = set()
         self._last: dict[object, dict[str, Counted]] = {}
@@ -110,7 +109,7 @@ class Ledger:
         # The spelling of users' names, if it differs from their keys.
         self._spelling: dict[str, str] = {}
         # Keys of rows that changed since `changes` returned them last.
-        self._dirty: dict[Scope, set[str]] = {scope: set() for scope in _DELIVERED}
+        self._dirty: dict[Scope, set[str]] = {scope: set() for scope in DELIVERED}
         # The inbounds with bytes of users by inbound.
         self._tags: dict[str, None] = {}
 
@@ -131,7 +130,7 @@ class Ledger:
         self.totals.book(found)
         if Scope.USER in found:
             found[Scope.USER] = self._by_key(found[Scope.USER])
-        for scope in _DELIVERED:
+        for scope in DELIVERED:
             if scope in found:
                 self._add(scope, found[scope])
         return found
@@ -226,9 +225,9 @@ class Ledger:
 
     def everything(self) -> list[Row]:
         """All rows with bytes, including bytes put aside."""
-        self._dirty = {scope: set() for scope in _DELIVERED}
+        self._dirty = {scope: set() for scope in DELIVERED}
         rows: list[Row] = []
-        for scope in _DELIVERED:
+        for scope in DELIVERED:
             rows += self._whole(scope, set().union(*(sums.names for sums in self._ours(scope))))
         return [row for row in rows if any(row.both)]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.contract.accounts import key_of
-from node.contract.counters import DIRECTIONS, SEPARATOR, Row, Scope, counter_name
+from node.contract.counters import DELIVERED, DIRECTIONS, SEPARATOR, Row, Scope, counter_name
 from node.traffic.ledger import Counted, Ledger, SetAside, differences
 from tests.harness.ledgers import pending as pending_rows
 from tests.harness.ledgers import put_aside
@@ -22,10 +22,8 @@ ANN_UP, ANN_DOWN = counter_name(USER, "ann", UP), counter_name(USER, "ann", DOWN
 
 # A name and a direction of traffic: what a counter counts.
 Place = tuple[Scope, str, str]
-# The scopes whose rows are delivered.
-SCOPES = (USER, Scope.INBOUND, Scope.OUTBOUND)
 NAMES = ("ann", "Ann", "bob", "İ")
-rows = st.tuples(st.sampled_from(SCOPES), st.sampled_from(NAMES), st.sampled_from(DIRECTIONS))
+rows = st.tuples(st.sampled_from(DELIVERED), st.sampled_from(NAMES), st.sampled_from(DIRECTIONS))
 by_inbound = st.builds(
     lambda name, tag, way: (Scope.USER_INBOUND, f"{name}{SEPARATOR}{tag}", way),
     st.sampled_from(NAMES),
@@ -80,7 +78,7 @@ class Accounting(RuleBasedStateMachine):
         self.runs.pop(run, None)
         self.ledger.keep(self.runs)
 
-    @rule(scope=st.sampled_from(SCOPES))
+    @rule(scope=st.sampled_from(DELIVERED))
     def take_all(self, scope: Scope) -> None:
         self.replies.append(self.ledger.take(scope))
 
@@ -126,7 +124,7 @@ class Accounting(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        pending = bytes_of([row for scope in SCOPES for row in pending_rows(self.ledger, scope)])
+        pending = bytes_of([row for scope in DELIVERED for row in pending_rows(self.ledger, scope)])
         aside = sum((bytes_of(put_aside(taken)) for taken in self.replies), Tally())
         assert +(self.delivered + aside + pending) == +self.seen
 
@@ -233,7 +231,7 @@ def test_rows_do_not_pile_up() -> None:
         ledger.book(number, {inbound: number % 2, user: 0})
         ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
     ledger.keep([])
-    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(Scope, 0)
+    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(DELIVERED, 0)
 
 
 def test_a_lost_reply_comes_back() -> None:
@@ -316,7 +314,7 @@ def test_users_by_inbound() -> None:
         f"ann{SEPARATOR}other": 100,
     }
     assert moved[USER].up == {"ann": 200, "bob": 100}
-    assert [*ledger.sizes] == [*SCOPES]
+    assert [*ledger.sizes] == [*DELIVERED]
     taken = ledger.take(USER)
     rows = [Row(USER, "Ann", 14, 0), Row(USER, "bob", 7, 0)]
     assert {*ledger.counted("one", rows)} == {f"user_inbound>>>{name}" for name in names}
