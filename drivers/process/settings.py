@@ -85,7 +85,7 @@ USER_INBOUNDS = Setting(
     choices=("off", "on"),
     details="The core then knows each user by another name in each inbound, and counts each apart; logs, lists, "
     "counters and replies have the users' own names. A core that has many users online needs more memory, and reading "
-    "its counters takes longer: see [benchmarks.md](benchmarks.md). `nodectl users --traffic` shows the bytes. A "
+    "its counters takes longer: see [benchmarks.md](benchmarks.md). `nodectl users list --traffic` shows the bytes. A "
     "changed value applies from the core's next start on. The `webhook` of a routing rule gets the core's names.",
 )
 SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, USER_INBOUNDS)

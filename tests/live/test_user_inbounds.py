@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,11 @@ def test_bytes_by_inbound(places: list[Place], ground: Ground, controller: Contr
         }
         return {tag: both for tag, both in now.items() if any(both)}
 
+    def has(person: TestUser, wanted: Mapping[str, Both]) -> bool:
+        return grown(person) == wanted
+
     for person, wanted in sent.items():
-        until(lambda person=person, wanted=wanted: grown(person) == wanted, what=f"{person.email} has {wanted}")
+        until(partial(has, person, wanted), what=f"{person.email} has {wanted}")
         up, down = summed(wanted)
         assert of_user(controller, person) == (sums[person][0] + up, sums[person][1] + down)
     rows = traffic(controller.stats(UsersStat, reset=True))
@@ -149,7 +153,7 @@ def test_names_are_the_users_own(
 
 
 def test_rules_by_user_fit(places: list[Place], ground: Ground, controller: Controller, echo: EchoServer) -> None:
-    """A controller's rule by a user's name applies in every inbound, and to nobody else."""
+    """A controller's rule by a user's name applies in every inbound, and to no other user."""
     people = (ANNA, BERT, CORA)
     run(controller, places, [member(person, *places) for person in people], **blocking(ground, BERT.email, CORA.email))
     for place in places:
@@ -202,7 +206,7 @@ def test_removals_and_new_credentials(
         with talking(stay):
             controller.sync_user(member(ANNA))
             for link in links:
-                until(lambda link=link: ended(link), 20, "the removed user's connection ends")
+                until(partial(ended, link), 20, "the removed user's connection ends")
     assert all(stays_out(place, ANNA, echo) for place in places)
     controller.sync_user(member(other, *places))
     assert all(stays_out(place, BERT, echo) and gets_in(place, other, echo) for place in places)
@@ -248,7 +252,8 @@ def test_the_next_node_goes_on_with_the_core(
         os.kill(node.newest_core(), signal.SIGKILL)
         until(lambda: controller.info().state == "running" and runs(node) - {core}, 20, "another core runs")
         before, total = by_inbound(controller, BERT), of_user(controller, BERT)
-        carry(places[1], BERT, echo, more := {}, 1500)
+        more: dict[str, Both] = {}
+        carry(places[1], BERT, echo, more, 1500)
         wanted = summed({"before": total, **more})
         until(lambda: of_user(controller, BERT) == wanted, what="all bytes are counted by the next core")
         assert by_inbound(controller, BERT) == ({**before, **more} if then == "on" else before)
