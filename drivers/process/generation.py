@@ -32,6 +32,8 @@ from node.contract.counters import Asked, Reading, Scope, Seen
 from node.contract.driver import Host, Plan
 from protos.service_pb2 import BackendStatsResponse
 
+# The most names that are read one by one: with USER_INBOUNDS a user has one for each inbound.
+FEW = 500
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000
 
@@ -235,6 +237,8 @@ class CoreGeneration(Generic[A]):
             if not counted:
                 return await self.counters()
             names |= {(scope, spelling) for spelling in counted}
+        if len(names) > FEW:
+            return await self.counters()
         with asking(COUNTERS):
             return await self._some_counters(scopes, names)
 

@@ -179,7 +179,7 @@ class Users:
         """Whether the changed inbound fits in one call."""
         accounts = self.accounts[tag]
         more = sum([len(packed or b"") - len(accounts.get(key, b"")) for _, key, packed in changes])
-        frames = FRAME * (len(accounts) + len(changes))
+        frames = (FRAME + len(self._api.aliases.end(tag))) * (len(accounts) + len(changes))
         return self._sizes[tag] + sum(map(len, accounts.values())) + more + frames <= MAX_REQUEST
 
     # One call per user

@@ -252,12 +252,14 @@ class Ledger:
 
     def _divide(self, found: dict[Scope, Sums]) -> None:
         """Add the bytes of users by inbound to those of the users, and convert their names to keys."""
-        users, by_key = found.setdefault(Scope.USER, Sums()), Sums()
-        for whole, up, down in found[Scope.USER_INBOUND].rows():
-            name, _, tag = whole.partition(SEPARATOR)
-            users.count(name, up, down)
-            by_key.count(f"{key_of(name)}{SEPARATOR}{tag}", up, down)
-            self._tags[tag] = None
+        apart, users, by_key = found[Scope.USER_INBOUND], found.setdefault(Scope.USER, Sums()), Sums()
+        for column, total, keyed in ((apart.up, users.up, by_key.up), (apart.down, users.down, by_key.down)):
+            for whole, more in column.items():
+                name, _, tag = whole.partition(SEPARATOR)
+                total[name] = total.get(name, 0) + more
+                key = f"{key_of(name)}{SEPARATOR}{tag}"
+                keyed[key] = keyed.get(key, 0) + more
+                self._tags[tag] = None
         found[Scope.USER_INBOUND] = by_key
 
     def _add(self, scope: Scope, sums: Sums) -> None:

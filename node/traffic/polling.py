@@ -15,7 +15,7 @@ from node.base.periodic import Periodic
 from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
 from node.contract.abilities import CountsSome
-from node.contract.counters import SEPARATOR, Both, Reading, Row, Scope
+from node.contract.counters import DELIVERED, SEPARATOR, Both, Reading, Row, Scope
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
@@ -207,7 +207,7 @@ class Traffic(Lasting):
             if len(sums) == SLICE:
                 await a_turn(self._reactor)
         # The store has all of these sums; bytes booked during the flush are not in it.
-        saved = {scope: self._ledger.totals.all(scope) for scope in Scope}
+        saved = {scope: self._ledger.totals.all(scope) for scope in DELIVERED}
         await self._store.flush()
         self._sums = saved
 
