@@ -26,10 +26,12 @@ from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import ROOMY, NodeProcess
+from scripts.staging.sing_box import find_sing_box
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, gets_in, member, on, over, run, stays_out, talking, way
 from tests.harness.grounds import Ground
+from tests.harness.nodectl import Nodectl
 from tests.live.test_next_node import Killed
 from tests.live.test_overlap import ended, runs
 
@@ -126,6 +128,42 @@ def test_bytes_by_inbound(places: list[Place], ground: Ground, controller: Contr
     assert not any(trace in name for trace in TRACES for name in rows)
     # A reset by a panel changes no totals.
     assert grown(ANNA) == sent[ANNA] and of_user(controller, ANNA) == (0, 0)
+
+
+@on(lambda ground: ground.name == "sing-box")
+def test_a_build_without_counters(places: list[Place], ground: Ground, echo: EchoServer, tmp_path: Path) -> None:
+    """Also where the node sums what the core's stream of connections says; live users have counters of their own."""
+    settings = {ground.variable: str(find_sing_box("wheel")), "USER_INBOUNDS": "on"}
+    with NodeProcess(tmp_path, **settings) as node, control(node, "grpc") as controller:
+        run(controller, places, [member(person, *places) for person in (ANNA, CORA)])
+        sent: dict[str, Both] = {}
+        for place in places:
+            carry(place, CORA, echo, sent, 7000)
+        until(lambda: by_inbound(controller, CORA) == sent, what=f"all of {sent} is counted")
+        assert of_user(controller, CORA) == summed(sent) and by_inbound(controller, ANNA) == {}
+
+
+@over("grpc")
+def test_nodectl_shows_them(
+    places: list[Place], controller: Controller, echo: EchoServer, node: NodeProcess, tmp_path: Path
+) -> None:
+    """A row for each inbound where the user has moved bytes."""
+    someone = TestUser.new(f"{places[0].ground.name}@nodectl")
+    run(controller, places, [member(someone, *places)])
+    sent: dict[str, Both] = {}
+    for place in places[1:]:
+        carry(place, someone, echo, sent, 5000)
+    program = Nodectl(tmp_path)
+    program.add("one", node, "rest")
+
+    def rows() -> dict[str, Both]:
+        (answer,) = program("--node", "one", "users", "list", "--traffic", someone.email, "--json").json
+        (row,) = answer["result"]["users"]
+        return {each["tag"]: (int(each["uplink"]), int(each["downlink"])) for each in row["traffic"]}
+
+    until(lambda: rows() == sent, what="nodectl has the bytes")
+    table = program("--node", "one", "users", "list", "--traffic", someone.email).out
+    assert all(someone.email in line for line in table.splitlines()[1:]) and places[1].tag in table
 
 
 @over("rest")
