@@ -86,7 +86,8 @@ USER_INBOUNDS = Setting(
     details="The core then knows each user by another name in each inbound, and counts each apart; logs, lists, "
     "counters and replies have the users' own names. A core that has many users online needs more memory, and reading "
     "its counters takes longer: see [benchmarks.md](benchmarks.md). `nodectl users list --traffic` shows the bytes. A "
-    "changed value applies from the core's next start on. The `webhook` of a routing rule gets the core's names.",
+    "changed value applies from the core's next start on (see `UPGRADE_ON_START`). The `webhook` of a routing rule "
+    "gets the core's names.",
 )
 SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, USER_INBOUNDS)
 

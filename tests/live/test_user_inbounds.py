@@ -296,3 +296,22 @@ def test_the_next_node_goes_on_with_the_core(
         until(lambda: of_user(controller, BERT) == wanted, what="all bytes are counted by the next core")
         assert by_inbound(controller, BERT) == ({**before, **more} if then == "on" else before)
         assert not [line for line in node.lines for trace in TRACES if trace in line]
+
+
+@pytest.mark.slow
+def test_a_start_brings_the_setting_in(places: list[Place], ground: Ground, echo: EchoServer, tmp_path: Path) -> None:
+    """The next Start of the same backend starts a core with the other names beside the old one; no connection drops."""
+    (tmp_path / ".env").write_text("USER_INBOUNDS=off\n")
+    with NodeProcess(tmp_path, UPGRADE_ON_START="on", **ROOMY) as node, control(node, "grpc") as controller:
+        run(controller, places[:2], [member(ANNA, *places[:2])])
+        (old,) = runs(node)
+        with connection(places[0], ANNA, echo) as link, talking(link):
+            (tmp_path / ".env").write_text("USER_INBOUNDS=on\n")
+            Killed(node, controller).happens()
+            run(controller, places[:2], [member(ANNA, *places[:2])])
+            until(lambda: old in runs(node) and len(runs(node)) == 2, what="two cores run")
+            sent: dict[str, Both] = {}
+            carry(places[1], ANNA, echo, sent, 6000)
+            # The old core counts for the user, the new one by inbound; the talk goes on by the old one.
+            until(lambda: [*by_inbound(controller, ANNA)] == [places[1].tag], what="it counts by inbound")
+            assert not [warning for warning in controller.info().warnings if "USER_INBOUNDS" in warning]
