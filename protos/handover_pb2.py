@@ -4,102 +4,107 @@
 # source: protos/handover.proto
 # Protobuf Python Version: 6.31.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 6, 31, 1, "", "protos/handover.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    6,
+    31,
+    1,
+    '',
+    'protos/handover.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x15protos/handover.proto\x12\x0ftxnode.handover"\xcc\x01\n\x08Handover\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12#\n\x04ring\x18\x05 \x01(\x0b\x32\x15.txnode.handover.Ring\x12!\n\x03run\x18\x06 \x01(\x0b\x32\x14.txnode.handover.Run\x12&\n\x08\x64raining\x18\x07 \x03(\x0b\x32\x14.txnode.handover.Run\x12\r\n\x05\x65xact\x18\t \x01(\x08\x12\x0e\n\x06\x63ommon\x18\n \x01(\x0cJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x08\x10\t"1\n\x04Ring\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04next\x18\x02 \x01(\x03\x12\r\n\x05lines\x18\x03 \x03(\t"\xac\x02\n\x03Run\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ore\x18\x03 \x01(\x0c\x12\x34\n\x08\x63ounters\x18\x05 \x03(\x0b\x32".txnode.handover.Run.CountersEntry\x12\x12\n\x05since\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\x0c\x12\x0f\n\x07routing\x18\x08 \x01(\x0c\x12\x15\n\x08way_back\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x0c\n\x04mark\x18\n \x01(\t\x12\x0e\n\x06\x63onfig\x18\x0b \x01(\t\x12\r\n\x05saved\x18\x0c \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x08\n\x06_sinceB\x0b\n\t_way_backJ\x04\x08\x04\x10\x05"g\n\x06\x43ommon\x12-\n\tinstalled\x18\x02 \x03(\x0b\x32\x1a.txnode.handover.Installed\x12(\n\x07\x61nswers\x18\x03 \x03(\x0b\x32\x17.txnode.handover.AnswerJ\x04\x08\x01\x10\x02"\x8f\x01\n\tInstalled\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nconfigured\x18\x02 \x01(\t\x12\x0f\n\x07setpriv\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06number\x18\x06 \x03(\x05\x12\r\n\x05lines\x18\x07 \x03(\t\x12\x0e\n\x06\x63hosen\x18\x08 \x01(\t"\'\n\x06\x41nswer\x12\r\n\x05\x61sked\x18\x01 \x01(\x0c\x12\x0e\n\x06output\x18\x02 \x01(\x0c"\xea\x01\n\x07Sharing\x12\x0f\n\x07members\x18\x01 \x03(\x05\x12\x10\n\x03led\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x63losed\x18\x03 \x03(\x05\x12\'\n\x07streams\x18\x04 \x03(\x0b\x32\x16.txnode.handover.Group\x12)\n\tdatagrams\x18\x05 \x03(\x0b\x32\x16.txnode.handover.Group\x12\'\n\x08sessions\x18\x06 \x03(\x0b\x32\x15.txnode.handover.Spot\x12\'\n\x07reaches\x18\x07 \x03(\x0b\x32\x16.txnode.handover.ReachB\x06\n\x04_led"V\n\x07\x41\x64\x64ress\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04only\x18\x04 \x01(\x08\x12\x11\n\tinterface\x18\x05 \x01(\x05"m\n\x05Group\x12)\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Address\x12(\n\x07members\x18\x02 \x03(\x0b\x32\x17.txnode.handover.Member\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x05"C\n\x06Member\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\r\n\x05order\x18\x03 \x01(\x05\x12\r\n\x05\x65nded\x18\x04 \x01(\x08"|\n\x04Spot\x12)\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Address\x12\x14\n\x07\x63urrent\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\'\n\x06others\x18\x03 \x03(\x0b\x32\x17.txnode.handover.MemberB\n\n\x08_current"0\n\x05Reach\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x03(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x03(\x05"\x8e\x01\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12(\n\x07outputs\x18\x03 \x03(\x0b\x32\x17.txnode.handover.Output\x12\r\n\x05lines\x18\x04 \x03(\t\x12\r\n\x05panic\x18\x05 \x03(\t\x12\x0f\n\x07starved\x18\x06 \x01(\x08\x12\x11\n\tallowance\x18\x07 \x01(\tJ\x04\x08\x02\x10\x03J\x04\x08\x08\x10\t"=\n\x06Output\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0c\n\x04tail\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63utting\x18\x04 \x01(\x08J\x04\x08\x02\x10\x03"n\n\x08\x41\x63\x63ounts\x12\x34\n\x06\x62y_key\x18\x01 \x03(\x0b\x32$.txnode.handover.Accounts.ByKeyEntry\x1a,\n\nByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01"2\n\x04\x46ile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04mark\x18\x02 \x03(\x03\x12\x0e\n\x06pinned\x18\x03 \x01(\x08"\xe8\x03\n\x07XrayRun\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Process\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06\x64irect\x18\x04 \x01(\x08\x12\x38\n\x08\x61\x63\x63ounts\x18\x05 \x03(\x0b\x32&.txnode.handover.XrayRun.AccountsEntry\x12$\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x15.txnode.handover.File\x12\x34\n\x06places\x18\x07 \x03(\x0b\x32$.txnode.handover.XrayRun.PlacesEntry\x12\x0b\n\x03\x63ut\x18\x08 \x01(\x03\x12+\n\x08suspects\x18\t \x01(\x0b\x32\x19.txnode.handover.Suspects\x12\x0f\n\x07nesting\x18\n \x03(\x0c\x12\x0e\n\x06hidden\x18\x0b \x03(\t\x1aJ\n\rAccountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x1a\x46\n\x0bPlacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.txnode.handover.Places:\x02\x38\x01"_\n\x08Suspects\x12\x0c\n\x04look\x18\x01 \x01(\x04\x12\'\n\x05users\x18\x02 \x03(\x0b\x32\x18.txnode.handover.Suspect\x12\r\n\x05where\x18\x03 \x03(\x0c\x12\r\n\x05since\x18\x04 \x03(\x04"B\n\x07Suspect\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0c\n\x04look\x18\x04 \x01(\x04"4\n\x06Places\x12\r\n\x05where\x18\x01 \x03(\x0c\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\x0e\n\x06socket\x18\x03 \x03(\x06"\xab\x05\n\nSingBoxRun\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Process\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x0e\n\x06secret\x18\x03 \x01(\t\x12\x17\n\nstats_port\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nusers_port\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12;\n\x08\x61\x63\x63ounts\x18\x06 \x03(\x0b\x32).txnode.handover.SingBoxRun.AccountsEntry\x12?\n\nconfigured\x18\x07 \x03(\x0b\x32+.txnode.handover.SingBoxRun.ConfiguredEntry\x12$\n\x05\x66iles\x18\x08 \x03(\x0b\x32\x15.txnode.handover.File\x12\x0e\n\x06untold\x18\t \x03(\t\x12&\n\x06labels\x18\n \x03(\x0b\x32\x16.txnode.handover.Label\x12&\n\x06\x62\x61rred\x18\x0b \x03(\x0b\x32\x16.txnode.handover.Label\x12\x11\n\tlingering\x18\x0c \x01(\x08\x12\x0f\n\x07lacking\x18\r \x01(\x03\x12\x0b\n\x03\x63ut\x18\x0e \x01(\x03\x12\x0e\n\x06nobody\x18\x0f \x01(\t\x12%\n\x05tally\x18\x10 \x01(\x0b\x32\x16.txnode.handover.Tally\x1aJ\n\rAccountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x1aL\n\x0f\x43onfiguredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x42\r\n\x0b_stats_portB\r\n\x0b_users_port"/\n\x05Label\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t"\xe2\x01\n\x05Tally\x12\x36\n\x08\x63ounters\x18\x01 \x03(\x0b\x32$.txnode.handover.Tally.CountersEntry\x12\x0f\n\x07\x63\x61rried\x18\x02 \x01(\x03\x12\r\n\x05\x65nded\x18\x03 \x01(\x03\x12&\n\x04open\x18\x04 \x03(\x0b\x32\x18.txnode.handover.Counted\x12(\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x18.txnode.handover.Counted\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01"N\n\x07\x43ounted\x12\n\n\x02id\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x03\x12\x0c\n\x04\x64own\x18\x03 \x01(\x03\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\r\n\x05names\x18\x05 \x03(\tb\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/handover.proto\x12\x0ftxnode.handover\"\xcc\x01\n\x08Handover\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12#\n\x04ring\x18\x05 \x01(\x0b\x32\x15.txnode.handover.Ring\x12!\n\x03run\x18\x06 \x01(\x0b\x32\x14.txnode.handover.Run\x12&\n\x08\x64raining\x18\x07 \x03(\x0b\x32\x14.txnode.handover.Run\x12\r\n\x05\x65xact\x18\t \x01(\x08\x12\x0e\n\x06\x63ommon\x18\n \x01(\x0cJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05J\x04\x08\x08\x10\t\"1\n\x04Ring\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04next\x18\x02 \x01(\x03\x12\r\n\x05lines\x18\x03 \x03(\t\"\xac\x02\n\x03Run\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\x0c\n\x04\x63ore\x18\x03 \x01(\x0c\x12\x34\n\x08\x63ounters\x18\x05 \x03(\x0b\x32\".txnode.handover.Run.CountersEntry\x12\x12\n\x05since\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07\x62\x61\x63kend\x18\x07 \x01(\x0c\x12\x0f\n\x07routing\x18\x08 \x01(\x0c\x12\x15\n\x08way_back\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x0c\n\x04mark\x18\n \x01(\t\x12\x0e\n\x06\x63onfig\x18\x0b \x01(\t\x12\r\n\x05saved\x18\x0c \x01(\x08\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\x08\n\x06_sinceB\x0b\n\t_way_backJ\x04\x08\x04\x10\x05\"g\n\x06\x43ommon\x12-\n\tinstalled\x18\x02 \x03(\x0b\x32\x1a.txnode.handover.Installed\x12(\n\x07\x61nswers\x18\x03 \x03(\x0b\x32\x17.txnode.handover.AnswerJ\x04\x08\x01\x10\x02\"\x8f\x01\n\tInstalled\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nconfigured\x18\x02 \x01(\t\x12\x0f\n\x07setpriv\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x03\x12\x0f\n\x07version\x18\x05 \x01(\t\x12\x0e\n\x06number\x18\x06 \x03(\x05\x12\r\n\x05lines\x18\x07 \x03(\t\x12\x0e\n\x06\x63hosen\x18\x08 \x01(\t\"\'\n\x06\x41nswer\x12\r\n\x05\x61sked\x18\x01 \x01(\x0c\x12\x0e\n\x06output\x18\x02 \x01(\x0c\"\xea\x01\n\x07Sharing\x12\x0f\n\x07members\x18\x01 \x03(\x05\x12\x10\n\x03led\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06\x63losed\x18\x03 \x03(\x05\x12\'\n\x07streams\x18\x04 \x03(\x0b\x32\x16.txnode.handover.Group\x12)\n\tdatagrams\x18\x05 \x03(\x0b\x32\x16.txnode.handover.Group\x12\'\n\x08sessions\x18\x06 \x03(\x0b\x32\x15.txnode.handover.Spot\x12\'\n\x07reaches\x18\x07 \x03(\x0b\x32\x16.txnode.handover.ReachB\x06\n\x04_led\"V\n\x07\x41\x64\x64ress\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\x05\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\x05\x12\x0c\n\x04only\x18\x04 \x01(\x08\x12\x11\n\tinterface\x18\x05 \x01(\x05\"m\n\x05Group\x12)\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Address\x12(\n\x07members\x18\x02 \x03(\x0b\x32\x17.txnode.handover.Member\x12\x0f\n\x07\x63urrent\x18\x03 \x01(\x05\"C\n\x06Member\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0e\n\x06number\x18\x02 \x01(\x05\x12\r\n\x05order\x18\x03 \x01(\x05\x12\r\n\x05\x65nded\x18\x04 \x01(\x08\"|\n\x04Spot\x12)\n\x07\x61\x64\x64ress\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Address\x12\x14\n\x07\x63urrent\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\'\n\x06others\x18\x03 \x03(\x0b\x32\x17.txnode.handover.MemberB\n\n\x08_current\"0\n\x05Reach\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x03(\x05\x12\x0b\n\x03\x65nd\x18\x03 \x03(\x05\"\x8e\x01\n\x07Process\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12(\n\x07outputs\x18\x03 \x03(\x0b\x32\x17.txnode.handover.Output\x12\r\n\x05lines\x18\x04 \x03(\t\x12\r\n\x05panic\x18\x05 \x03(\t\x12\x0f\n\x07starved\x18\x06 \x01(\x08\x12\x11\n\tallowance\x18\x07 \x01(\tJ\x04\x08\x02\x10\x03J\x04\x08\x08\x10\t\"=\n\x06Output\x12\x0e\n\x06number\x18\x01 \x01(\x05\x12\x0c\n\x04tail\x18\x03 \x01(\x0c\x12\x0f\n\x07\x63utting\x18\x04 \x01(\x08J\x04\x08\x02\x10\x03\"n\n\x08\x41\x63\x63ounts\x12\x34\n\x06\x62y_key\x18\x01 \x03(\x0b\x32$.txnode.handover.Accounts.ByKeyEntry\x1a,\n\nByKeyEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"2\n\x04\x46ile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04mark\x18\x02 \x03(\x03\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\"\xf9\x03\n\x07XrayRun\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Process\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x0e\n\x06\x64irect\x18\x04 \x01(\x08\x12\x38\n\x08\x61\x63\x63ounts\x18\x05 \x03(\x0b\x32&.txnode.handover.XrayRun.AccountsEntry\x12$\n\x05\x66iles\x18\x06 \x03(\x0b\x32\x15.txnode.handover.File\x12\x34\n\x06places\x18\x07 \x03(\x0b\x32$.txnode.handover.XrayRun.PlacesEntry\x12\x0b\n\x03\x63ut\x18\x08 \x01(\x03\x12+\n\x08suspects\x18\t \x01(\x0b\x32\x19.txnode.handover.Suspects\x12\x0f\n\x07nesting\x18\n \x03(\x0c\x12\x0e\n\x06hidden\x18\x0b \x03(\t\x12\x0f\n\x07\x61liased\x18\x0c \x03(\t\x1aJ\n\rAccountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x1a\x46\n\x0bPlacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.txnode.handover.Places:\x02\x38\x01\"_\n\x08Suspects\x12\x0c\n\x04look\x18\x01 \x01(\x04\x12\'\n\x05users\x18\x02 \x03(\x0b\x32\x18.txnode.handover.Suspect\x12\r\n\x05where\x18\x03 \x03(\x0c\x12\r\n\x05since\x18\x04 \x03(\x04\"B\n\x07Suspect\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0c\n\x04look\x18\x04 \x01(\x04\"4\n\x06Places\x12\r\n\x05where\x18\x01 \x03(\x0c\x12\x0b\n\x03key\x18\x02 \x03(\t\x12\x0e\n\x06socket\x18\x03 \x03(\x06\"\xbc\x05\n\nSingBoxRun\x12)\n\x07process\x18\x01 \x01(\x0b\x32\x18.txnode.handover.Process\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x0e\n\x06secret\x18\x03 \x01(\t\x12\x17\n\nstats_port\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x17\n\nusers_port\x18\x05 \x01(\x05H\x01\x88\x01\x01\x12;\n\x08\x61\x63\x63ounts\x18\x06 \x03(\x0b\x32).txnode.handover.SingBoxRun.AccountsEntry\x12?\n\nconfigured\x18\x07 \x03(\x0b\x32+.txnode.handover.SingBoxRun.ConfiguredEntry\x12$\n\x05\x66iles\x18\x08 \x03(\x0b\x32\x15.txnode.handover.File\x12\x0e\n\x06untold\x18\t \x03(\t\x12&\n\x06labels\x18\n \x03(\x0b\x32\x16.txnode.handover.Label\x12&\n\x06\x62\x61rred\x18\x0b \x03(\x0b\x32\x16.txnode.handover.Label\x12\x11\n\tlingering\x18\x0c \x01(\x08\x12\x0f\n\x07lacking\x18\r \x01(\x03\x12\x0b\n\x03\x63ut\x18\x0e \x01(\x03\x12\x0e\n\x06nobody\x18\x0f \x01(\t\x12%\n\x05tally\x18\x10 \x01(\x0b\x32\x16.txnode.handover.Tally\x12\x0f\n\x07\x61liased\x18\x11 \x03(\t\x1aJ\n\rAccountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x1aL\n\x0f\x43onfiguredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.txnode.handover.Accounts:\x02\x38\x01\x42\r\n\x0b_stats_portB\r\n\x0b_users_port\"/\n\x05Label\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xe2\x01\n\x05Tally\x12\x36\n\x08\x63ounters\x18\x01 \x03(\x0b\x32$.txnode.handover.Tally.CountersEntry\x12\x0f\n\x07\x63\x61rried\x18\x02 \x01(\x03\x12\r\n\x05\x65nded\x18\x03 \x01(\x03\x12&\n\x04open\x18\x04 \x03(\x0b\x32\x18.txnode.handover.Counted\x12(\n\x06\x63losed\x18\x05 \x03(\x0b\x32\x18.txnode.handover.Counted\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"N\n\x07\x43ounted\x12\n\n\x02id\x18\x01 \x01(\t\x12\n\n\x02up\x18\x02 \x01(\x03\x12\x0c\n\x04\x64own\x18\x03 \x01(\x03\x12\x0e\n\x06scopes\x18\x04 \x03(\t\x12\r\n\x05names\x18\x05 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "protos.handover_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.handover_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_RUN_COUNTERSENTRY"]._loaded_options = None
-    _globals["_RUN_COUNTERSENTRY"]._serialized_options = b"8\001"
-    _globals["_ACCOUNTS_BYKEYENTRY"]._loaded_options = None
-    _globals["_ACCOUNTS_BYKEYENTRY"]._serialized_options = b"8\001"
-    _globals["_XRAYRUN_ACCOUNTSENTRY"]._loaded_options = None
-    _globals["_XRAYRUN_ACCOUNTSENTRY"]._serialized_options = b"8\001"
-    _globals["_XRAYRUN_PLACESENTRY"]._loaded_options = None
-    _globals["_XRAYRUN_PLACESENTRY"]._serialized_options = b"8\001"
-    _globals["_SINGBOXRUN_ACCOUNTSENTRY"]._loaded_options = None
-    _globals["_SINGBOXRUN_ACCOUNTSENTRY"]._serialized_options = b"8\001"
-    _globals["_SINGBOXRUN_CONFIGUREDENTRY"]._loaded_options = None
-    _globals["_SINGBOXRUN_CONFIGUREDENTRY"]._serialized_options = b"8\001"
-    _globals["_TALLY_COUNTERSENTRY"]._loaded_options = None
-    _globals["_TALLY_COUNTERSENTRY"]._serialized_options = b"8\001"
-    _globals["_HANDOVER"]._serialized_start = 43
-    _globals["_HANDOVER"]._serialized_end = 247
-    _globals["_RING"]._serialized_start = 249
-    _globals["_RING"]._serialized_end = 298
-    _globals["_RUN"]._serialized_start = 301
-    _globals["_RUN"]._serialized_end = 601
-    _globals["_RUN_COUNTERSENTRY"]._serialized_start = 525
-    _globals["_RUN_COUNTERSENTRY"]._serialized_end = 572
-    _globals["_COMMON"]._serialized_start = 603
-    _globals["_COMMON"]._serialized_end = 706
-    _globals["_INSTALLED"]._serialized_start = 709
-    _globals["_INSTALLED"]._serialized_end = 852
-    _globals["_ANSWER"]._serialized_start = 854
-    _globals["_ANSWER"]._serialized_end = 893
-    _globals["_SHARING"]._serialized_start = 896
-    _globals["_SHARING"]._serialized_end = 1130
-    _globals["_ADDRESS"]._serialized_start = 1132
-    _globals["_ADDRESS"]._serialized_end = 1218
-    _globals["_GROUP"]._serialized_start = 1220
-    _globals["_GROUP"]._serialized_end = 1329
-    _globals["_MEMBER"]._serialized_start = 1331
-    _globals["_MEMBER"]._serialized_end = 1398
-    _globals["_SPOT"]._serialized_start = 1400
-    _globals["_SPOT"]._serialized_end = 1524
-    _globals["_REACH"]._serialized_start = 1526
-    _globals["_REACH"]._serialized_end = 1574
-    _globals["_PROCESS"]._serialized_start = 1577
-    _globals["_PROCESS"]._serialized_end = 1719
-    _globals["_OUTPUT"]._serialized_start = 1721
-    _globals["_OUTPUT"]._serialized_end = 1782
-    _globals["_ACCOUNTS"]._serialized_start = 1784
-    _globals["_ACCOUNTS"]._serialized_end = 1894
-    _globals["_ACCOUNTS_BYKEYENTRY"]._serialized_start = 1850
-    _globals["_ACCOUNTS_BYKEYENTRY"]._serialized_end = 1894
-    _globals["_FILE"]._serialized_start = 1896
-    _globals["_FILE"]._serialized_end = 1946
-    _globals["_XRAYRUN"]._serialized_start = 1949
-    _globals["_XRAYRUN"]._serialized_end = 2437
-    _globals["_XRAYRUN_ACCOUNTSENTRY"]._serialized_start = 2291
-    _globals["_XRAYRUN_ACCOUNTSENTRY"]._serialized_end = 2365
-    _globals["_XRAYRUN_PLACESENTRY"]._serialized_start = 2367
-    _globals["_XRAYRUN_PLACESENTRY"]._serialized_end = 2437
-    _globals["_SUSPECTS"]._serialized_start = 2439
-    _globals["_SUSPECTS"]._serialized_end = 2534
-    _globals["_SUSPECT"]._serialized_start = 2536
-    _globals["_SUSPECT"]._serialized_end = 2602
-    _globals["_PLACES"]._serialized_start = 2604
-    _globals["_PLACES"]._serialized_end = 2656
-    _globals["_SINGBOXRUN"]._serialized_start = 2659
-    _globals["_SINGBOXRUN"]._serialized_end = 3342
-    _globals["_SINGBOXRUN_ACCOUNTSENTRY"]._serialized_start = 2291
-    _globals["_SINGBOXRUN_ACCOUNTSENTRY"]._serialized_end = 2365
-    _globals["_SINGBOXRUN_CONFIGUREDENTRY"]._serialized_start = 3236
-    _globals["_SINGBOXRUN_CONFIGUREDENTRY"]._serialized_end = 3312
-    _globals["_LABEL"]._serialized_start = 3344
-    _globals["_LABEL"]._serialized_end = 3391
-    _globals["_TALLY"]._serialized_start = 3394
-    _globals["_TALLY"]._serialized_end = 3620
-    _globals["_TALLY_COUNTERSENTRY"]._serialized_start = 525
-    _globals["_TALLY_COUNTERSENTRY"]._serialized_end = 572
-    _globals["_COUNTED"]._serialized_start = 3622
-    _globals["_COUNTED"]._serialized_end = 3700
+  DESCRIPTOR._loaded_options = None
+  _globals['_RUN_COUNTERSENTRY']._loaded_options = None
+  _globals['_RUN_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_ACCOUNTS_BYKEYENTRY']._loaded_options = None
+  _globals['_ACCOUNTS_BYKEYENTRY']._serialized_options = b'8\001'
+  _globals['_XRAYRUN_ACCOUNTSENTRY']._loaded_options = None
+  _globals['_XRAYRUN_ACCOUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_XRAYRUN_PLACESENTRY']._loaded_options = None
+  _globals['_XRAYRUN_PLACESENTRY']._serialized_options = b'8\001'
+  _globals['_SINGBOXRUN_ACCOUNTSENTRY']._loaded_options = None
+  _globals['_SINGBOXRUN_ACCOUNTSENTRY']._serialized_options = b'8\001'
+  _globals['_SINGBOXRUN_CONFIGUREDENTRY']._loaded_options = None
+  _globals['_SINGBOXRUN_CONFIGUREDENTRY']._serialized_options = b'8\001'
+  _globals['_TALLY_COUNTERSENTRY']._loaded_options = None
+  _globals['_TALLY_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_HANDOVER']._serialized_start=43
+  _globals['_HANDOVER']._serialized_end=247
+  _globals['_RING']._serialized_start=249
+  _globals['_RING']._serialized_end=298
+  _globals['_RUN']._serialized_start=301
+  _globals['_RUN']._serialized_end=601
+  _globals['_RUN_COUNTERSENTRY']._serialized_start=525
+  _globals['_RUN_COUNTERSENTRY']._serialized_end=572
+  _globals['_COMMON']._serialized_start=603
+  _globals['_COMMON']._serialized_end=706
+  _globals['_INSTALLED']._serialized_start=709
+  _globals['_INSTALLED']._serialized_end=852
+  _globals['_ANSWER']._serialized_start=854
+  _globals['_ANSWER']._serialized_end=893
+  _globals['_SHARING']._serialized_start=896
+  _globals['_SHARING']._serialized_end=1130
+  _globals['_ADDRESS']._serialized_start=1132
+  _globals['_ADDRESS']._serialized_end=1218
+  _globals['_GROUP']._serialized_start=1220
+  _globals['_GROUP']._serialized_end=1329
+  _globals['_MEMBER']._serialized_start=1331
+  _globals['_MEMBER']._serialized_end=1398
+  _globals['_SPOT']._serialized_start=1400
+  _globals['_SPOT']._serialized_end=1524
+  _globals['_REACH']._serialized_start=1526
+  _globals['_REACH']._serialized_end=1574
+  _globals['_PROCESS']._serialized_start=1577
+  _globals['_PROCESS']._serialized_end=1719
+  _globals['_OUTPUT']._serialized_start=1721
+  _globals['_OUTPUT']._serialized_end=1782
+  _globals['_ACCOUNTS']._serialized_start=1784
+  _globals['_ACCOUNTS']._serialized_end=1894
+  _globals['_ACCOUNTS_BYKEYENTRY']._serialized_start=1850
+  _globals['_ACCOUNTS_BYKEYENTRY']._serialized_end=1894
+  _globals['_FILE']._serialized_start=1896
+  _globals['_FILE']._serialized_end=1946
+  _globals['_XRAYRUN']._serialized_start=1949
+  _globals['_XRAYRUN']._serialized_end=2454
+  _globals['_XRAYRUN_ACCOUNTSENTRY']._serialized_start=2308
+  _globals['_XRAYRUN_ACCOUNTSENTRY']._serialized_end=2382
+  _globals['_XRAYRUN_PLACESENTRY']._serialized_start=2384
+  _globals['_XRAYRUN_PLACESENTRY']._serialized_end=2454
+  _globals['_SUSPECTS']._serialized_start=2456
+  _globals['_SUSPECTS']._serialized_end=2551
+  _globals['_SUSPECT']._serialized_start=2553
+  _globals['_SUSPECT']._serialized_end=2619
+  _globals['_PLACES']._serialized_start=2621
+  _globals['_PLACES']._serialized_end=2673
+  _globals['_SINGBOXRUN']._serialized_start=2676
+  _globals['_SINGBOXRUN']._serialized_end=3376
+  _globals['_SINGBOXRUN_ACCOUNTSENTRY']._serialized_start=2308
+  _globals['_SINGBOXRUN_ACCOUNTSENTRY']._serialized_end=2382
+  _globals['_SINGBOXRUN_CONFIGUREDENTRY']._serialized_start=3270
+  _globals['_SINGBOXRUN_CONFIGUREDENTRY']._serialized_end=3346
+  _globals['_LABEL']._serialized_start=3378
+  _globals['_LABEL']._serialized_end=3425
+  _globals['_TALLY']._serialized_start=3428
+  _globals['_TALLY']._serialized_end=3654
+  _globals['_TALLY_COUNTERSENTRY']._serialized_start=525
+  _globals['_TALLY_COUNTERSENTRY']._serialized_end=572
+  _globals['_COUNTED']._serialized_start=3656
+  _globals['_COUNTED']._serialized_end=3734
 # @@protoc_insertion_point(module_scope)

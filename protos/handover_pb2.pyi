@@ -227,7 +227,7 @@ class File(_message.Message):
     def __init__(self, path: _Optional[str] = ..., mark: _Optional[_Iterable[int]] = ..., pinned: bool = ...) -> None: ...
 
 class XrayRun(_message.Message):
-    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut", "suspects", "nesting", "hidden")
+    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut", "suspects", "nesting", "hidden", "aliased")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class XrayRun(_message.Message):
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     NESTING_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
+    ALIASED_FIELD_NUMBER: _ClassVar[int]
     process: Process
     socket: str
     token: str
@@ -264,7 +265,8 @@ class XrayRun(_message.Message):
     suspects: Suspects
     nesting: _containers.RepeatedScalarFieldContainer[bytes]
     hidden: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ..., suspects: _Optional[_Union[Suspects, _Mapping]] = ..., nesting: _Optional[_Iterable[bytes]] = ..., hidden: _Optional[_Iterable[str]] = ...) -> None: ...
+    aliased: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ..., suspects: _Optional[_Union[Suspects, _Mapping]] = ..., nesting: _Optional[_Iterable[bytes]] = ..., hidden: _Optional[_Iterable[str]] = ..., aliased: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Suspects(_message.Message):
     __slots__ = ("look", "users", "where", "since")
@@ -301,7 +303,7 @@ class Places(_message.Message):
     def __init__(self, where: _Optional[_Iterable[bytes]] = ..., key: _Optional[_Iterable[str]] = ..., socket: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SingBoxRun(_message.Message):
-    __slots__ = ("process", "port", "secret", "stats_port", "users_port", "accounts", "configured", "files", "untold", "labels", "barred", "lingering", "lacking", "cut", "nobody", "tally")
+    __slots__ = ("process", "port", "secret", "stats_port", "users_port", "accounts", "configured", "files", "untold", "labels", "barred", "lingering", "lacking", "cut", "nobody", "tally", "aliased")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -332,6 +334,7 @@ class SingBoxRun(_message.Message):
     CUT_FIELD_NUMBER: _ClassVar[int]
     NOBODY_FIELD_NUMBER: _ClassVar[int]
     TALLY_FIELD_NUMBER: _ClassVar[int]
+    ALIASED_FIELD_NUMBER: _ClassVar[int]
     process: Process
     port: int
     secret: str
@@ -348,7 +351,8 @@ class SingBoxRun(_message.Message):
     cut: int
     nobody: str
     tally: Tally
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., port: _Optional[int] = ..., secret: _Optional[str] = ..., stats_port: _Optional[int] = ..., users_port: _Optional[int] = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., configured: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., untold: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., barred: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., lingering: bool = ..., lacking: _Optional[int] = ..., cut: _Optional[int] = ..., nobody: _Optional[str] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+    aliased: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., port: _Optional[int] = ..., secret: _Optional[str] = ..., stats_port: _Optional[int] = ..., users_port: _Optional[int] = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., configured: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., untold: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., barred: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., lingering: bool = ..., lacking: _Optional[int] = ..., cut: _Optional[int] = ..., nobody: _Optional[str] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ..., aliased: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Label(_message.Message):
     __slots__ = ("tag", "key", "name")

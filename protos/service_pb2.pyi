@@ -549,19 +549,21 @@ class UsersChunk(_message.Message):
     def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., index: _Optional[int] = ..., last: bool = ...) -> None: ...
 
 class ListUsersRequest(_message.Message):
-    __slots__ = ("after", "limit", "names", "credentials")
+    __slots__ = ("after", "limit", "names", "credentials", "traffic")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     after: str
     limit: int
     names: _containers.RepeatedScalarFieldContainer[str]
     credentials: bool
-    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., credentials: bool = ...) -> None: ...
+    traffic: bool
+    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., credentials: bool = ..., traffic: bool = ...) -> None: ...
 
 class ListedUser(_message.Message):
-    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened", "limits")
+    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened", "limits", "traffic")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INBOUNDS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +574,7 @@ class ListedUser(_message.Message):
     PROXIES_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     name: str
     inbounds: _containers.RepeatedScalarFieldContainer[str]
     unknown: _containers.RepeatedScalarFieldContainer[str]
@@ -582,7 +585,18 @@ class ListedUser(_message.Message):
     proxies: Proxy
     shortened: bool
     limits: Limits
-    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    traffic: _containers.RepeatedCompositeFieldContainer[InboundBytes]
+    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., traffic: _Optional[_Iterable[_Union[InboundBytes, _Mapping]]] = ...) -> None: ...
+
+class InboundBytes(_message.Message):
+    __slots__ = ("tag", "uplink", "downlink")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    uplink: int
+    downlink: int
+    def __init__(self, tag: _Optional[str] = ..., uplink: _Optional[int] = ..., downlink: _Optional[int] = ...) -> None: ...
 
 class ListUsersResponse(_message.Message):
     __slots__ = ("users", "next", "total", "revision", "state", "credentials")

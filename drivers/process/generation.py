@@ -9,10 +9,12 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from drivers.process import closed, starting
+from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.channel import COUNTERS, FIGURES, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.kept import ANSWER, silent
+from drivers.process.settings import USER_INBOUNDS
 from drivers.sockets.connections import hang_up
 from drivers.sockets.core_connections import CoreConnections
 from drivers.sockets.listeners import ListenerWatch, Survey
@@ -30,6 +32,8 @@ from node.contract.counters import Asked, Reading, Scope, Seen
 from node.contract.driver import Host, Plan
 from protos.service_pb2 import BackendStatsResponse
 
+# The most names that are read one by one: with USER_INBOUNDS a user has one for each inbound.
+FEW = 500
 # The most listeners to share: each is proven, and takes one of the node's descriptors for each core.
 MOST = 1000
 
@@ -74,16 +78,23 @@ A = TypeVar("A", bound=Api)
 
 @dataclass(frozen=True)
 class Started(Generic[A]):
-    """A core's process with its API, and the `files` that it read when it started. `sharing` gets to know its end."""
+    """A core's process with its API, and the `files` that it read when it started. `sharing` gets to know its end.
+
+    `aliases`: the names that it has for users.
+    """
 
     host: Host
     sharing: Sharing
     process: CoreProcess
     api: A
     files: Files
+    aliases: Aliases = PLAIN
 
     def __post_init__(self) -> None:
-        self.files.under({"ABUSE": self.host.abuse.number, **closed.numbers(self.host.settings)})
+        named = int(self.host.settings.get(USER_INBOUNDS.name) == "on")
+        self.files.under(
+            {"ABUSE": self.host.abuse.number, USER_INBOUNDS.name: named, **closed.numbers(self.host.settings)}
+        )
         number = self.process.pid or 0
         self.process.when_exited().addCallback(lambda _: self.sharing.gone(number))
 
@@ -136,6 +147,7 @@ class CoreGeneration(Generic[A]):
         self._api = started.api
         self._sharing = started.sharing
         self._files = started.files
+        self._aliases = started.aliases
         self._listening = listening
         self._connections = connections
         self._paced = paced
@@ -225,6 +237,8 @@ class CoreGeneration(Generic[A]):
             if not counted:
                 return await self.counters()
             names |= {(scope, spelling) for spelling in counted}
+        if len(names) > FEW:
+            return await self.counters()
         with asking(COUNTERS):
             return await self._some_counters(scopes, names)
 

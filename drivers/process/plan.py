@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from drivers.process import json_text
+from drivers.process.abuse import listed
+from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.closed import Closed
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
+from drivers.process.settings import USER_INBOUNDS
 from drivers.process.starting import judge
 from drivers.sockets.held import Shelf
 from drivers.sockets.sharing import Sharing
@@ -31,6 +34,10 @@ class Made(Protocol):
     def tags(self) -> Sequence[str]: ...
 
     @property
+    def aliased(self) -> Sequence[str]:
+        """The managed inbounds where users may have other names in the core than their own."""
+
+    @property
     def inbounds(self) -> Mapping[str, object]:
         """The managed inbounds by tag, with what accounts depend on."""
 
@@ -47,6 +54,10 @@ class Made(Protocol):
 
     def same_credential(self, one: bytes, other: bytes) -> bool: ...
 
+
+_LOGINS = (
+    "USER_INBOUNDS: bytes in {} count for their user alone, without the inbound: users log in there by their names"
+)
 
 M = TypeVar("M", bound=Made)
 C = TypeVar("C", bound="CoreDriver")
@@ -130,12 +141,23 @@ class CorePlan(Generic[C, M]):
         return self.made.tags
 
     @property
+    def _by_inbound(self) -> bool:
+        return self._host.settings.get(USER_INBOUNDS.name) == "on"
+
+    @property
+    def _aliases(self) -> Aliases:
+        """The names that a new run has for users."""
+        return Aliases(self.made.aliased) if self._by_inbound else PLAIN
+
+    @property
     def warnings(self) -> Sequence[str]:
         return [*self.made.warnings, *filter(None, [self._core.installation.unconfined, self.made.binding.moved])]
 
     @property
     def notes(self) -> Sequence[str]:
-        return self.made.notes
+        aliased = {*self.made.aliased}
+        named = [tag for tag in self.made.tags if tag not in aliased] if self._by_inbound else []
+        return [*self.made.notes, *([_LOGINS.format(listed(named))] if named else [])]
 
     async def _executable(self) -> Executable:
         """Return the executable to run now, confined to this configuration."""

@@ -78,7 +78,18 @@ CORE_MEMORY = Setting(
     details="A core that needs more crashes and is started again, which protects the rest of the machine. Leave room "
     "for two: a new core runs beside the old one while that drains.",
 )
-SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY)
+USER_INBOUNDS = Setting(
+    "USER_INBOUNDS",
+    "count users' bytes by inbound: off or on",
+    "off",
+    choices=("off", "on"),
+    details="The core then knows each user by another name in each inbound, and counts each apart; logs, lists, "
+    "counters and replies have the users' own names. A core that has many users online needs more memory, and reading "
+    "its counters takes longer: see [benchmarks.md](benchmarks.md). `nodectl users list --traffic` shows the bytes. A "
+    "changed value applies from the core's next start on (see `UPGRADE_ON_START`). The `webhook` of a routing rule "
+    "gets the core's names.",
+)
+SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, USER_INBOUNDS)
 
 
 def settings_of(core: Core) -> tuple[Setting, ...]:

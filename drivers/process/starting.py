@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
+from drivers.process.aliases import unaliased
 from drivers.process.child import PANIC, CoreProcess
 from node.base.errors import CoreFailed, InvalidConfig, PortTaken
 from node.base.pool import in_pool
@@ -136,4 +137,4 @@ def refused(cause: str) -> InvalidConfig:
 def last(lines: Sequence[str]) -> str:
     """Return the panic line, or else the last lines, for the text of an error."""
     panic = next((line for line in lines if line.startswith(PANIC)), None)
-    return panic or "\n".join(lines[-LAST_LINES:]) or "it printed nothing"
+    return unaliased(panic or "\n".join(lines[-LAST_LINES:]) or "it printed nothing")

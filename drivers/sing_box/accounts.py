@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivers.process.aliases import unaliased
 from drivers.process.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from node.contract.accounts import Account, Unusable, key_of
 from protos.service_pb2 import User
@@ -142,6 +143,10 @@ BUILDERS: Mapping[str, Callable[[Inbound, User], Account | None]] = {
 }
 
 
+# The types where users log in by their names, which cannot be others in the core.
+LOGINS = frozenset(kind for kind, builder in BUILDERS.items() if builder is login)
+
+
 def inbound_of(tree: Mapping[str, Any], tag: str) -> Inbound | None:
     """Return the inbound if the node can supply its users; None for other types, or forms of a type without users."""
     kind = tree.get("type", "")
@@ -181,6 +186,14 @@ def quoted_name(packed: bytes) -> bytes:
     return match[1]
 
 
+def named(packed: bytes, end: str) -> bytes:
+    """Return an entry whose name has this end besides."""
+    match = _NAME.match(packed)
+    assert match is not None
+    place = match.end() - 1
+    return b"".join((packed[:place], json.dumps(end)[1:-1].encode(), packed[place:])) if end else packed
+
+
 def alike(one: bytes | None, other: bytes | None) -> bool:
     """Whether two entries of one user have the same credential; the spelling of the e-mail does not count."""
     if one is None or other is None:
@@ -205,7 +218,12 @@ def label(name: str) -> str:
 
 
 def unlabelled(text: str) -> str:
-    """Replace labels in text of the core by the users' own names."""
+    """Replace labels and other names of the core in a text by the users' own names."""
+    return unaliased(unslashed(text))
+
+
+def unslashed(text: str) -> str:
+    """Replace labels in a text by the names that they were made of."""
     return text.replace(_SLASH, "/")
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import OPEN, Closed
 from drivers.process.credentials import require_usable
@@ -24,12 +25,14 @@ from drivers.sing_box.abuse import NOTHING as NOTHING_ADDED
 from drivers.sing_box.abuse import Added
 from drivers.sing_box.accounts import (
     BUILDERS,
+    LOGINS,
     Inbound,
     alike,
     inbound_of,
     label,
     login_of,
     name_of,
+    named,
     quoted_name,
     random_entry,
 )
@@ -100,6 +103,10 @@ class Plan(Listens):
     @property
     def tags(self) -> Sequence[str]:
         return list(self.inbounds)
+
+    @property
+    def aliased(self) -> Sequence[str]:
+        return [tag for tag, inbound in self.inbounds.items() if inbound.type not in LOGINS]
 
     @property
     def live(self) -> Sequence[str]:
@@ -214,8 +221,11 @@ def _read(formatted: bytes) -> Json:
     return read
 
 
-def render(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: str = "") -> bytes:
-    """Write the complete configuration with these users. The core reads live users from the file `roll`."""
+def render(
+    plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: str = "", aliases: Aliases = PLAIN
+) -> bytes:
+    """Write the complete configuration with these users, by these names. The core reads live users from `roll`."""
+    users = _named(target, aliases)
     # Entries are JSON already, and there may be 100,000: a placeholder stands for them in the tree.
     token = secrets.token_hex(16)
     places = {tag: f"{token}{number}" for number, tag in enumerate(plan.inbounds.keys() - set(plan.live))}
@@ -231,15 +241,37 @@ def render(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], roll: st
     }
     if plan.abuse is not NOTHING_ADDED:
         tree |= _against(plan, tree, target)
+    if aliases:
+        tree |= {part: _fitting(tree[part], aliases) for part in ("route", "dns") if part in tree}
     if api.stats_port is not None:
         tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
     entries = {
-        place.encode(): list(target[tag].values()) or [random_entry(plan.inbounds[tag])]
-        for tag, place in places.items()
+        place.encode(): list(users[tag].values()) or [random_entry(plan.inbounds[tag])] for tag, place in places.items()
     }
-    entries[token.encode()] = _names(plan, target)
+    entries[token.encode()] = _names(plan, users)
     text = json.dumps(tree, ensure_ascii=False).encode()
     return re.sub(rb'"(%s\d*)"' % token.encode(), lambda place: b"[%s]" % b",".join(entries[place[1]]), text)
+
+
+def _named(target: Mapping[str, Accounts], aliases: Aliases) -> Mapping[str, Accounts]:
+    """The users by the core's names for them."""
+    if not aliases:
+        return target
+    ends = {tag: aliases.end(tag) for tag in target}
+    return {tag: {key: named(packed, ends[tag]) for key, packed in some.items()} for tag, some in target.items()}
+
+
+def _fitting(value: Any, aliases: Aliases) -> Any:
+    """Settings whose rules by user fit the core's names as they fitted the users' own names."""
+    if isinstance(value, list):
+        return [_fitting(item, aliases) for item in value]
+    if not isinstance(value, dict):
+        return value
+    rules = {key: _fitting(item, aliases) for key, item in value.items()}
+    if users := value.get("auth_user"):
+        names = [alias for user in ([users] if isinstance(users, str) else users) for alias in aliases.all(user)]
+        rules["auth_user"] = [*dict.fromkeys([*names, *map(label, names)])]
+    return rules
 
 
 def _against(plan: Plan, tree: Mapping[str, Any], target: Mapping[str, Accounts]) -> Json:
@@ -252,14 +284,15 @@ def _against(plan: Plan, tree: Mapping[str, Any], target: Mapping[str, Accounts]
     return {"route": {**tree["route"], "rules": rules}, **({"outbounds": outbounds} if outbounds else {})}
 
 
-def roll(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts]) -> bytes:
-    """Write the file of live users that the core reads when it starts: a cache file of ssm-api.
+def roll(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], aliases: Aliases = PLAIN) -> bytes:
+    """Write the file of live users, by these names, that the core reads when it starts: a cache file of ssm-api.
 
     It contains a counter of 0 for each user. Otherwise the core adds the counter at the user's first connection, and
     crashes if it iterates over the counters at that moment to save them, which it does once a minute
     (`service/ssmapi/cache.go`).
     """
     endpoints: dict[str, Json] = {}
+    target = _named({tag: target[tag] for tag in plan.live}, aliases)
     for number, tag in enumerate(plan.live):
         users = dict(map(login_of, target[tag].values()))
         zeros = dict.fromkeys(users, 0)

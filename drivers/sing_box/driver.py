@@ -11,6 +11,7 @@ from pathlib import Path
 
 from drivers.install.releases import SING_BOX
 from drivers.process import starting
+from drivers.process.aliases import Aliases
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.closed import Closed
@@ -88,7 +89,9 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         core = await self._executable()
-        await self._core.look(core, "check", *STDIN, stdin=await self._rendered(_endpoint(core, self.made), target))
+        await self._core.look(
+            core, "check", *STDIN, stdin=await self._rendered(_endpoint(core, self.made), target, "", self._aliases)
+        )
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
         # A copy: users change while the core starts.
@@ -96,12 +99,13 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
         executable = await self._executable()
         endpoint = _endpoint(executable, self.made)
         executable = executable.touching(self._touched.listening(endpoint.ports))
-        text = await self._rendered(endpoint, users, f"/proc/self/fd/{_ROLL}")
-        roll = await starting.built(self._host.reactor, users, config.roll, self.made, endpoint, users)
+        aliases = self._aliases
+        text = await self._rendered(endpoint, users, f"/proc/self/fd/{_ROLL}", aliases)
+        roll = await starting.built(self._host.reactor, users, config.roll, self.made, endpoint, users, aliases)
         read = executable.reading()
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, self.made.abuse.blocks))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
-        started = Started(self._host, self._core.sharing, core, self._api(endpoint), read)
+        started = Started(self._host, self._core.sharing, core, self._api(endpoint), read, aliases)
         # A gRPC call is expensive for a check that is made this often, and takes processor time from the core.
         await started.ready(lambda: is_open(endpoint.port), seconds, is_refusal, self._core.cause)
         started.api.begin()
@@ -114,7 +118,8 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
         users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, self.made.abuse.blocks))
         recover(self._host.reactor, self._host.keeper, core, found.process)
-        started = Started(self._host, self._core.sharing, core, self._api(endpoint), Files.unpacked(found.files))
+        files, aliases = Files.unpacked(found.files), Aliases(found.aliased)
+        started = Started(self._host, self._core.sharing, core, self._api(endpoint), files, aliases)
         started.api.go_on(found)
         run = SingBoxGeneration(started, self.made, endpoint, users)
         run.go_on(found, exact)
@@ -127,8 +132,11 @@ class SingBoxPlan(CorePlan[SingBox, config.Plan]):
     def _api(self, endpoint: config.ApiAddress) -> Api:
         return Api(self._host.reactor, endpoint, self.made.live, Detours(self.made.detours))
 
-    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], roll: str = "") -> bytes:
-        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
+    async def _rendered(
+        self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], roll: str, aliases: Aliases
+    ) -> bytes:
+        rendering = config.render, self.made, endpoint, target, roll, aliases
+        return await starting.built(self._host.reactor, target, *rendering)
 
 
 def counts(executable: Executable) -> bool:

@@ -9,7 +9,16 @@ from twisted.internet.defer import ensureDeferred
 from drivers.process.channel import COUNTERS, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
-from drivers.sing_box.accounts import alike, label, login_of, logs_in_otherwise, name_of, unknown_entry, unlabelled
+from drivers.sing_box.accounts import (
+    alike,
+    label,
+    login_of,
+    logs_in_otherwise,
+    name_of,
+    named,
+    unknown_entry,
+    unlabelled,
+)
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import ApiAddress, Plan
 from drivers.sing_box.connections import Connections
@@ -109,7 +118,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
             counted, lacking = await self._api.counters(seen)
             live = await self._live_counters()
         self._lacking = max(self._lacking, lacking)
-        return reading({} if some else self.plan.zero_counters, counted, live)
+        return reading({} if some else self.plan.zero_counters, counted, live, self._aliases)
 
     async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
         if scopes:
@@ -119,7 +128,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
         counted = await self._api.some_counters(wanted)
         apart = {name for scope, name in names if scope is Scope.USER and self._is_apart(name)}
         live = await self._live.some_counters(apart) if self._live is not None and apart else {}
-        return reading(zeros, counted, live)
+        return reading(zeros, counted, live, self._aliases)
 
     def _counted_as(self, scope: Scope, name: str) -> set[str]:
         if scope is not Scope.USER:
@@ -127,7 +136,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
         key = key_of(name)
         labels = [self._labels[tag, key] for tag in self._live_tags if (tag, key) in self._labels]
         runs = (*self._configured.values(), *self.accounts.values())
-        return spellings(key, runs, {*self._own_names, *labels})
+        return spellings(key, runs, {*self._own_names, *labels}, self._aliases)
 
     async def _live_counters(self) -> Mapping[str, tuple[int, int]]:
         """Return the bytes, up and down, of live users whom v2ray_api does not count.
@@ -267,7 +276,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
 
     def _login(self, tag: str, key: str, packed: bytes) -> tuple[str, str]:
         """Return the label that the core has for a live user, and the password."""
-        user, password = login_of(packed)
+        user, password = login_of(named(packed, self._aliases.end(tag)))
         return self._labels.get((tag, key), user), password
 
     async def _shut_out(self, left: Mapping[Pair, bytes | None], coming: Sequence[Change], until: float) -> None:
@@ -306,7 +315,8 @@ class SingBoxGeneration(CoreGeneration[Api]):
     def _note(self, user: str, key: str) -> None:
         """Remember users whom v2ray_api does not count: it counts only names that the core had at its start."""
         started = ((tag, accounts[key]) for tag, accounts in self._configured.items() if key in accounts)
-        names = {label(name) if tag in self._live_tags else name for tag, name in ((t, name_of(p)) for t, p in started)}
+        spelled = ((tag, name_of(packed) + self._aliases.end(tag)) for tag, packed in started)
+        names = {label(name) if tag in self._live_tags else name for tag, name in spelled}
         if user not in names and user not in self._own_names:
             self._unknown_to_v2ray.add(user)
 
@@ -325,6 +335,7 @@ class SingBoxGeneration(CoreGeneration[Api]):
             labels=(Label(tag=tag, key=key, name=name) for (tag, key), name in self._labels.items()),
             lingering=self.lingering,
             lacking=self._lacking,
+            aliased=self._aliases.tags,
         )
         self._api.leave(run)
         if not self._packed:

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
+from drivers.process.aliases import Aliases
 from drivers.sing_box.abuse import OURS
-from drivers.sing_box.accounts import label, name_of, unlabelled
+from drivers.sing_box.accounts import label, name_of, unlabelled, unslashed
 from node.contract.accounts import Accounts, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from protos.handover_pb2 import Counted
@@ -153,19 +154,22 @@ class Stream:
             self._sums = {id: sums for id, sums in self._sums.items() if id in self.tally.open_ids}
 
 
-def reading(zeros: Mapping[str, int], counted: Mapping[str, int], live: Mapping[str, tuple[int, int]]) -> Reading:
+def reading(
+    zeros: Mapping[str, int], counted: Mapping[str, int], live: Mapping[str, tuple[int, int]], aliases: Aliases
+) -> Reading:
     """Merge the counters: `zeros` have 0 so far, `live` are bytes up and down by label of live users."""
     sums = Counter(zeros)
     for name, value in counted.items():
-        sums[unlabelled(name)] += value
+        sums[unslashed(name)] += value
     for user, both in live.items():
         for direction, value in zip(DIRECTIONS, both, strict=True):
-            sums[counter_name(Scope.USER, unlabelled(user), direction)] += value
-    return sums
+            sums[counter_name(Scope.USER, unslashed(user), direction)] += value
+    return aliases.read(sums)
 
 
-def spellings(key: str, runs: Iterable[Accounts], others: Iterable[str]) -> set[str]:
+def spellings(key: str, runs: Iterable[Accounts], others: Iterable[str], aliases: Aliases) -> set[str]:
     """Return all names that the core may have for a user: from these accounts and `others`, as names and as labels."""
     names = {name_of(accounts[key]) for accounts in runs if key in accounts}
     names |= {unlabelled(name) for name in others if key_of(unlabelled(name)) == key}
+    names = {alias for name in names for alias in aliases.all(name)}
     return {*names, *map(label, names)}

@@ -152,6 +152,16 @@ def email_of(packed: bytes) -> str:
     return xray_pb2.User.FromString(packed).email
 
 
+def named(packed: bytes, end: str) -> bytes:
+    """A serialised protocol.User whose e-mail has this end besides."""
+    if packed[:1] == b"\x12" and packed[1] < 0x80 and len(end) < 0x80 - packed[1]:
+        begin, size = 2 + packed[1], packed[1] + len(end)
+        return b"".join((b"\x12", SIZE[size], packed[2:begin], end.encode(), packed[begin:])) if end else packed
+    user = xray_pb2.User.FromString(packed)
+    user.email += end
+    return user.SerializeToString()
+
+
 def spellings(accounts: Mapping[str, Accounts], keys: Iterable[str]) -> dict[str, list[str]]:
     """The spellings of these users' e-mails in all inbounds, by key; none for others."""
     found = {key: [some[key] for some in accounts.values() if key in some] for key in keys}

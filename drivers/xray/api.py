@@ -15,12 +15,15 @@ from typing import NamedTuple
 from google.protobuf.message import Message
 from twisted.internet.defer import DeferredLock
 
+from drivers.process.aliases import PLAIN, Aliases, unaliased
 from drivers.process.channel import BULK_DEADLINE, ApiFailed, Call, Channel, StatsApi
 from drivers.sockets.sock_diag import endpoint
+from drivers.xray.accounts import named
 from drivers.xray.messages import OURS, ROUTER, M, field
 from drivers.xray.rules import is_own, other_tag, recalled, steps
 from node.base.errors import InvalidRequest, shown
 from node.base.reactor import Reactor
+from node.contract.accounts import key_of
 from node.contract.connections import Address
 from protos import xray_pb2
 from protos.service_pb2 import RouteResult, TestRouteRequest
@@ -55,12 +58,15 @@ class Operation(NamedTuple):
 
 
 class Api(StatsApi):
-    def __init__(self, reactor: Reactor, socket: str) -> None:
+    """`aliases`: the core's names for users, which callers need only for `online_ips`, `online_count` and counters."""
+
+    def __init__(self, reactor: Reactor, socket: str, aliases: Aliases = PLAIN) -> None:
         super().__init__(reactor, Channel(reactor, socket), STATS)
+        self.aliases = aliases
 
     def router(self, rules: Iterable[xray_pb2.RoutingRule]) -> Router:
         """The routing API of a core that was started with these rules."""
-        return Router(self._channel, rules)
+        return Router(self._channel, rules, self.aliases)
 
     async def ready(self, seconds: float) -> bool:
         """Whether the core answers within so many seconds. Once it does, all inbounds are bound."""
@@ -76,11 +82,12 @@ class Api(StatsApi):
         reply = await self._known("GetStatsOnlineIpList", request, xray_pb2.GetStatsOnlineIpListResponse)
         return {} if reply is None else dict(reply.ips)
 
-    async def all_online(self) -> list[str]:
-        """The e-mails of all users online. Raises `ApiFailed`."""
+    async def all_online(self) -> dict[str, str]:
+        """The keys of all users online, by the core's names for them. Raises `ApiFailed`."""
         path, request = STATS + "GetAllOnlineUsers", xray_pb2.Nothing()
         reply = await self._channel.call(path, request, xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
-        return [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
+        names = [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
+        return {name: key_of(unaliased(name)) for name in names}
 
     async def online_count(self, email: str) -> int:
         """From how many addresses a user is connected; also for cores that cannot list them (before 25.3.6)."""
@@ -99,7 +106,10 @@ class Api(StatsApi):
 
     async def list_users(self, tag: str) -> list[xray_pb2.User]:
         path, request = HANDLER + "GetInboundUsers", xray_pb2.GetInboundUserRequest(tag=tag)
-        return list((await self._channel.call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users)
+        users = (await self._channel.call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)).users
+        for user in users if self.aliases else ():
+            user.email = unaliased(user.email)
+        return list(users)
 
     async def alter(self, operations: Sequence[Operation], in_flight: int = IN_FLIGHT) -> list[str | None]:
         """Run operations, `in_flight` in parallel. Returns for each None, or the reason of its failure.
@@ -164,7 +174,8 @@ class Api(StatsApi):
         return fault
 
     async def _begin(self, operation: Operation) -> Call:
-        return await self._channel.begin(HANDLER + "AlterInbound", _request(operation))
+        request = _request(operation, self.aliases.end(operation.tag))
+        return await self._channel.begin(HANDLER + "AlterInbound", request)
 
     async def _fault(self, call: Call) -> str | None:
         try:
@@ -172,23 +183,24 @@ class Api(StatsApi):
         except ApiFailed as error:
             if error.silent:
                 raise
-            return str(error)
+            return unaliased(str(error))
         return None
 
 
-def _request(operation: Operation) -> bytes:
+def _request(operation: Operation, end: str = "") -> bytes:
     if operation.packed is None:
-        kind, value = _REMOVE, operation.email.encode()
+        kind, value = _REMOVE, (operation.email + end).encode()
     else:
-        kind, value = _ADD, operation.packed
+        kind, value = _ADD, named(operation.packed, end)
     return field(b"\x0a", operation.tag.encode()) + field(b"\x12", kind + field(b"\x12", field(b"\x0a", value)))
 
 
 class Router:
     """The rules that the core confirmed. It never replaces all at once: meanwhile there would be none."""
 
-    def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
+    def __init__(self, channel: Channel, rules: Iterable[RoutingRule], aliases: Aliases = PLAIN) -> None:
         self._channel = channel
+        self._aliases = aliases
         self._rules = {rule.rule_tag: rule for rule in rules}
         # By the tag of each rule, that under which the core has it.
         self._tags = {tag: tag for tag in self._rules}
@@ -246,9 +258,11 @@ class Router:
         # In doubt until all is done: `become` removes those that are not in `_tags`.
         sure = {*former.values(), *tags.values()} - self._doubtful
         self._doubtful |= sure
-        for rules in _batches(fresh):
+        # Of each rule's users the core gets all names.
+        times = 1 + len(self._aliases.tags)
+        for rules in _batches(fresh, times):
             await self._append(rules, set())
-        for rules in _batches(_retagged(self._rules[tag], there) for tag, there in tags.items()):
+        for rules in _batches((_copied(self._rules[tag], there) for tag, there in tags.items()), times):
             await self._append(rules, self._doubtful)
         self._tags = tags
         for there in reversed(former.values()):
@@ -275,6 +289,8 @@ class Router:
             raise
 
     async def _append(self, rules: Sequence[RoutingRule], in_doubt: set[str]) -> None:
+        if self._aliases:
+            rules = [_copied(rule, rule.rule_tag, self._aliases) for rule in rules]
         value = xray_pb2.RouterConfig(rule=rules).SerializeToString()
         request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
         await self._change("AddRule", request, in_doubt, *(rule.rule_tag for rule in rules))
@@ -308,22 +324,23 @@ class Router:
         return await self._channel.call(ROUTING + name, request, reply)
 
 
-def _batches(rules: Iterable[RoutingRule]) -> Iterator[list[RoutingRule]]:
+def _batches(rules: Iterable[RoutingRule], times: int) -> Iterator[list[RoutingRule]]:
     batch, size = list[RoutingRule](), 0
     for rule in rules:
-        size += rule.ByteSize()
+        size += rule.ByteSize() * times
         if batch and (size > _BATCH_BYTES or len(batch) == _BATCH):
             yield batch
-            batch, size = [], rule.ByteSize()
+            batch, size = [], rule.ByteSize() * times
         batch.append(rule)
     if batch:
         yield batch
 
 
-def _retagged(rule: RoutingRule, tag: str) -> RoutingRule:
+def _copied(rule: RoutingRule, tag: str, aliases: Aliases = PLAIN) -> RoutingRule:
     copy = RoutingRule()
     copy.CopyFrom(rule)
     copy.rule_tag = tag
+    copy.user_email[:] = aliases.fitting(copy.user_email)
     return copy
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
+from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import Closed
 from drivers.process.credentials import KEY_BYTES, require_usable
@@ -18,7 +19,7 @@ from drivers.xray import abuse, allowlist, compat, messages, overrides, rules, w
 from drivers.xray.abuse import NOTHING as NOTHING_ADDED
 from drivers.xray.abuse import Added
 from drivers.xray.access import Shown
-from drivers.xray.accounts import BUILDERS, Inbound, unnamed
+from drivers.xray.accounts import BUILDERS, Inbound, named, unnamed
 from drivers.xray.closed import OPEN, Closing
 from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
 from drivers.xray.messages import SIZE, Version, edited
@@ -80,6 +81,10 @@ class Plan(Listens):
         return tuple(self.inbounds)
 
     @property
+    def aliased(self) -> tuple[str, ...]:
+        return self.tags
+
+    @property
     def fronted(self) -> frozenset[str]:
         """The tags of managed inbounds for which a reverse proxy may report clients' addresses."""
         return frozenset(tag for tag, entry in self.ingress.items() if entry.fronted)
@@ -101,15 +106,17 @@ class Plan(Listens):
             require_usable(user)
         return account
 
-    def handler(self, tag: str, accounts: Accounts) -> InboundHandlerConfig:
-        """The message of a managed inbound with these users."""
+    def handler(self, tag: str, accounts: Accounts, aliases: Aliases = PLAIN) -> InboundHandlerConfig:
+        """The message of a managed inbound with these users, by these names."""
         handler = InboundHandlerConfig()
         handler.CopyFrom(next(inbound for inbound in self.base.inbound if inbound.tag == tag))
-        self.add_users(handler, accounts)
+        self.add_users(handler, accounts, aliases)
         return handler
 
-    def add_users(self, handler: InboundHandlerConfig, accounts: Accounts) -> None:
-        handler.proxy_settings.value += users_field(self.inbounds[handler.tag].protocol, accounts.values())
+    def add_users(self, handler: InboundHandlerConfig, accounts: Accounts, aliases: Aliases) -> None:
+        end, users = aliases.end(handler.tag), accounts.values()
+        packed = [named(user, end) for user in users] if end else users
+        handler.proxy_settings.value += users_field(self.inbounds[handler.tag].protocol, packed)
 
 
 @dataclass(frozen=True)
@@ -230,8 +237,10 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     return replace(made, notes=effect.notes, binding=effect.binding)
 
 
-def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts], first: bytes = b"") -> bytes:
-    """The serialised configuration of one run: the plan with its users and the node's API.
+def render(
+    plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts], first: bytes = b"", aliases: Aliases = PLAIN
+) -> bytes:
+    """The serialised configuration of one run: the plan with its users, by these names, and the node's API.
 
     `first`: more router settings that go before those of the plan.
     """
@@ -239,10 +248,14 @@ def render(plan: Plan, api: ApiAddress, accounts: Mapping[str, Accounts], first:
     config.CopyFrom(plan.base)
     for handler in config.inbound:
         if handler.tag in plan.inbounds:
-            plan.add_users(handler, accounts[handler.tag])
+            plan.add_users(handler, accounts[handler.tag], aliases)
     _put_first(config, first)
     _add_api(config, api)
     _put_first(config, plan.first)
+    if aliases:
+        with edited(rules.router_app(config), xray_pb2.RouterConfig) as router:
+            for rule in router.rule:
+                rule.user_email[:] = aliases.fitting(rule.user_email)
     return config.SerializeToString()
 
 

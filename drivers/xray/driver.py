@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drivers.process import starting
+from drivers.process.aliases import Aliases
 from drivers.process.allowlist import Allowed
 from drivers.process.child import CoreProcess
 from drivers.process.closed import Closed
@@ -107,7 +108,7 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         xray = await self._executable()
-        message = await self._rendered(self._new_api(xray), target)
+        message = await self._rendered(self._new_api(xray), target, b"", self._aliases)
         await self._core.look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
@@ -118,11 +119,13 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         bars = await self._core.bars(xray, self.made, endpoint.token)
         # Some may be let in while the core starts.
         barred = dict(bars.barred) if bars.nesting else {}
-        message = await self._rendered(endpoint, accounts, bars.settings(spellings(accounts, barred)))
+        aliases = self._aliases
+        message = await self._rendered(endpoint, accounts, bars.settings(spellings(accounts, barred)), aliases)
         read = read_by(xray, are_reloaded(self.made.base))
         core, output = self._process(endpoint)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
-        started = Started(self._host, self._core.sharing, core, Api(self._host.reactor, endpoint.socket), read)
+        api = Api(self._host.reactor, endpoint.socket, aliases)
+        started = Started(self._host, self._core.sharing, core, api, read, aliases)
         await started.ready(Path(endpoint.socket).exists, seconds, is_refusal, self._core.cause)
         run = XrayGeneration(started, self.made, endpoint, output, accounts, bars)
         run.barred = barred
@@ -141,8 +144,9 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
         core, output = self._process(endpoint)
         recover(self._host.reactor, self._host.keeper, core, found.process)
-        api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
-        started = Started(self._host, self._core.sharing, core, api, files)
+        aliases, files = Aliases(found.aliased), Files.unpacked(found.files)
+        api = Api(self._host.reactor, endpoint.socket, aliases)
+        started = Started(self._host, self._core.sharing, core, api, files, aliases)
         bars = Bars(found.token, tuple(found.nesting), self._core.barred)
         run = XrayGeneration(started, self.made, endpoint, output, accounts, bars)
         output.connections.go_on(found)
@@ -173,8 +177,11 @@ class XrayPlan(CorePlan[Xray, config.Plan]):
         made = await starting.read(reactor, text, config.rerouted, *reading)
         return XrayPlan(self._core, made, self._touched, self._chosen)
 
-    async def _rendered(self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], first: bytes = b"") -> bytes:
-        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, first)
+    async def _rendered(
+        self, endpoint: config.ApiAddress, target: Mapping[str, Accounts], first: bytes, aliases: Aliases
+    ) -> bytes:
+        rendering = config.render, self.made, endpoint, target, first, aliases
+        return await starting.built(self._host.reactor, target, *rendering)
 
     def _new_api(self, xray: Executable) -> config.ApiAddress:
         token = secrets.token_hex(8)

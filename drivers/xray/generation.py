@@ -9,13 +9,14 @@ from ipaddress import ip_address
 
 from twisted.internet.defer import DeferredLock
 
+from drivers.process.aliases import unaliased
 from drivers.process.channel import COUNTERS, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
 from drivers.process.generation import CoreGeneration, Started
 from drivers.process.kept import left
 from drivers.sockets.pacing import Paced
 from drivers.xray import abuse, rules, wireguard
 from drivers.xray.access import Shown
-from drivers.xray.accounts import spellings
+from drivers.xray.accounts import email_of, spellings
 from drivers.xray.api import Api, addresses_in, asked_route, route_of
 from drivers.xray.bars import Bars
 from drivers.xray.closed import BARE
@@ -75,6 +76,7 @@ class Output:
             if self._token in line:
                 continue
             # Before the core's warning is looked for: an access line whose target has that in it must count, too.
+            line = unaliased(line)
             self.connections.take(line)
             if UNTRUSTED in line:
                 # The core logs it for each connection.
@@ -167,10 +169,15 @@ class XrayGeneration(CoreGeneration[Api]):
             return self._without_own(await self._api.counters(seen=seen))
 
     def _counted_as(self, scope: Scope, name: str) -> Collection[str]:
-        return self._spellings(key_of(name)) if scope is Scope.USER else [name]
+        if scope is not Scope.USER:
+            return [name]
+        spelled = spellings(self.accounts, (key_of(name),)).values()
+        return [alias for some in spelled for each in some for alias in self._aliases.all(each)]
 
-    def _spellings(self, key: str) -> list[str]:
-        return spellings(self.accounts, (key,))[key]
+    def _names(self, key: str) -> list[str]:
+        """The names that the core has for a user now."""
+        some = [email_of(users[key]) + self._aliases.end(tag) for tag, users in self.accounts.items() if key in users]
+        return [*dict.fromkeys(some)]
 
     async def _some_counters(self, scopes: Collection[Scope], names: Collection[tuple[Scope, str]]) -> Reading:
         found = await self._api.some_counters(counter_name(*each, way) for each in names for way in DIRECTIONS)
@@ -181,13 +188,14 @@ class XrayGeneration(CoreGeneration[Api]):
     def _without_own(self, counters: dict[str, int]) -> Reading:
         for name in self._own:
             counters.pop(name, None)
-        return counters
+        return self._aliases.read(counters)
 
     async def online(self, key: str) -> Mapping[str, int]:
         found: dict[str, int] = {}
         with asking(ONLINE, _NOT_TOLD):
-            for email in self._spellings(key):
-                found |= await self._api.online_ips(email)
+            for name in self._names(key):
+                for address, seen in (await self._api.online_ips(name)).items():
+                    found[address] = max(seen, found.get(address, 0))
         if not LOCAL.isdisjoint(self._connections.addresses(key)):
             now = int(time.time())
             local = [live.address for live in await self.look({key}) if live.address in LOCAL]
@@ -196,7 +204,9 @@ class XrayGeneration(CoreGeneration[Api]):
 
     async def online_count(self, key: str) -> int:
         with asking(ONLINE, _NOT_TOLD):
-            return sum([await self._api.online_count(email) for email in self._spellings(key)])
+            if self._aliases:
+                return len({address for name in self._names(key) for address in await self._api.online_ips(name)})
+            return sum([await self._api.online_count(name) for name in self._names(key)])
 
     @property
     def unlisted(self) -> Mapping[str, str]:
@@ -205,7 +215,7 @@ class XrayGeneration(CoreGeneration[Api]):
 
     async def online_keys(self) -> Collection[str]:
         with asking(ONLINE, _NO_LIST):
-            listed = {*map(key_of, await self._api.all_online())}
+            listed = {*(await self._api.all_online()).values()}
         return listed | {live.key for live in await self.look(self._connections.owners(LOCAL))}
 
     async def latency(self) -> Sequence[Latency]:
@@ -216,13 +226,14 @@ class XrayGeneration(CoreGeneration[Api]):
 
     async def _online(self) -> Mapping[Address, Collection[str]]:
         """The keys of the users online, by address. Raises `ApiFailed`."""
-        emails = await self._api.all_online()
+        keys = await self._api.all_online()
+        names = [*keys]
         found: dict[Address, set[str]] = {}
-        for begin in range(0, len(emails), SLICE):
-            part = emails[begin : begin + SLICE]
-            for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
+        for begin in range(0, len(names), SLICE):
+            part = names[begin : begin + SLICE]
+            for name, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
                 for address in addresses_in(addresses):
-                    found.setdefault(address, set()).add(key_of(email))
+                    found.setdefault(address, set()).add(keys[name])
         return found
 
     async def forwarded(self, keys: Collection[str]) -> Mapping[str, Collection[Address]]:
@@ -230,7 +241,7 @@ class XrayGeneration(CoreGeneration[Api]):
         found: dict[str, set[Address]] = {}
         with asking(ONLINE, _NO_LIST):
             if len(some) > SLICE:
-                some.intersection_update(map(key_of, await self._api.all_online()))
+                some.intersection_update((await self._api.all_online()).values())
             async for part in slices(self._host.reactor, some, SLICE):
                 for key, online in zip(part, await together(map(self.online, part)), strict=True):
                     found[key] = addresses_in(online) - self._connections.addresses(key)
@@ -325,6 +336,7 @@ class XrayGeneration(CoreGeneration[Api]):
             accounts={tag: Packed(by_key=accounts) for tag, accounts in some.items()},
             files=self._files.packed,
             nesting=self._bars.nesting,
+            aliased=self._aliases.tags,
         )
         self._connections.leave(run)
         return run.SerializeToString()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from drivers.process import starting
+from drivers.process.aliases import unaliased
 from drivers.process.channel import MAX_REQUEST, ApiFailed
 from drivers.process.generation import CoreGeneration
 from drivers.sockets.sock_diag import Endpoint, Ports
@@ -178,7 +179,7 @@ class Users:
         """Whether the changed inbound fits in one call."""
         accounts = self.accounts[tag]
         more = sum([len(packed or b"") - len(accounts.get(key, b"")) for _, key, packed in changes])
-        frames = FRAME * (len(accounts) + len(changes))
+        frames = (FRAME + len(self._api.aliases.end(tag))) * (len(accounts) + len(changes))
         return self._sizes[tag] + sum(map(len, accounts.values())) + more + frames <= MAX_REQUEST
 
     # One call per user
@@ -316,7 +317,8 @@ class Users:
 
         Raises `ApiFailed`; then it is unknown whether the inbound exists, and with which users.
         """
-        handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
+        making = self._plan.handler, tag, accounts, self._api.aliases
+        handler = await starting.built(self._host.reactor, {tag: accounts}, *making)
         await self._api.remove_inbound(tag)
         try:
             wanted = await self._old_connections(gone)
@@ -341,7 +343,7 @@ class Users:
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
         # Not before: until the swap removed the inbound they could still connect.
         await self._cut(gone)
-        return Applied(refusals(changes, str(why)), [])
+        return Applied(refusals(changes, unaliased(str(why))), [])
 
     async def _cut(self, gone: Sequence[Pair]) -> None:
         await self._connections.end(self._connections.of(gone))

@@ -12,6 +12,7 @@ from node.backend.listing import MOST as LISTED
 from node.base.errors import CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.base.part import Parts
 from node.contract.abilities import MeasuresLatency, Routes
+from node.contract.accounts import key_of
 from node.contract.driver import type_name
 from node.engine.engine import Engine
 from node.keys.keyfile import Scope
@@ -114,7 +115,13 @@ class Operations:
         if len(request.names) > LISTED:
             raise InvalidRequest(f"a request may have at most {LISTED:,} names: send several")
         credentials = request.credentials and call.scope is Scope.ALL
-        return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+        if request.traffic and not request.after:
+            await self._engine.traffic.read()
+        reply = await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+        for user in reply.users if request.traffic else ():
+            for tag, (up, down) in self._engine.traffic.by_inbound(key_of(user.name)):
+                user.traffic.add(tag=tag, uplink=up, downlink=down)
+        return reply
 
     async def drop_connections(
         self, request: service_pb2.DropConnectionsRequest, _: Call

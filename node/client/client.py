@@ -169,15 +169,22 @@ class Client:
         await self.call("SyncUsersChunked", pb.Empty, *chunks(users, size))
 
     async def list_users(
-        self, after: str = "", limit: int = 0, names: Iterable[str] = (), credentials: bool = False
+        self,
+        after: str = "",
+        limit: int = 0,
+        names: Iterable[str] = (),
+        credentials: bool = False,
+        traffic: bool = False,
     ) -> pb.ListUsersResponse:
         """Read a page of the users; pass the reply's `next` as `after` for the next page. See `all_users`."""
-        request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials)
+        request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials, traffic=traffic)
         return await self.call("ListUsers", pb.ListUsersResponse, request)
 
-    def all_users(self, names: Sequence[str] = (), credentials: bool = False) -> AsyncIterator[pb.ListUsersResponse]:
+    def all_users(
+        self, names: Sequence[str] = (), credentials: bool = False, traffic: bool = False
+    ) -> AsyncIterator[pb.ListUsersResponse]:
         """Read all pages. If a page has another `revision` than the one before it, the users have changed meanwhile."""
-        return _pages(names, lambda after, part: self.list_users(after, names=part, credentials=credentials))
+        return _pages(names, lambda after, part: self.list_users(after, 0, part, credentials, traffic))
 
     async def drop_connections(
         self, name: str = "", address: str = "", inbound: str = ""

@@ -93,7 +93,7 @@ class Figures:
     def _bytes(self) -> dict[str, Iterable[Sample]]:
         """The sums of bytes, made into samples lazily, when a thread writes them."""
         totals = self._sources.engine.traffic.totals
-        scopes = [*Scope] if self._sources.options.users else [Scope.INBOUND, Scope.OUTBOUND]
+        scopes = [*([Scope.USER] if self._sources.options.users else []), Scope.INBOUND, Scope.OUTBOUND]
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
         }

@@ -26,6 +26,7 @@ SHOWN = 20
 OFF = "the user is off, by their limits"
 WIDE = ("confirmed", "leaving", "unknown", "credentials")
 COLUMNS = ("name", "inbounds", "state", "why")
+TRAFFIC = ("name", "inbound", "uplink", "downlink")
 
 
 @dataclass
@@ -39,10 +40,10 @@ class Listed:
     users: list[pb.ListedUser] = field(default_factory=list)
 
 
-async def listed(node: Node, names: Sequence[str] = (), credentials: bool = False) -> Listed:
+async def listed(node: Node, names: Sequence[str] = (), credentials: bool = False, traffic: bool = False) -> Listed:
     """List all users, or those with these names. Raises `Forbidden` if the key may not read credentials."""
     found = Listed()
-    async for page in node.client.all_users(names, credentials):
+    async for page in node.client.all_users(names, credentials, traffic):
         if credentials and not page.credentials:
             raise Forbidden("this key may not read credentials: use one of scope all")
         found.changed |= bool(found.users) and page.revision != found.revision

@@ -207,7 +207,9 @@ def _all(connection: sqlite3.Connection, table: str, columns: str = "*") -> list
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
     found = _all(connection, table, "scope, name, uplink, downlink")
-    return tuple(Row(Scope(scope), name, uplink, downlink) for scope, name, uplink, downlink in found)
+    # A newer node may have had other scopes.
+    known = {scope.value: scope for scope in Scope}
+    return tuple(Row(known[scope], name, up, down) for scope, name, up, down in found if scope in known)
 
 
 def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> None:

@@ -13,7 +13,20 @@ from functools import partial
 from itertools import islice, repeat
 
 from node.contract.accounts import key_of
-from node.contract.counters import _TRAFFIC, DIRECTIONS, Counters, Reading, Row, Scope, Seen, _key, by_name
+from node.contract.counters import (
+    _TRAFFIC,
+    DELIVERED,
+    DIRECTIONS,
+    SEPARATOR,
+    Both,
+    Counters,
+    Reading,
+    Row,
+    Scope,
+    Seen,
+    _key,
+    by_name,
+)
 from node.traffic.sums import Sums, columns
 from node.traffic.totals import Totals
 
@@ -27,7 +40,7 @@ _PLACES = {scope.value: len(DIRECTIONS) * number for number, scope in enumerate(
 _NOWHERE = len(DIRECTIONS) * len(_PLACES)
 _UP, _DOWN = DIRECTIONS
 # The columns from here on are not of users.
-_KEEPS_ZEROS = len(DIRECTIONS)
+_KEEPS_ZEROS = _PLACES[Scope.INBOUND.value]
 
 
 class Counted:
@@ -88,7 +101,7 @@ class Ledger:
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
         # By key: users with bytes; inbounds and outbounds with bytes, and those that run.
-        self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
+        self._pending: dict[Scope, Sums] = {scope: Sums() for scope in DELIVERED}
         # Bytes of replies that are not delivered yet.
         self._aside: set[SetAside] = set()
         self._last: dict[object, dict[str, Counted]] = {}
@@ -96,7 +109,9 @@ class Ledger:
         # The spelling of users' names, if it differs from their keys.
         self._spelling: dict[str, str] = {}
         # Keys of rows that changed since `changes` returned them last.
-        self._dirty: dict[Scope, set[str]] = {scope: set() for scope in Scope}
+        self._dirty: dict[Scope, set[str]] = {scope: set() for scope in DELIVERED}
+        # The inbounds with bytes of users by inbound.
+        self._tags: dict[str, None] = {}
 
     @property
     def sizes(self) -> Mapping[Scope, int]:
@@ -110,18 +125,24 @@ class Ledger:
         """
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
+        if Scope.USER_INBOUND in found:
+            self._divide(found)
         self.totals.book(found)
         if Scope.USER in found:
             found[Scope.USER] = self._by_key(found[Scope.USER])
-        for scope, sums in found.items():
-            self._add(scope, sums)
+        for scope in DELIVERED:
+            if scope in found:
+                self._add(scope, found[scope])
         return found
 
-    def counted(self, run: object, rows: Iterable[Row]) -> dict[str, Counters]:
+    def counted(self, run: object, rows: Collection[Row]) -> dict[str, Counters]:
         """A run's counters of these rows at its last reading, which the rows include."""
         last = self._last.get(run, {})
         begins = {scope: f"{scope.value}>>>" for scope in Scope}
-        names = (begins[row[0]] + row[1] for row in rows)
+        names = [begins[row[0]] + row[1] for row in rows]
+        if self._tags:
+            begin, users = begins[Scope.USER_INBOUND], [row[1] for row in rows if row[0] is Scope.USER]
+            names += [f"{begin}{name}{SEPARATOR}{tag}" for tag in self._tags for name in users]
         return {name: (known.up, known.down) for name in names if (known := last.get(name)) is not None}
 
     def all_counted(self, run: object) -> dict[str, Counters]:
@@ -204,9 +225,9 @@ class Ledger:
 
     def everything(self) -> list[Row]:
         """All rows with bytes, including bytes put aside."""
-        self._dirty = {scope: set() for scope in Scope}
+        self._dirty = {scope: set() for scope in DELIVERED}
         rows: list[Row] = []
-        for scope in Scope:
+        for scope in DELIVERED:
             rows += self._whole(scope, set().union(*(sums.names for sums in self._ours(scope))))
         return [row for row in rows if any(row.both)]
 
@@ -216,6 +237,30 @@ class Ledger:
             self._pending[row.scope].count(row.key, *row.both)
             if row.scope is Scope.USER:
                 self._spell(row.key, row.name)
+
+    def by_inbound(self, key: str) -> list[tuple[str, Both]]:
+        """The inbounds with bytes of this user, and the totals."""
+        found = ((tag, self.totals.one(Scope.USER_INBOUND, f"{key}{SEPARATOR}{tag}")) for tag in self._tags)
+        return [(tag, row.both) for tag, row in found if row is not None]
+
+    def restore_totals(self, rows: Iterable[Row]) -> None:
+        """Add the totals of an earlier ledger."""
+        rows = list(rows)
+        self.totals.restore(rows)
+        names = (row.name.partition(SEPARATOR) for row in rows if row.scope is Scope.USER_INBOUND)
+        self._tags |= {tag: None for _, mark, tag in names if mark}
+
+    def _divide(self, found: dict[Scope, Sums]) -> None:
+        """Add the bytes of users by inbound to those of the users, and convert their names to keys."""
+        apart, users, by_key = found[Scope.USER_INBOUND], found.setdefault(Scope.USER, Sums()), Sums()
+        for column, total, keyed in ((apart.up, users.up, by_key.up), (apart.down, users.down, by_key.down)):
+            for whole, more in column.items():
+                name, _, tag = whole.partition(SEPARATOR)
+                total[name] = total.get(name, 0) + more
+                key = f"{key_of(name)}{SEPARATOR}{tag}"
+                keyed[key] = keyed.get(key, 0) + more
+                self._tags[tag] = None
+        found[Scope.USER_INBOUND] = by_key
 
     def _add(self, scope: Scope, sums: Sums) -> None:
         self._pending[scope].add(sums)

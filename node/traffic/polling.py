@@ -15,7 +15,7 @@ from node.base.periodic import Periodic
 from node.base.slices import a_turn, slices
 from node.base.waiting import lasting
 from node.contract.abilities import CountsSome
-from node.contract.counters import Reading, Row, Scope
+from node.contract.counters import DELIVERED, SEPARATOR, Both, Reading, Row, Scope
 from node.contract.driver import Generation
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
@@ -52,7 +52,10 @@ class Watcher:
     """Follows the bytes as they are booked. It overrides those of these methods that concern it."""
 
     def booked(self, moved: Mapping[Scope, Sums]) -> None:
-        """Called with bytes as they are booked, those of users by key."""
+        """Called with bytes as they are booked, those of users by key.
+
+        With USER_INBOUNDS those of `Scope.USER_INBOUND`, too: by key, `SEPARATOR` and the inbound's tag.
+        """
 
     def saving(self, keys: Collection[str]) -> None:
         """Called when the rows of these users are being saved, so that what follows from them is saved with them."""
@@ -122,6 +125,10 @@ class Traffic(Lasting):
         rows = self._sums.get(scope, ())
         return (row for row in rows if scope is not Scope.USER or row.key == OTHERS or self._is_user(row.key))
 
+    def by_inbound(self, key: str) -> Sequence[tuple[str, Both]]:
+        """A user's bytes by inbound since the state file began, as of the last reading."""
+        return self._ledger.by_inbound(key)
+
     def watched(self, watcher: Watcher) -> None:
         """Report the bytes to this watcher, too, from now on."""
         self._watchers += (watcher,)
@@ -149,7 +156,7 @@ class Traffic(Lasting):
     def restore(self, saved: Saved) -> None:
         """Add undelivered rows and totals of an earlier node."""
         self._ledger.restore(saved.rows)
-        self._ledger.totals.restore(saved.totals)
+        self._ledger.restore_totals(saved.totals)
 
     def leave(self) -> None:
         self.stop()
@@ -200,7 +207,7 @@ class Traffic(Lasting):
             if len(sums) == SLICE:
                 await a_turn(self._reactor)
         # The store has all of these sums; bytes booked during the flush are not in it.
-        saved = {scope: self._ledger.totals.all(scope) for scope in Scope}
+        saved = {scope: self._ledger.totals.all(scope) for scope in DELIVERED}
         await self._store.flush()
         self._sums = saved
 
@@ -255,6 +262,7 @@ class Traffic(Lasting):
         rows = self._ledger.changes(SLICE)
         self._note(rows)
         self._ledger.totals.make_room(Scope.USER, self._is_user)
+        self._ledger.totals.make_room(Scope.USER_INBOUND, lambda name: self._is_user(name.partition(SEPARATOR)[0]))
         sums = self._ledger.totals.changes(SLICE)
         self._store.totals(sums)
         return SLICE in (len(rows), len(sums))

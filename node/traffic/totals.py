@@ -9,9 +9,9 @@ from node.contract.counters import Both, Row, Scope, _key
 from node.traffic.sums import Sums
 
 # Names kept for each scope at most; the bytes of further names are booked together, as OTHERS.
-MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000}
+MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000, Scope.USER_INBOUND: 500_000}
 OTHERS = "(others)"
-LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND})
+LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND, Scope.USER_INBOUND})
 
 
 class Totals:
@@ -38,6 +38,10 @@ class Totals:
     def all(self, scope: Scope) -> list[Row]:
         """The totals of a scope, as of now."""
         return [*self._rows.get(scope, {}).values()]
+
+    def one(self, scope: Scope, key: str) -> Row | None:
+        """The total of one key, if there is one."""
+        return self._rows.get(scope, {}).get(key)
 
     def changes(self, most: int | None = None) -> list[Row]:
         """Up to `most` totals that changed since the last call. Zero is a deleted one."""

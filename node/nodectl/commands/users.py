@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any, NoReturn
 
 import click
@@ -18,8 +19,20 @@ from node.base.errors import InvalidRequest, UnknownName, UnknownPath, Unsupport
 from node.limits import parsing
 from node.nodectl.commands.users_sync import diff, sync
 from node.nodectl.fleet import Node, Outcome, answers, parallel
-from node.nodectl.members import COLUMNS, LISTING, PATIENCE, WIDE, cells, listed, missing, proxies_of, send, settled
-from node.nodectl.output import Exit, Row, Unusable, note, rate_of_bits, size
+from node.nodectl.members import (
+    COLUMNS,
+    LISTING,
+    PATIENCE,
+    TRAFFIC,
+    WIDE,
+    cells,
+    listed,
+    missing,
+    proxies_of,
+    send,
+    settled,
+)
+from node.nodectl.output import Exit, Row, Unusable, amount, note, rate_of_bits, size
 from node.nodectl.session import Session, inbound_option, options
 from protos import service_pb2 as pb
 
@@ -45,14 +58,17 @@ def users() -> None:
     "--unconfirmed", is_flag=True, help="Show only users whom the core has not confirmed in all inbounds, and why."
 )
 @click.option("--credentials", is_flag=True, help="With --json: include credentials; needs a key of scope all.")
+@click.option("--traffic", is_flag=True, help="Show bytes by inbound, which a node counts with USER_INBOUNDS=on.")
 @options
-def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed: bool, credentials: bool) -> None:
+def list_users(
+    session: Session, names: tuple[str, ...], wide: bool, unconfirmed: bool, credentials: bool, traffic: bool
+) -> None:
     """List the users of nodes, their inbounds, and what the core has confirmed."""
     if credentials and not session.json:
         raise click.UsageError("--credentials needs --json: secrets are not shown on a screen")
 
     async def ask(node: Node) -> dict[str, Any]:
-        found = await listed(node, names, credentials)
+        found = await listed(node, names, credentials, traffic)
         if unconfirmed:
             found.users = [row for row in found.users if not settled(row)]
         return vars(found)
@@ -61,6 +77,9 @@ def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed
     for name, answer in answers(outcomes):
         if answer["changed"]:
             note(f"{name}: users changed during the listing: it may mix old and new states; list them again")
+    if traffic:
+        session.report(outcomes, TRAFFIC, lambda answer: chain.from_iterable(map(_bytes_of, answer["users"])))
+        return
     columns = COLUMNS + WIDE if wide else COLUMNS
     session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in answer["users"]])
 
@@ -100,6 +119,12 @@ def limit(session: Session, names: tuple[str, ...], words: str | None, clear: bo
         raise Unusable(str(error)) from error
     outcomes = session.ask(lambda node: node.client.set_limits(dict.fromkeys(names, limits)))
     session.report(outcomes, ("name", "note"), lambda reply: [(note.name, note.text) for note in reply.notes])
+
+
+def _bytes_of(user: pb.ListedUser) -> Iterator[Row]:
+    """Rows with the cells of `TRAFFIC`."""
+    for each in user.traffic:
+        yield user.name, each.tag, amount(each.uplink), amount(each.downlink)
 
 
 def _limits_of(user: pb.LimitState) -> Row:

@@ -12,11 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drivers.process.aliases import Aliases
 from drivers.process.allowlist import Allowed
-from drivers.sing_box.accounts import BUILDERS, Inbound, alike, logs_in_otherwise, name_of, random_entry, unlabelled
+from drivers.sing_box.accounts import (
+    BUILDERS,
+    Inbound,
+    alike,
+    label,
+    logs_in_otherwise,
+    name_of,
+    random_entry,
+    unlabelled,
+    unslashed,
+)
 from drivers.sing_box.config import ApiAddress, Plan, plan, render, roll
 from node.base.errors import InvalidConfig
 from node.contract.accounts import Unusable
+from node.contract.counters import SEPARATOR
 from protos.service_pb2 import User
 
 HOME = Path("/state/run")
@@ -245,6 +257,40 @@ def test_live_users_are_in_a_file_of_their_own() -> None:
     assert file["users"][name] == "secret" and file["user_tcp_sessions"] == {name: 0}
     assert whole["experimental"]["v2ray_api"]["stats"]["users"] == [name]
     assert "cache_path" not in json.loads(render(made, api, target))["services"][-1]
+
+
+def test_users_by_inbound() -> None:
+    """Each inbound has another name for a user, which rules, counters and the file of live users have, too.
+
+    Where users log in by their names these stay.
+    """
+    kinds = {"v": "vless", "s": "shadowsocks", "m": "mixed"}
+    made = planned(
+        *(
+            {"type": kind, "tag": tag, **({"method": "aes-256-gcm"} if tag == "s" else {})}
+            for tag, kind in kinds.items()
+        ),
+        route={"rules": [{"type": "logical", "mode": "or", "rules": [{"auth_user": ["a/b"]}, {"port": [1]}]}]},
+        dns={"rules": [{"auth_user": "c", "server": "x"}]},
+    )
+    packed = {tag: account.packed for tag in kinds if (account := made.account(tag, person("a/b")))}
+    target = {tag: {"a/b": packed[tag]} for tag in kinds}
+    assert made.aliased == ["v", "s"]
+    aliases = Aliases(made.aliased)
+    api = ApiAddress.new(lambda count: range(1, count + 1), True, True)
+    whole = json.loads(render(made, api, target, "/file", aliases))
+    v, s, m = f"a/b{SEPARATOR}0", label(f"a/b{SEPARATOR}1"), "a/b"
+    assert [user["name"] for user in whole["inbounds"][0]["users"]] == [v]
+    assert [user["username"] for user in whole["inbounds"][2]["users"]] == [m]
+    assert {*whole["experimental"]["v2ray_api"]["stats"]["users"]} == {v, s, m}
+    assert whole["route"]["rules"][1]["rules"][0]["auth_user"][:3] == [m, v, unslashed(s)]
+    assert s in whole["route"]["rules"][1]["rules"][0]["auth_user"] and whole["route"]["rules"][1]["rules"][1] == {
+        "port": [1]
+    }
+    assert whole["dns"]["rules"][0]["auth_user"] == ["c", f"c{SEPARATOR}0", f"c{SEPARATOR}1"]
+    (file,) = json.loads(roll(made, api, target, aliases))["endpoints"].values()
+    assert file["users"].keys() == {s}
+    assert {*map(unlabelled, (v, s, m))} == {"a/b"}
 
 
 def test_thousands_of_inbounds() -> None:

@@ -40,7 +40,7 @@ class Plan(XrayPlan):
     def _new_api(self, _: object) -> Any:
         return SimpleNamespace(token="token", socket="/nowhere")
 
-    async def _rendered(self, _: object, __: object, first: bytes = b"") -> bytes:
+    async def _rendered(self, _: object, __: object, first: bytes, ___: object) -> bytes:
         return first
 
     def _process(self, _: object) -> Any:
@@ -60,7 +60,7 @@ def test_who_is_let_in_while_a_core_starts(monkeypatch: pytest.MonkeyPatch, nest
     monkeypatch.setattr(driver, "Api", lambda *_: None)
     monkeypatch.setattr(driver, "read_by", lambda *_: None)
     monkeypatch.setattr(driver, "are_reloaded", lambda *_: False)
-    core = SimpleNamespace(host=SimpleNamespace(reactor=None), sharing=None, bars=bars, cause=None)
+    core = SimpleNamespace(host=SimpleNamespace(reactor=None, settings={}), sharing=None, bars=bars, cause=None)
     made = SimpleNamespace(account=None, same_credential=None, base=None)
     plan = Plan(cast(Xray, core), cast(Any, made), cast(Any, None))
     accounts: dict[str, Accounts] = {"in": {"anna": b"\x12\x04anna"}}

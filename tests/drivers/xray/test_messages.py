@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from drivers.xray.accounts import BUILDERS, Inbound, email_of, pack
+from drivers.xray.accounts import BUILDERS, Inbound, email_of, named, pack
 from drivers.xray.api import Operation, _request
 from drivers.xray.messages import SIZE, field
+from node.contract.counters import SEPARATOR
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import AlterInboundRequest, TypedMessage
 
@@ -47,6 +48,21 @@ def test_a_user(email: str, account: bytes) -> None:
 def test_an_email_as_the_core_writes_it(email: str, level: int) -> None:
     """The core writes a user's level before their e-mail, and leaves out empty fields."""
     assert email_of(xray_pb2.User(level=level, email=email).SerializeToString()) == email
+
+
+@given(texts, texts, st.binary(max_size=300))
+def test_an_operation_by_another_name(tag: str, email: str, account: bytes) -> None:
+    """The core gets the user's name with an end, whatever the length; the account stays."""
+    packed, end = pack(email, "some.Account", account), f"{SEPARATOR}12"
+    wanted = xray_pb2.User.FromString(packed)
+    wanted.email += end
+    added = AlterInboundRequest.FromString(_request(Operation(tag, email, packed), end))
+    assert xray_pb2.AddUserOperation.FromString(added.operation.value).user == wanted
+    removed = AlterInboundRequest.FromString(_request(Operation(tag, email, None), end))
+    assert xray_pb2.RemoveUserOperation.FromString(removed.operation.value).email == email + end
+    assert named(packed, "") == packed
+    as_the_core_writes_it = xray_pb2.User(level=1, email=email).SerializeToString()
+    assert email_of(named(as_the_core_writes_it, end)) == email + end
 
 
 @given(texts, texts, st.binary(max_size=300))

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from drivers.process.aliases import PLAIN
 from drivers.xray.api import STATS, Api
 from drivers.xray.connections import Connections
 from drivers.xray.generation import XrayGeneration
@@ -51,7 +52,7 @@ def asked(calls: Mapping[str, Answer], *questions: Question) -> tuple[object, ..
 
     async def ask(socket: str) -> tuple[object, ...]:
         generation = object.__new__(XrayGeneration)
-        generation._api = Api(background.reactor, socket)
+        generation._api, generation._aliases = Api(background.reactor, socket), PLAIN
         generation._connections = Connections(background.reactor, {})
         generation.accounts = {"in": {"ann": xray_pb2.User(email="Ann").SerializeToString()}}
         try:

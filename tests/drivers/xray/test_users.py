@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from drivers.process.aliases import PLAIN
 from drivers.process.channel import ApiFailed
 from drivers.sockets.sock_diag import Endpoint, Ports
 from drivers.xray.accounts import Inbound, pack
@@ -47,6 +48,8 @@ class FakeCore:
     async def count_users(self, tag: str) -> int:
         await self._do()
         return len(self.accounts)
+
+    aliases = PLAIN
 
     async def list_users(self, tag: str) -> list[xray_pb2.User]:
         return [xray_pb2.User.FromString(account) for account in self.accounts]
@@ -127,7 +130,7 @@ def several(
     """The same accounts in all inbounds."""
     base = xray_pb2.Config(inbound=[xray_pb2.InboundHandlerConfig(tag=tag) for tag in protocols])
     inbounds = {tag: Inbound(tag, protocol) for tag, protocol in protocols.items()}
-    plan: Any = SimpleNamespace(base=base, inbounds=inbounds, handler=lambda _, accounts: accounts)
+    plan: Any = SimpleNamespace(base=base, inbounds=inbounds, handler=lambda _, accounts, __: accounts)
     host: Any = SimpleNamespace(reactor=None)
     connections: Any = FakeConnections()
     api: Any = core

@@ -18,6 +18,8 @@ from node.backend.options import BackendOptions
 from node.base.errors import InvalidRequest, UsersRefused
 from node.base.logs import LogRing
 from node.contract.accounts import key_of
+from node.contract.counters import DIRECTIONS, SEPARATOR, counter_name
+from node.contract.counters import Scope as Counted
 from node.contract.saved import Saved
 from node.engine.options import EngineOptions
 from node.keys.keyfile import Scope
@@ -120,6 +122,14 @@ class ListingTests(ListingCase):
         lesser = self.page(READ, credentials=True)
         self.assertEqual((lesser.credentials, lesser.users[0].HasField("proxies")), (False, False))
         self.assertEqual([row.name for row in lesser.users], ["Ann"])
+
+    def test_traffic(self) -> None:
+        """Bytes by inbound, counted until the request came, only if it asks for them."""
+        core = self.started("a,b", ANN, BOB)
+        core.counts = {counter_name(Counted.USER_INBOUND, f"Ann{SEPARATOR}a", way): 7 for way in DIRECTIONS}
+        rows = self.rows(traffic=True)
+        self.assertEqual([(each.tag, each.uplink, each.downlink) for each in rows["Ann"].traffic], [("a", 7, 7)])
+        self.assertEqual((len(rows["bob"].traffic), len(self.rows()["Ann"].traffic)), (0, 0))
 
     def test_pending(self) -> None:
         """A change that the core has not confirmed is pending; a removed user is listed until they are out."""

@@ -82,11 +82,12 @@ MESSAGES = {
     ),
     "Users": "users=1:*User",
     "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
-    "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool",
+    "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool traffic=5:bool",
     "ListedUser": (
         "name=1 inbounds=2:*string unknown=3:*string confirmed=4:*string leaving=5:*string pending=6:bool "
-        "refused=7:*string proxies=8:Proxy shortened=9:bool limits=10:Limits"
+        "refused=7:*string proxies=8:Proxy shortened=9:bool limits=10:Limits traffic=11:*InboundBytes"
     ),
+    "InboundBytes": "tag=1 uplink=2:uint64 downlink=3:uint64",
     "ListUsersResponse": "users=1:*ListedUser next=2 total=3:uint64 revision=4:uint64 state=5 credentials=6:bool",
     "DropConnectionsRequest": "name=1 address=2 inbound=3",
     "DropConnectionsResponse": "ended=1:uint64 users=2:uint64 unsupported=3:{string,string}",

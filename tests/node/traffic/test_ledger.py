@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from node.contract.accounts import key_of
-from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.contract.counters import DELIVERED, DIRECTIONS, SEPARATOR, Row, Scope, counter_name
 from node.traffic.ledger import Counted, Ledger, SetAside, differences
 from tests.harness.ledgers import pending as pending_rows
 from tests.harness.ledgers import put_aside
@@ -22,13 +22,23 @@ ANN_UP, ANN_DOWN = counter_name(USER, "ann", UP), counter_name(USER, "ann", DOWN
 
 # A name and a direction of traffic: what a counter counts.
 Place = tuple[Scope, str, str]
-places = st.tuples(st.sampled_from(Scope), st.sampled_from(["ann", "Ann", "bob", "İ"]), st.sampled_from(DIRECTIONS))
+NAMES = ("ann", "Ann", "bob", "İ")
+rows = st.tuples(st.sampled_from(DELIVERED), st.sampled_from(NAMES), st.sampled_from(DIRECTIONS))
+by_inbound = st.builds(
+    lambda name, tag, way: (Scope.USER_INBOUND, f"{name}{SEPARATOR}{tag}", way),
+    st.sampled_from(NAMES),
+    st.sampled_from(["in", "In"]),
+    st.sampled_from(DIRECTIONS),
+)
+places = rows | by_inbound
 steps = st.dictionaries(places, st.integers(0, 1000), max_size=6)
 
 
 def booked(place: Place) -> Place:
     """The key to which a counter's bytes belong."""
     scope, name, direction = place
+    if scope is Scope.USER_INBOUND:
+        return (USER, key_of(name.partition(SEPARATOR)[0]), direction)
     return (scope, key_of(name) if scope is USER else name, direction)
 
 
@@ -68,11 +78,11 @@ class Accounting(RuleBasedStateMachine):
         self.runs.pop(run, None)
         self.ledger.keep(self.runs)
 
-    @rule(scope=st.sampled_from(Scope))
+    @rule(scope=st.sampled_from(DELIVERED))
     def take_all(self, scope: Scope) -> None:
         self.replies.append(self.ledger.take(scope))
 
-    @rule(place=places)
+    @rule(place=rows)
     def take_one(self, place: Place) -> None:
         self.replies.append(self.ledger.take(place[0], place[1]))
 
@@ -114,7 +124,7 @@ class Accounting(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self) -> None:
-        pending = bytes_of([row for scope in Scope for row in pending_rows(self.ledger, scope)])
+        pending = bytes_of([row for scope in DELIVERED for row in pending_rows(self.ledger, scope)])
         aside = sum((bytes_of(put_aside(taken)) for taken in self.replies), Tally())
         assert +(self.delivered + aside + pending) == +self.seen
 
@@ -126,7 +136,7 @@ class Accounting(RuleBasedStateMachine):
             listed = {row.name for row in pending_rows(self.ledger, scope)}
             assert running <= listed
             # A name that is gone has no row once its bytes are delivered.
-            known = {name for name in ("ann", "Ann", "bob", "İ") if self.ledger.one(scope, name)}
+            known = {name for name in NAMES if self.ledger.one(scope, name)}
             assert (
                 known - {name for taken in self.replies if taken.scope is scope for name in taken.sums.names} <= listed
             )
@@ -221,7 +231,7 @@ def test_rows_do_not_pile_up() -> None:
         ledger.book(number, {inbound: number % 2, user: 0})
         ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
     ledger.keep([])
-    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(Scope, 0)
+    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(DELIVERED, 0)
 
 
 def test_a_lost_reply_comes_back() -> None:
@@ -290,3 +300,34 @@ def test_large_counts(values: list[int]) -> None:
     for run, value in enumerate(values):
         ledger.book(run, {ANN_UP: value})
     assert (ledger.one(USER, "ann") or Row(USER, "ann", 0, 0)).uplink == sum(values)
+
+
+def test_users_by_inbound() -> None:
+    """Their bytes are the user's, in any spelling, and have totals of their own, which no reset changes."""
+    ledger, later = Ledger(), Ledger()
+    for run, value in (("one", 5), ("one", 7), ("two", 100)):
+        names = (f"Ann{SEPARATOR}In", f"bob{SEPARATOR}in", f"Ann{SEPARATOR}other")
+        moved = ledger.book(run, {counter_name(Scope.USER_INBOUND, name, UP): value for name in names})
+    assert moved[Scope.USER_INBOUND].up == {
+        f"ann{SEPARATOR}In": 100,
+        f"bob{SEPARATOR}in": 100,
+        f"ann{SEPARATOR}other": 100,
+    }
+    assert moved[USER].up == {"ann": 200, "bob": 100}
+    assert [*ledger.sizes] == [*DELIVERED]
+    taken = ledger.take(USER)
+    rows = [Row(USER, "Ann", 14, 0), Row(USER, "bob", 7, 0)]
+    assert {*ledger.counted("one", rows)} == {f"user_inbound>>>{name}" for name in names}
+    ledger.settle(taken, delivered=True)
+    later.restore_totals(ledger.totals.everything())
+    for each in (ledger, later):
+        assert each.by_inbound("ann") == [("In", (107, 0)), ("other", (107, 0))]
+        assert each.by_inbound("cora") == []
+
+
+def test_a_user_by_inbound_goes_on_after_a_node() -> None:
+    """Counters that an earlier node process has booked are not booked again."""
+    ledger, counter = Ledger(), counter_name(Scope.USER_INBOUND, f"ann{SEPARATOR}in", UP)
+    ledger.go_on("run", {counter: 100})
+    moved = ledger.book("run", {counter: 130})
+    assert moved[USER].up == {"ann": 30} and ledger.one(USER, "ann") == Row(USER, "ann", 30, 0)
