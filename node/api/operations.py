@@ -115,7 +115,9 @@ class Operations:
         if len(request.names) > LISTED:
             raise InvalidRequest(f"a request may have at most {LISTED:,} names: send several")
         credentials = request.credentials and call.scope is Scope.ALL
-        return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+        reply = await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+        self._engine.limits.add_usage(reply.users)
+        return reply
 
     async def drop_connections(
         self, request: service_pb2.DropConnectionsRequest, _: Call

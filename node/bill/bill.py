@@ -116,7 +116,7 @@ class Bill(Lasting, Watcher):
                 count(day.users, up, down)
             elif scope is Scope.INBOUND:
                 count(day.inbounds, up, down)
-            else:
+            elif scope is Scope.OUTBOUND:
                 count(day.outbounds, down, up)
 
     def saving(self, keys: Collection[str]) -> None:

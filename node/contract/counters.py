@@ -33,6 +33,8 @@ class Scope(Enum):
     USER = "user"
     INBOUND = "inbound"
     OUTBOUND = "outbound"
+    # A user in one inbound: the user's key, U+001F, the tag. The bytes are in USER, too.
+    USER_INBOUND = "user_inbound"
 
     # Members are compared by identity. Enum's own __hash__ is a Python call, for each of 100,000 counters.
     __hash__ = object.__hash__

@@ -117,6 +117,19 @@ def test_time_zone(home: Path) -> None:
     ]
 
 
+def test_weights(home: Path) -> None:
+    """Hours are in the zone; rules for inbounds need users' bytes by inbound; a rule that cannot be read is a fault."""
+    found = loaded(home, {"TIMEZONE": "Asia/Tehran", "WEIGHTS": "00:00-06:00: 0.5"}).limits.weighting
+    assert (str(found.zone), [rule.factor for rule in found.rules]) == ("Asia/Tehran", [500])
+    assert loaded(home).limits.weighting.rules == ()
+    assert faults(home, WEIGHTS="premium: 2; 00:00-06:00: 0.5") == [
+        "WEIGHTS: rules for inbounds (premium) need USER_INBOUNDS=on; rules with hours alone do not"
+    ]
+    assert faults(home, WEIGHTS="premium: much") == [
+        "WEIGHTS: 'much' is not a factor: write a number from 0 to 100, with up to three decimals"
+    ]
+
+
 def test_later_sources_override(home: Path) -> None:
     """The environment overrides `.env`, an option overrides both; an empty value counts as not set."""
     (home / ".env").write_text("REST_PORT=1001\nGRPC_PORT=1002\nNODE_HOST=::1\nDEBUG=1\n")
