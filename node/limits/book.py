@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from node.backend.roster import Limiter
@@ -36,7 +36,7 @@ from node.limits.count import (
 )
 from node.limits.limits import Limit
 from node.limits.weights import PARTS, Weights
-from node.traffic.sums import Sums
+from node.traffic.sums import Sums, columns
 from protos.service_pb2 import LimitsSummary
 
 # Seconds for which the usage of removed users is kept: longer than any period.
@@ -180,7 +180,7 @@ class Book(Limiter):
         if not (self._counts or self.in_force.default.quota or self.in_force.by_inbound):
             return []
         if self.weights.rules:
-            return self._weigh(moved, by_inbound or Sums())
+            return self._weigh(moved, Sums() if by_inbound is None else by_inbound)
         return [
             (key, limit.way.of(up, down))
             for key, up, down in moved.rows()
@@ -189,13 +189,13 @@ class Book(Limiter):
 
     def _weigh(self, moved: Sums, by_inbound: Sums) -> list[tuple[str, int]]:
         extra = self.weights.beyond(moved, by_inbound, self.now())
-        found = []
-        for key in {**dict.fromkeys(moved.names), **extra}:
-            (up, down), more = moved.both(key), extra.get(key)
-            if (limit := self._add(key, up, down, more)) is not None:
-                ups, downs = more or (0, 0)
-                found.append((key, limit.way.of(up + ups // PARTS, down + downs // PARTS)))
-        return found
+        keys = [*dict.fromkeys(chain(moved.names, extra.names))]
+        rows = zip(keys, *columns([moved], keys), *columns([extra], keys), strict=True)
+        return [
+            (key, limit.way.of(up + more_up // PARTS, down + more_down // PARTS))
+            for key, up, down, more_up, more_down in rows
+            if (limit := self._add(key, up, down, (more_up, more_down) if more_up or more_down else None)) is not None
+        ]
 
     def _add(self, key: str, up: int, down: int, extra: Both | None = None) -> Limit | None:
         """Add to one user's count. Returns the limit if the user has a quota."""

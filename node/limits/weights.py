@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
 from functools import cached_property
 
-from node.contract.counters import Both
 from node.traffic.sums import Sums
 
 # Parts of a byte in which weighted bytes are kept: so a factor has up to three decimals, and sums are exact.
@@ -112,7 +111,7 @@ class Weights:
         minute = 60 * shown.hour + shown.minute
         return next((rule.factor for rule in reversed(self.rules) if rule.fits(tag, minute)), PARTS)
 
-    def beyond(self, moved: Sums, by_inbound: Sums, now: float) -> Mapping[str, Both]:
+    def beyond(self, moved: Sums, by_inbound: Sums, now: float) -> Sums:
         """What users' bytes weigh above their number, by key, in PARTS, each way; negative if they weigh less.
 
         `by_inbound` may have any part of the same bytes, before or after them: those of a user of whom it has none
@@ -121,12 +120,13 @@ class Weights:
         known = self.factor(None, now)
         found = Sums()
         if known != PARTS:
-            for key, up, down in moved.rows():
-                found.count(key, up * (known - PARTS), down * (known - PARTS))
+            found.up, found.down = (
+                {key: count * (known - PARTS) for key, count in column.items()} for column in (moved.up, moved.down)
+            )
         factors: dict[str, int] = {}
         for name, up, down in by_inbound.rows():
             key, _, tag = name.rpartition(BETWEEN)
             if tag not in factors:
                 factors[tag] = self.factor(tag, now) - known
             found.count(key, up * factors[tag], down * factors[tag])
-        return {key: (up, down) for key, up, down in found.rows()}
+        return found

@@ -159,7 +159,7 @@ def test_no_part_of_a_byte_is_lost(bookings: Sequence[tuple[int, int, int]], res
     count, exact = Count(1.0, since=0), [Fraction(), Fraction()]
     for (factor, up, down), restarted in zip(bookings, restarts, strict=False):
         book = Weights((Rule(factor),)) if factor != PARTS else Weights()
-        count.add(up, down, book.beyond(carried("ann", up, down), Sums(), NOON).get("ann"))
+        count.add(up, down, book.beyond(carried("ann", up, down), Sums(), NOON).both("ann"))
         exact = [exact[0] + Fraction(up * factor, PARTS), exact[1] + Fraction(down * factor, PARTS)]
         assert count.weighted == (math.floor(exact[0]), math.floor(exact[1]))
         assert count.used(Way.BOTH) == sum(count.weighted) and count.used(Way.UP) == count.weighted[0]
@@ -195,7 +195,7 @@ def test_bytes_by_inbound(
     moved = carried("ann", *(sum(both[way] for both in there.values()) + 7 for way in (0, 1)))
     count = Count(1.0, since=0)
     for part in [(moved, Sums()), (Sums(), by_inbound)] if apart else [(moved, by_inbound)]:
-        count.add(*part[0].both("ann"), found.beyond(*part, now).get("ann"))
+        count.add(*part[0].both("ann"), found.beyond(*part, now).both("ann"))
     exact = [
         7 * found.factor(None, now) + sum(both[way] * found.factor(tag, now) for tag, both in there.items())
         for way in (0, 1)
