@@ -16,6 +16,7 @@ from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
 from node.backend.options import BackendOptions
+from node.base import env_file
 from node.base.logs import LogOptions
 from node.clock.clock import ClockOptions
 from node.command_line import SETTINGS, Options
@@ -23,6 +24,7 @@ from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.keyfile import door_name
 from node.keys.options import KeyOptions, key_fault
+from node.limits import weights
 from node.limits.allowance import Allowance, Flow
 from node.limits.limits import Defaults
 from node.limits.options import Grouping, LimitOptions
@@ -128,6 +130,16 @@ def test_weights(home: Path) -> None:
     assert faults(home, WEIGHTS="premium: much") == [
         "WEIGHTS: 'much' is not a factor: write a number from 0 to 100, with up to three decimals"
     ]
+
+
+def test_the_examples_of_weights_work_when_pasted(home: Path) -> None:
+    """They are lines of a file `.env`; the second one needs users' bytes by inbound."""
+    text = (Path(__file__).parents[2] / "docs" / "limits.md").read_text().partition("\n## Weights\n")[2]
+    hours, inbounds = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[:2]
+    (home / ".env").write_text(hours)
+    found = loaded(home).limits.weighting
+    assert (str(found.zone), [rule.factor for rule in found.rules]) == ("Europe/Berlin", [500, 2000])
+    assert [rule.factor for rule in weights.rules(env_file.read(inbounds)["WEIGHTS"])] == [2000, 500, 1000]
 
 
 def test_later_sources_override(home: Path) -> None:
