@@ -103,7 +103,7 @@ class Weights:
     def unknown(self, tags: AbstractSet[str]) -> list[str]:
         """Warnings about rules for other inbounds than these."""
         others = sorted(_tags(self.rules) - tags)
-        return [f"WEIGHTS: there is no inbound {tag!r} with users: its rules have no effect" for tag in others]
+        return [f"WEIGHTS: the backend has no inbound {tag!r} for users: rules for it have no effect" for tag in others]
 
     def factor(self, tag: str | None, now: float) -> int:
         """The factor, in PARTS, for an inbound at a time in Unix seconds; None is an inbound that is not known."""

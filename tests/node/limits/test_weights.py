@@ -109,7 +109,7 @@ def test_rules_for_inbounds_need_bytes_by_inbound() -> None:
 
 def test_an_unknown_inbound_is_reported() -> None:
     assert weights(EXAMPLE).unknown({"premium", "in"}) == [
-        "WEIGHTS: there is no inbound 'night' with users: its rules have no effect"
+        "WEIGHTS: the backend has no inbound 'night' for users: rules for it have no effect"
     ]
     assert not weights("00:00-06:00: 0.5").unknown(set())
 
