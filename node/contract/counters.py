@@ -31,15 +31,19 @@ class Scope(Enum):
     """The kind of object that a traffic counter belongs to."""
 
     USER = "user"
+    # A user in one inbound: see `SEPARATOR`. Only with USER_INBOUNDS; the bytes are also those of the user.
+    USER_INBOUND = "user_inbound"
     INBOUND = "inbound"
     OUTBOUND = "outbound"
-    # A user in one inbound: the user's key, U+001F, the tag. The bytes are in USER, too.
-    USER_INBOUND = "user_inbound"
 
     # Members are compared by identity. Enum's own __hash__ is a Python call, for each of 100,000 counters.
     __hash__ = object.__hash__
 
 
+# The scopes whose bytes are delivered; those of users by inbound only have totals.
+DELIVERED = (Scope.USER, Scope.INBOUND, Scope.OUTBOUND)
+# Between a user's name, or key, and the tag of the inbound in names of `USER_INBOUND`. No e-mail has this character.
+SEPARATOR = "\x1f"
 # Counters that are asked for: those of one name, or of all names (None) of a scope.
 Asked = tuple[Scope, str | None]
 

@@ -10,14 +10,13 @@ from datetime import UTC, datetime, tzinfo
 from fractions import Fraction
 from functools import cached_property
 
+from node.contract.counters import SEPARATOR
 from node.traffic.sums import Sums
 
 # Parts of a byte in which weighted bytes are kept: so a factor has up to three decimals, and sums are exact.
 PARTS = 1000
 # The greatest factor.
 MOST = 100
-# Between a user's key and the tag of an inbound, in names of Scope.USER_INBOUND.
-BETWEEN = "\x1f"
 # Minutes.
 _DAY = 24 * 60
 # The last colon before a space ends the tags and hours, as in LIMITS_INBOUNDS.
@@ -125,7 +124,7 @@ class Weights:
             )
         factors: dict[str, int] = {}
         for name, up, down in by_inbound.rows():
-            key, _, tag = name.rpartition(BETWEEN)
+            key, _, tag = name.partition(SEPARATOR)
             if tag not in factors:
                 factors[tag] = self.factor(tag, now) - known
             found.count(key, up * factors[tag], down * factors[tag])

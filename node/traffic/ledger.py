@@ -27,7 +27,7 @@ _PLACES = {scope.value: len(DIRECTIONS) * number for number, scope in enumerate(
 _NOWHERE = len(DIRECTIONS) * len(_PLACES)
 _UP, _DOWN = DIRECTIONS
 # The columns from here on are not of users.
-_KEEPS_ZEROS = len(DIRECTIONS)
+_KEEPS_ZEROS = _PLACES[Scope.INBOUND.value]
 
 
 class Counted:

@@ -9,7 +9,7 @@ from node.contract.counters import Both, Row, Scope, _key
 from node.traffic.sums import Sums
 
 # Names kept for each scope at most; the bytes of further names are booked together, as OTHERS.
-MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000, Scope.USER_INBOUND: 250_000}
+MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000, Scope.USER_INBOUND: 500_000}
 OTHERS = "(others)"
 LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND})
 

@@ -18,6 +18,7 @@ from node import deployed
 from node.backend.options import BackendOptions
 from node.base import env_file
 from node.base.logs import LogOptions
+from node.base.settings import Setting
 from node.clock.clock import ClockOptions
 from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
@@ -127,6 +128,9 @@ def test_weights(home: Path) -> None:
     assert faults(home, WEIGHTS="premium: 2; 00:00-06:00: 0.5") == [
         "WEIGHTS: rules for inbounds (premium) need USER_INBOUNDS=on; rules with hours alone do not"
     ]
+    counted = Setting("USER_INBOUNDS", "", "off", choices=("off", "on"))
+    environ = {"API_KEY": KEY, "WEIGHTS": "premium: 2", "USER_INBOUNDS": "ON"}
+    assert load({}, home, environ, drivers=(*DRIVER_SETTINGS, counted)).limits.weights[0].tags == {"premium"}
     assert faults(home, WEIGHTS="premium: much") == [
         "WEIGHTS: 'much' is not a factor: write a number from 0 to 100, with up to three decimals"
     ]

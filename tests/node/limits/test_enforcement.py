@@ -11,14 +11,14 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
-from node.contract.counters import Scope
+from node.contract.counters import SEPARATOR, Scope
 from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
 from node.limits.limits import Defaults
-from node.limits.weights import BETWEEN, Weights, rules
+from node.limits.weights import Weights, rules
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
 from protos.service_pb2 import Limits, Quota
@@ -135,9 +135,9 @@ class EnforcementTests(SynchronousTestCase):
         users = Sums({"ann": 240, "bob": 5000}, {"ann": 9})
         world.enforcement.booked({Scope.USER: users, Scope.INBOUND: Sums({"dear": 240})})
         self.assertEqual((world.book.left("ann"), world.book.off), (751, {"bob"}))
-        free = {f"bob{BETWEEN}free": 5000}
+        free = {f"bob{SEPARATOR}free": 5000}
         world.enforcement.booked(
-            {Scope.USER_INBOUND: Sums({f"ann{BETWEEN}dear": 240, **free}, {f"ann{BETWEEN}free": 9})}
+            {Scope.USER_INBOUND: Sums({f"ann{SEPARATOR}dear": 240, **free}, {f"ann{SEPARATOR}free": 9})}
         )
         self.assertEqual((world.book.left("ann"), world.book.left("bob"), world.book.off), (40, 1000, set()))
         world.enforcement.booked({Scope.USER: Sums({"bob": 5000}), Scope.USER_INBOUND: Sums(free)})

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.contract.counters import SEPARATOR
 from node.limits.book import Book
 from node.limits.count import Count, pack, unpack
 from node.limits.limits import Way
 from node.limits.periods import begin_of, zone
-from node.limits.weights import BETWEEN, PARTS, Rule, Weights, fault_of, rules
+from node.limits.weights import PARTS, Rule, Weights, fault_of, rules
 from node.traffic.sums import Sums
 from protos.service_pb2 import Quota
 from tests.harness.limited import new_book
@@ -190,7 +191,7 @@ def test_bytes_by_inbound(
 ) -> None:
     """Each byte has the factor of its inbound, also if its two counters come apart; one that is not known has none."""
     found, now = Weights(some), NOON + late
-    by_inbound = Sums(*({f"ann{BETWEEN}{tag}": both[way] for tag, both in there.items()} for way in (0, 1)))
+    by_inbound = Sums(*({f"ann{SEPARATOR}{tag}": both[way] for tag, both in there.items()} for way in (0, 1)))
     # Some bytes are of no known inbound.
     moved = carried("ann", *(sum(both[way] for both in there.values()) + 7 for way in (0, 1)))
     count = Count(1.0, since=0)
@@ -238,7 +239,7 @@ def test_an_inbound_that_is_free() -> None:
     book = book_with("free: 0")
     moved = Sums({"ann": 300, "bob": 5})
     moved.add(carried("ann"))
-    assert book.book(moved, Sums({f"ann{BETWEEN}free": 200, f"bob{BETWEEN}free": 5})) == [("ann", 100)]
+    assert book.book(moved, Sums({f"ann{SEPARATOR}free": 200, f"bob{SEPARATOR}free": 5})) == [("ann", 100)]
     assert book.left("ann") == 900 and book.counting("bob") is None
 
 
@@ -274,5 +275,5 @@ def test_a_new_period_begins_at_zero() -> None:
 
 def test_without_weights_there_is_nothing_to_keep() -> None:
     book = book_with("")
-    assert book.book(carried("ann", 10, 20), Sums({f"ann{BETWEEN}in": 10})) == [("ann", 30)]
+    assert book.book(carried("ann", 10, 20), Sums({f"ann{SEPARATOR}in": 10})) == [("ann", 30)]
     assert used(book).extra is None and used(book).weighted == (10, 20)
