@@ -23,6 +23,7 @@ from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.keyfile import door_name
 from node.keys.options import KEYS, KeyOptions
+from node.limits import weights
 from node.limits.allowance import Allowance
 from node.limits.options import LimitOptions
 from node.metrics.options import MetricsOptions
@@ -147,6 +148,8 @@ def _check_together(settings: Settings, reading: Reading) -> None:
         reading.refuse("CLIENT_CERTIFICATE", "CLIENT_CERTIFICATE: instead needs CLIENT_CA, which is not set")
     if settings.door.strangers != "answer" and settings.door.name == "auto" and not settings.keys.key:
         reading.refuse("DOOR_NAME", "DOOR_NAME: auto needs API_KEY, which is not set: set a name")
+    if fault := weights.fault_of(settings.limits.weights, by_inbound=settings.cores.get("USER_INBOUNDS") == "on"):
+        reading.refuse("WEIGHTS", f"WEIGHTS: {fault}")
     port = settings.metrics.port
     if port and port in (settings.door.rest_port, settings.door.grpc_port):
         reading.refuse("METRICS_PORT", f"METRICS_PORT: {port} is already the REST or gRPC port of the node")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KeptLimits(_message.Message):
-    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead", "zone", "cut_until", "slow_until", "slow_speed")
+    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead", "zone", "cut_until", "slow_until", "slow_speed", "more_up", "more_down", "parts_up", "parts_down")
     WORD_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,10 @@ class KeptLimits(_message.Message):
     CUT_UNTIL_FIELD_NUMBER: _ClassVar[int]
     SLOW_UNTIL_FIELD_NUMBER: _ClassVar[int]
     SLOW_SPEED_FIELD_NUMBER: _ClassVar[int]
+    MORE_UP_FIELD_NUMBER: _ClassVar[int]
+    MORE_DOWN_FIELD_NUMBER: _ClassVar[int]
+    PARTS_UP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_DOWN_FIELD_NUMBER: _ClassVar[int]
     word: bytes
     over: bytes
     since: int
@@ -42,7 +46,11 @@ class KeptLimits(_message.Message):
     cut_until: float
     slow_until: float
     slow_speed: int
-    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ..., cut_until: _Optional[float] = ..., slow_until: _Optional[float] = ..., slow_speed: _Optional[int] = ...) -> None: ...
+    more_up: int
+    more_down: int
+    parts_up: int
+    parts_down: int
+    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ..., zone: _Optional[str] = ..., cut_until: _Optional[float] = ..., slow_until: _Optional[float] = ..., slow_speed: _Optional[int] = ..., more_up: _Optional[int] = ..., more_down: _Optional[int] = ..., parts_up: _Optional[int] = ..., parts_down: _Optional[int] = ...) -> None: ...
 
 class KeptBytes(_message.Message):
     __slots__ = ("received", "sent")

@@ -446,7 +446,7 @@ class GetLimitsRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., off: bool = ...) -> None: ...
 
 class LimitState(_message.Message):
-    __slots__ = ("name", "limits", "used_up", "used_down", "left", "counted_since", "resets_at", "addresses", "off_since", "off_for", "notes", "cut_until", "slow_until")
+    __slots__ = ("name", "limits", "used_up", "used_down", "left", "counted_since", "resets_at", "addresses", "off_since", "off_for", "notes", "cut_until", "slow_until", "weighted_up", "weighted_down")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     USED_UP_FIELD_NUMBER: _ClassVar[int]
@@ -460,6 +460,8 @@ class LimitState(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     CUT_UNTIL_FIELD_NUMBER: _ClassVar[int]
     SLOW_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_UP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_DOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     limits: Limits
     used_up: int
@@ -473,7 +475,9 @@ class LimitState(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     cut_until: int
     slow_until: int
-    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., left: _Optional[int] = ..., counted_since: _Optional[float] = ..., resets_at: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., off_since: _Optional[float] = ..., off_for: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ..., cut_until: _Optional[int] = ..., slow_until: _Optional[int] = ...) -> None: ...
+    weighted_up: int
+    weighted_down: int
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., left: _Optional[int] = ..., counted_since: _Optional[float] = ..., resets_at: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., off_since: _Optional[float] = ..., off_for: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ..., cut_until: _Optional[int] = ..., slow_until: _Optional[int] = ..., weighted_up: _Optional[int] = ..., weighted_down: _Optional[int] = ...) -> None: ...
 
 class GetLimitsResponse(_message.Message):
     __slots__ = ("users", "next", "total")
@@ -563,7 +567,7 @@ class ListUsersRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., credentials: bool = ..., traffic: bool = ...) -> None: ...
 
 class ListedUser(_message.Message):
-    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened", "limits", "traffic")
+    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened", "limits", "traffic", "used_up", "used_down", "weighted_up", "weighted_down")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INBOUNDS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -575,6 +579,10 @@ class ListedUser(_message.Message):
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    USED_UP_FIELD_NUMBER: _ClassVar[int]
+    USED_DOWN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_UP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTED_DOWN_FIELD_NUMBER: _ClassVar[int]
     name: str
     inbounds: _containers.RepeatedScalarFieldContainer[str]
     unknown: _containers.RepeatedScalarFieldContainer[str]
@@ -586,7 +594,11 @@ class ListedUser(_message.Message):
     shortened: bool
     limits: Limits
     traffic: _containers.RepeatedCompositeFieldContainer[InboundBytes]
-    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., traffic: _Optional[_Iterable[_Union[InboundBytes, _Mapping]]] = ...) -> None: ...
+    used_up: int
+    used_down: int
+    weighted_up: int
+    weighted_down: int
+    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., traffic: _Optional[_Iterable[_Union[InboundBytes, _Mapping]]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., weighted_up: _Optional[int] = ..., weighted_down: _Optional[int] = ...) -> None: ...
 
 class InboundBytes(_message.Message):
     __slots__ = ("tag", "uplink", "downlink")

@@ -121,6 +121,7 @@ class Operations:
         for user in reply.users if request.traffic else ():
             for tag, (up, down) in self._engine.traffic.by_inbound(key_of(user.name)):
                 user.traffic.add(tag=tag, uplink=up, downlink=down)
+        self._engine.limits.add_usage(reply.users)
         return reply
 
     async def drop_connections(

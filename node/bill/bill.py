@@ -19,9 +19,9 @@ from node.contract.abilities import NamesTransports
 from node.contract.counters import Scope
 from node.contract.generations import Generations
 from node.contract.saved import Changes, Lasting, Saved
-from node.limits.allowance import UNREAD, Allowance
+from node.limits.allowance import UNREAD, Allowance, keep, kept_of
 from node.limits.periods import Period, begin_of, day_of, period
-from node.machine.interfaces import Carried, Interfaces, carried_between, of_machine, read_interfaces
+from node.machine.interfaces import Interfaces, carried_between, read_interfaces
 from node.state.store import Store
 from node.traffic.polling import Traffic, Watcher
 from node.traffic.sums import Sums
@@ -100,8 +100,7 @@ class Bill(Lasting, Watcher):
         self._days.restore(rows.items())
         self._began = kept.began or self._began
         if not self._last.boot and kept.boot:
-            last = {name: Carried(one.received, one.sent) for name, one in kept.last.items()}
-            self._last, self._uptime = Interfaces(kept.boot, last, frozenset()), kept.uptime
+            self._last, self._uptime = kept_of(kept), kept.uptime
 
     def save(self, changes: Changes) -> None:
         changes.days |= {**self._days.everything(), READING: self._reading()}
@@ -133,9 +132,8 @@ class Bill(Lasting, Watcher):
         self._store.days({**self._days.changes(), READING: self._reading()})
 
     def _reading(self) -> bytes:
-        kept = KeptReading(began=self._began, boot=self._last.boot, uptime=self._uptime)
-        for name, carried in self._last.carried.items():
-            kept.last[name].received, kept.last[name].sent = carried
+        kept = KeptReading(began=self._began, uptime=self._uptime)
+        keep(kept, self._last)
         return kept.SerializeToString(deterministic=True)
 
     def _look(self) -> None:
@@ -164,14 +162,11 @@ class Bill(Lasting, Watcher):
         if last.boot:
             # By the clock since boot, as the time of day may have been set.
             seconds = max(0.0, uptime - self._uptime) if interfaces.boot == last.boot else uptime
-            carried = carried_between(last, interfaces, self._counted(interfaces))
+            carried = carried_between(last, interfaces, self._allowance.counted(interfaces))
             for day, part in spread(carried, now - seconds, now, self._allowance.zone):
                 count(self._days.of(day).interfaces, *part)
         self._last, self._uptime = interfaces, uptime
         self._began = self._began or now
-
-    def _counted(self, interfaces: Interfaces) -> Collection[str]:
-        return self._allowance.interfaces or of_machine(interfaces)
 
     def _today(self) -> date:
         return day_of(self._sources.now(), self._allowance.zone)
@@ -201,7 +196,7 @@ class Bill(Lasting, Watcher):
             outbounds=_billed(total.outbounds.received, total.outbounds.sent),
             interfaces=_billed(total.interfaces.received, total.interfaces.sent),
             controllers=_billed(total.controllers.received, total.controllers.sent),
-            names=sorted({*self._counted(self._last)} & self._last.carried.keys()),
+            names=sorted({*self._allowance.counted(self._last)} & self._last.carried.keys()),
             transports=sorted(total.transports),
         )
         explain(bill)

@@ -11,8 +11,8 @@ from node.base.settings import Options, chosen, names, number, setting, word
 from node.events.kinds import Kind
 from node.limits.parsing import size
 from node.limits.periods import Period, known_zone, moved_to, period
-from node.machine.interfaces import Carried, Interfaces, carried_between
-from protos.kept_pb2 import KeptNode
+from node.machine.interfaces import Carried, Interfaces, carried_between, of_machine
+from protos.kept_pb2 import KeptNode, KeptReading
 from protos.service_pb2 import NodeQuota
 
 # The part of the quota at which the node reports that it is nearly used up.
@@ -59,6 +59,10 @@ class Allowance(Options):
     )
     # That of TIMEZONE: months begin at midnight there.
     zone: tzinfo = UTC
+
+    def counted(self, interfaces: Interfaces) -> Collection[str]:
+        """The interfaces whose bytes count, by name."""
+        return self.interfaces or of_machine(interfaces)
 
 
 @dataclass
@@ -130,18 +134,28 @@ class Spent:
 
 def pack(spent: Spent) -> bytes:
     """Serialize for the state file."""
-    kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.last.boot)
+    kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over)
     kept.used.received, kept.used.sent = spent.carried
     kept.ahead, kept.zone = spent.ahead, "" if spent.zone is UTC else str(spent.zone)
-    for name, carried in spent.last.carried.items():
-        kept.last[name].received, kept.last[name].sent = carried
+    keep(kept, spent.last)
     return kept.SerializeToString(deterministic=True)
 
 
 def unpack(packed: bytes) -> Spent:
     """Parse a record of the state file."""
     kept = KeptNode.FromString(packed)
-    last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
     used = Carried(kept.used.received, kept.used.sent)
-    interfaces = Interfaces(kept.boot, last, frozenset())
-    return Spent(kept.began, kept.seen, used, kept.near, kept.over, interfaces, kept.ahead, known_zone(kept.zone))
+    return Spent(kept.began, kept.seen, used, kept.near, kept.over, kept_of(kept), kept.ahead, known_zone(kept.zone))
+
+
+def keep(kept: KeptNode | KeptReading, interfaces: Interfaces) -> None:
+    """Write a reading of the interfaces into a record."""
+    kept.boot = interfaces.boot
+    for name, carried in interfaces.carried.items():
+        kept.last[name].received, kept.last[name].sent = carried
+
+
+def kept_of(kept: KeptNode | KeptReading) -> Interfaces:
+    """The reading of the interfaces in a record, without which of them are hardware."""
+    last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
+    return Interfaces(kept.boot, last, frozenset())

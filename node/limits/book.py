@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush, nsmallest
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from node.backend.roster import Limiter
+from node.contract.counters import Both
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.count import (
@@ -34,14 +35,16 @@ from node.limits.count import (
     unpack,
 )
 from node.limits.limits import Limit
-from node.traffic.sums import Sums
+from node.limits.weights import PARTS, Weights
+from node.traffic.sums import Sums, columns
 from protos.service_pb2 import LimitsSummary
 
 # Seconds for which the usage of removed users is kept: longer than any period.
 REMEMBERED = 40 * 86_400.0
 # Removed users kept at most: a controller may send names without end.
 MOST_GONE = 300_000
-# Bytes left of a quota below which a user is reported in `close`: no user carries as many before the next reading.
+# Bytes left of a quota below which a user is reported in `close`: no user carries as many before the next reading, with
+# the factor 1.
 CLOSE = 2**30
 # Changed users above which `judge_due` judges them in parts.
 MANY = 2000
@@ -66,8 +69,11 @@ class Book(Limiter):
     Tells the connections of users who came or went, or whose limits may have changed.
     """
 
-    def __init__(self, connections: Connections, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, connections: Connections, now: Callable[[], float] = time.time, weights: Weights | None = None
+    ) -> None:
         self.now = now
+        self.weights = weights or Weights()
         self.in_force = connections.in_force
         self._connections = connections
         # The changes of users, in order.
@@ -166,29 +172,44 @@ class Book(Limiter):
 
     # Usage
 
-    def book(self, moved: Sums) -> list[tuple[str, int]]:
-        """Add bytes that users carried. Returns the users with a quota, and their bytes in the counted direction."""
+    def book(self, moved: Sums, by_inbound: Sums | None = None) -> list[tuple[str, int]]:
+        """Add bytes that users carried; `by_inbound`: see `Weights.beyond`.
+
+        Returns the users with a quota, and their bytes in the counted direction, as they weigh.
+        """
         if not (self._counts or self.in_force.default.quota or self.in_force.by_inbound):
             return []
+        if self.weights.rules:
+            return self._weigh(moved, Sums() if by_inbound is None else by_inbound)
         return [
             (key, limit.way.of(up, down))
             for key, up, down in moved.rows()
             if (limit := self._add(key, up, down)) is not None
         ]
 
-    def _add(self, key: str, up: int, down: int) -> Limit | None:
+    def _weigh(self, moved: Sums, by_inbound: Sums) -> list[tuple[str, int]]:
+        extra = self.weights.beyond(moved, by_inbound, self.now())
+        keys = [*dict.fromkeys(chain(moved.names, extra.names))]
+        rows = zip(keys, *columns([moved], keys), *columns([extra], keys), strict=True)
+        return [
+            (key, limit.way.of(up + more_up // PARTS, down + more_down // PARTS))
+            for key, up, down, more_up, more_down in rows
+            if (limit := self._add(key, up, down, (more_up, more_down) if more_up or more_down else None)) is not None
+        ]
+
+    def _add(self, key: str, up: int, down: int, extra: Both | None = None) -> Limit | None:
         """Add to one user's count. Returns the limit if the user has a quota."""
         count, limit = self._counts.get(key), self.in_force.of(key)
         if key not in self.in_force.users or not limit.quota:
             if count is not None and count.since is not None:
                 # A removed user may come back.
-                count.add(up, down)
+                count.add(up, down, extra)
                 self.dirty.add(key)
             return None
         if count is None or key in self._later:
             self._judge(key)
             count = self._counts[key]
-        count.add(up, down)
+        count.add(up, down, extra)
         self.dirty.add(key)
         self._apply(key, count, limit)
         return limit
@@ -241,6 +262,11 @@ class Book(Limiter):
     def count_of(self, key: str) -> Count | None:
         return self._counts.get(key)
 
+    def counting(self, key: str) -> Count | None:
+        """The count of a user, if they have a quota."""
+        count = self._counts.get(key)
+        return count if count is not None and count.since is not None else None
+
     def counts(self, key: str) -> bool:
         """Whether this user's bytes are counted. Begins to count if the user has a quota."""
         if key not in self._counts and key in self.in_force.users and self.in_force.of(key).quota:
@@ -272,7 +298,7 @@ class Book(Limiter):
         if count is not None and is_due(earlier, limit, self.now()):
             return count
         if count is not None:
-            earlier.add(count.up, count.down)
+            earlier.add(count.up, count.down, count.extra)
             self._mark_changed(key)
         if key in self.in_force.users and key not in self.off:
             # The core lets them in: if they have to be barred, that has to be reported.
@@ -348,7 +374,7 @@ class Book(Limiter):
             heappush(self._moments, (moment, key))
             self._tidy()
         self._apply(key, count, limit)
-        if limit.quota and left(count, limit) < CLOSE:
+        if limit.quota and left(count, limit) < CLOSE * self.weights.most:
             self.close.add(key)
         if self.in_force.slow(key, count.slow_speed if now < count.slow_until else 0):
             self._summary = None

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import NamedTuple
 
+from node.contract.counters import Both
 from node.limits.limits import Limit, Way
 from node.limits.periods import Period, known_zone, moved_to
+from node.limits.weights import PARTS
 from protos.kept_pb2 import KeptLimits
 
 # The part of a quota at which it counts as nearly used up.
@@ -30,7 +32,8 @@ class Count:
     from the start. `near`, `reached`, `expired`: what was reported. `off_since`: when the user was barred, or 0.
     `gone_since`: when the user was removed, or 0. `ahead`: when the count began, if the clock was set back to an
     earlier period since, or 0. `zone`: the time zone in which its periods begin. `cut_until`, `slow_until`: until when
-    the user is barred or slow for abuse; `slow_speed`: bits a second meanwhile.
+    the user is barred or slow for abuse; `slow_speed`: bits a second meanwhile. `extra`: what the bytes weigh above
+    `up` and `down`, in PARTS of a byte; negative if they weigh less; None if they all had the factor 1.
     """
 
     began: float
@@ -48,24 +51,38 @@ class Count:
     cut_until: float = 0.0
     slow_until: float = 0.0
     slow_speed: int = 0
+    extra: Both | None = None
 
     @property
     def reported(self) -> bool:
         """Whether something was reported that may not hold any more."""
         return self.near or self.reached or self.expired
 
-    def used(self, way: Way) -> int:
-        return min(self.before + way.of(self.up, self.down), MOST)
+    @property
+    def weighted(self) -> Both:
+        """The bytes up and down as they weigh, each rounded down."""
+        up, down = self.extra or (0, 0)
+        return max(0, self.up + up // PARTS), max(0, self.down + down // PARTS)
 
-    def add(self, up: int, down: int) -> None:
+    def used(self, way: Way) -> int:
+        """Bytes that count towards the quota."""
+        up, down = (self.up, self.down) if self.extra is None else self.weighted
+        return min(self.before + way.of(up, down), MOST)
+
+    def add(self, up: int, down: int, extra: Both | None = None) -> None:
+        """Add bytes; `extra`: what they weigh above their number, in PARTS."""
         if self.since is not None:
             self.up += up
             self.down += down
+            if extra is not None:
+                before = self.extra or (0, 0)
+                self.extra = before[0] + extra[0], before[1] + extra[1]
 
     def begin(self, began: float, since: int | None, before: int = 0) -> None:
         """Start a new count."""
         self.began, self.since, self.before, self.ahead = began, since, before, 0.0
         self.up = self.down = 0
+        self.extra = None
         self.near = self.reached = False
 
 
@@ -177,6 +194,9 @@ def pack(override: Override | None, count: Count | None) -> bytes:
     if count is not None:
         for name in _KEPT:
             setattr(kept, name, min(getattr(count, name), MOST))
+        if count.extra is not None:
+            (up, kept.parts_up), (down, kept.parts_down) = (divmod(each, PARTS) for each in count.extra)
+            kept.more_up, kept.more_down = (max(-MOST, min(each, MOST)) for each in (up, down))
         kept.since = -1 if count.since is None else count.since
         kept.zone = "" if count.zone is UTC else str(count.zone)
     return kept.SerializeToString()
@@ -189,4 +209,6 @@ def unpack(packed: bytes) -> tuple[Override | None, Count | None]:
     if not kept.began:
         return override, None
     since = None if kept.since == -1 else kept.since
-    return override, Count(since=since, zone=known_zone(kept.zone), **{name: getattr(kept, name) for name in _KEPT})
+    extra = kept.more_up * PARTS + kept.parts_up, kept.more_down * PARTS + kept.parts_down
+    same = {name: getattr(kept, name) for name in _KEPT}
+    return override, Count(since=since, zone=known_zone(kept.zone), extra=extra if any(extra) else None, **same)

@@ -43,7 +43,8 @@ TURN = 100
 TIDY = 3600.0
 # Bytes by which users may exceed their quota: this part of it, or this number, whichever is greater.
 PART, BYTES = 0.01, 16 * 1024**2
-# Bytes a second that an idle user may start to carry at any moment, and the factor by which an active one may speed up.
+# Bytes a second that an idle user may start to carry at any moment, with the factor 1, and the factor by which an
+# active one may speed up.
 BURST, GROWTH = 62.5e6, 2.0
 # Shortest time between two readings of one user, in seconds; largest part of the time that all readings may take.
 SHORTEST, SHARE = 0.05, 0.03
@@ -89,8 +90,8 @@ class Enforcement(Enforcer, Watcher):
     # Bytes
 
     def booked(self, moved: Mapping[Scope, Sums]) -> None:
-        if Scope.USER in moved:
-            for key, added in self._book.book(moved[Scope.USER]):
+        if Scope.USER in moved or Scope.USER_INBOUND in moved:
+            for key, added in self._book.book(moved.get(Scope.USER, Sums()), moved.get(Scope.USER_INBOUND)):
                 self._readings.moved(key, added)
             self.handle_soon()
 
@@ -282,7 +283,7 @@ class QuotaReadings:
         if left is None or left <= 0 or key in self._book.off:
             return math.inf
         over = max(PART * self._book.in_force.of(key).quota, BYTES)
-        return max(SHORTEST, (left + over / 2) / max(GROWTH * speed, BURST))
+        return max(SHORTEST, (left + over / 2) / max(GROWTH * speed, BURST * self._book.weights.most))
 
     def _arm(self) -> None:
         """Set the alarm for the user who is due first."""

@@ -19,7 +19,7 @@ from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.limits.allowance import Allowance, Spent, pack, unpack
-from node.machine.interfaces import Interfaces, of_machine, read_interfaces
+from node.machine.interfaces import Interfaces, read_interfaces
 from node.state.store import Store
 from protos.service_pb2 import BaseInfoResponse
 
@@ -130,9 +130,8 @@ class NodeQuotaLimit(Lasting):
         """Read the interfaces, add what has moved, and act on it."""
         now, interfaces = self._read()
         spent = self._spent
-        named = self._allowance.interfaces
-        self._lacking = sorted({*named} - interfaces.carried.keys())
-        moved = spent.read(interfaces, named or of_machine(interfaces))
+        self._lacking = sorted({*self._allowance.interfaces} - interfaces.carried.keys())
+        moved = spent.read(interfaces, self._allowance.counted(interfaces))
         turned = spent.book(moved, now, self._allowance.reset_day, self._allowance.zone)
         if turned:
             self._journal.tell(Kind.NODE_QUOTA_BEGUN, "a new period of NODE_QUOTA has begun")

@@ -9,8 +9,9 @@ from datetime import tzinfo
 
 from node.base.settings import Options, number, seconds, setting
 from node.contract.connections import Address
-from node.limits import parsing, periods
+from node.limits import parsing, periods, weights
 from node.limits.limits import Defaults
+from node.limits.weights import Rule, Weights
 from protos.service_pb2 import Limits
 
 _BITS = {4: 32, 16: 128}
@@ -76,6 +77,17 @@ class LimitOptions(Options):
         "Set the zone in which you sell a month, or your hoster bills one; days of the [bill](bill.md) begin there, "
         "too. See [limits.md](limits.md#when-a-period-begins) for summer time, and for a change of the zone.",
     )
+
+    weights: tuple[Rule, ...] = setting("WEIGHTS", read=weights.rules).help(
+        "factors by which users' bytes count towards their quotas, by inbound and hour, such as premium: 2; "
+        "00:00-06:00: 0.5; see docs/limits.md",
+        "Set it if some inbounds or hours are dearer than others. Rules for inbounds need USER_INBOUNDS=on. Hours are "
+        "those of TIMEZONE. See [limits.md](limits.md#weights).",
+    )
+
+    @property
+    def weighting(self) -> Weights:
+        return Weights(self.weights, self.zone)
 
     @property
     def defaults(self) -> Defaults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import nsmallest
 
@@ -15,6 +15,7 @@ from node.base.errors import InvalidRequest, shown
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn
 from node.contract.accounts import Unusable, key_of
+from node.contract.counters import Both
 from node.contract.saved import Changes, Lasting, Saved
 from node.events.journal import Journal
 from node.limits.address_limits import AddressLimits
@@ -36,6 +37,7 @@ from protos.service_pb2 import (
     GetLimitsRequest,
     GetLimitsResponse,
     LimitState,
+    ListedUser,
     SetLimitsRequest,
     SetLimitsResponse,
     User,
@@ -62,7 +64,8 @@ class UserLimits(Lasting):
     ) -> None:
         in_force = InForce(runner.desired, options.defaults)
         connections = Connections(runner.generations, in_force)
-        self._book = book = Book(connections)
+        self._book = book = Book(connections, weights=options.weighting)
+        self._generations = runner.generations
         self._events = events = LimitEvents(journal, reactor, in_force)
         self._enforcement = Enforcement(reactor, book, connections, runner.users, traffic, store, events)
         self._addresses = AddressLimits(reactor, connections, events, options.grouping, options.grace)
@@ -76,7 +79,9 @@ class UserLimits(Lasting):
     @property
     def warnings(self) -> list[str]:
         """Warnings for `info`."""
-        return [warning for part in self._parts for warning in part.warnings]
+        run = self._generations.current
+        unknown = self._book.weights.unknown(run.accounts.keys()) if run is not None else []
+        return [*unknown, *(warning for part in self._parts for warning in part.warnings)]
 
     def start(self) -> None:
         for part in self._parts:
@@ -121,6 +126,24 @@ class UserLimits(Lasting):
     def is_off(self, key: str) -> bool:
         """Whether the user is barred."""
         return key in self._book.off
+
+    def add_usage(self, rows: Iterable[ListedUser]) -> None:
+        """With WEIGHTS, add what users with a quota have used to their rows."""
+        for row in rows if self._book.weights.rules else ():
+            if (count := self._book.counting(key_of(row.name))) is not None:
+                row.used_up, row.used_down = count.up, count.down
+                row.weighted_up, row.weighted_down = count.weighted
+
+    def usage(self) -> Iterator[tuple[str, Mapping[str, Both]]]:
+        """With WEIGHTS, the bytes of users with a quota by name: `raw` and `weighted`. May be iterated in a thread."""
+        book = self._book
+        keys = book.counted if book.weights.rules else []
+        counts = ((key, book.counting(key)) for key in keys if key in book.in_force.users)
+        return (
+            (book.in_force.name_of(key), {"raw": (count.up, count.down), "weighted": count.weighted})
+            for key, count in counts
+            if count is not None
+        )
 
     async def set(self, request: SetLimitsRequest) -> SetLimitsResponse:
         """SetLimits. Returns when all is in force; raises `InvalidRequest` and changes nothing."""
@@ -188,14 +211,16 @@ class Listing:
         row.notes.extend(self.notes(key))
         if count is not None or limit.quota:
             # A user who has not connected yet has no count.
-            _fill(row, limit, count or Count(0.0), book.now())
+            _fill(row, limit, count or Count(0.0), book.now(), weighted=bool(book.weights.rules))
         return row
 
 
-def _fill(row: LimitState, limit: Limit, count: Count, now: float) -> None:
+def _fill(row: LimitState, limit: Limit, count: Count, now: float, weighted: bool) -> None:
     """Add the usage and what follows from it."""
     if limit.quota:
         row.used_up, row.used_down, row.counted_since = count.up, count.down, count.began
+        if weighted or count.extra is not None:
+            row.weighted_up, row.weighted_down = count.weighted
         row.left = max(0, limit.quota - count.used(limit.way))
         if limit.period is not Period.NEVER:
             row.resets_at = int(limit.span(now)[1])

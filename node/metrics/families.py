@@ -130,6 +130,12 @@ READ = (
         ("user", "direction"),
     ),
     Family(
+        "txnode_user_quota_bytes",
+        Kind.GAUGE,
+        "With METRICS_USERS=on and WEIGHTS: bytes of users since the count of their quota began, raw and weighted",
+        ("user", "direction", "count"),
+    ),
+    Family(
         "txnode_counters_age_seconds",
         Kind.GAUGE,
         "Seconds since the core's counters were read; large if the core does not answer",

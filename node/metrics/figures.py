@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -17,7 +17,7 @@ from node import __version__
 from node.backend.state import State
 from node.base.errors import NodeError
 from node.base.part import Parts
-from node.contract.counters import DIRECTIONS, Row, Scope
+from node.contract.counters import DIRECTIONS, Both, Row, Scope
 from node.contract.driver import Generation
 from node.engine.engine import Engine
 from node.machine.usage import Usage, most_files, open_files, usage
@@ -97,6 +97,8 @@ class Figures:
         found: dict[str, Iterable[Sample]] = {
             f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
         }
+        if self._sources.options.users:
+            found["txnode_user_quota_bytes"] = _counts(self._sources.engine.limits.usage())
         if self.prefix:
             rows = [chain(*map(totals, scopes)) for _ in DIRECTIONS]
             for way, (direction, some) in enumerate(zip(DIRECTIONS, rows, strict=True)):
@@ -227,6 +229,13 @@ def _both(rows: Iterable[Row]) -> Iterator[Sample]:
     for row in rows:
         for direction, value in zip(DIRECTIONS, row.both, strict=True):
             yield (row.name, direction), value
+
+
+def _counts(usage: Iterable[tuple[str, Mapping[str, Both]]]) -> Iterator[Sample]:
+    for name, counts in usage:
+        for count, both in counts.items():
+            for direction, value in zip(DIRECTIONS, both, strict=True):
+                yield (name, direction, count), value
 
 
 def _targets(rows: Iterable[Row], way: int) -> Iterator[Sample]:

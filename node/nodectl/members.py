@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from node.base.errors import Forbidden, UsersRefused
 from node.contract.accounts import key_of
 from node.nodectl.fleet import Node, Outcome, answers
-from node.nodectl.output import note
+from node.nodectl.output import note, size
 from protos import service_pb2 as pb
 
 # Users in one call, and its timeout in seconds.
@@ -26,6 +26,8 @@ SHOWN = 20
 OFF = "the user is off, by their limits"
 WIDE = ("confirmed", "leaving", "unknown", "credentials")
 COLUMNS = ("name", "inbounds", "state", "why")
+# Bytes since the count of the user's quota began, by WEIGHTS and as the core counts them.
+WEIGHTED = ("weighted", "raw")
 TRAFFIC = ("name", "inbound", "uplink", "downlink")
 
 
@@ -173,9 +175,12 @@ def state_of(row: pb.ListedUser) -> str:
     return next((word for holds, word in states if holds), "unconfirmed")
 
 
-def cells(row: pb.ListedUser, wide: bool = False) -> Sequence[str]:
-    """A row with the cells of `COLUMNS`, and with `wide` those of `WIDE`."""
-    short = (row.name, ", ".join(row.inbounds), state_of(row), "; ".join(row.refused))
+def cells(row: pb.ListedUser, wide: bool = False, weighted: bool = False) -> Sequence[str]:
+    """A row with the cells of `COLUMNS`, with `weighted` those of `WEIGHTED`, and with `wide` those of `WIDE`."""
+    short: tuple[str, ...] = (row.name, ", ".join(row.inbounds), state_of(row), "; ".join(row.refused))
+    if weighted:
+        both = row.weighted_up + row.weighted_down, row.used_up + row.used_down
+        short += tuple(map(size, both)) if row.HasField("weighted_up") else ("", "")
     more = (*map(", ".join, (row.confirmed, row.leaving, row.unknown)), " ".join(sorted(proxies_of(row.proxies))))
     return short + more if wide else short
 

@@ -11,6 +11,7 @@ from node.limits.book import Book
 from node.limits.connections import Connections, Watcher
 from node.limits.in_force import InForce
 from node.limits.limits import NONE, Defaults, Limit
+from node.limits.weights import Weights
 
 # A backend without users, in place of `Desired`.
 NOBODY: Any = SimpleNamespace(roster=SimpleNamespace(users={}, tags_of=lambda key: ()))
@@ -46,11 +47,15 @@ class Noted(Watcher):
 
 
 def new_book(
-    now: Callable[[], float], defaults: Defaults | None = None, desired: Any = NOBODY, watcher: Watcher | None = None
+    now: Callable[[], float],
+    defaults: Defaults | None = None,
+    desired: Any = NOBODY,
+    watcher: Watcher | None = None,
+    weights: Weights | None = None,
 ) -> Book:
     """A book without cores."""
     in_force = InForce(desired, defaults or Defaults())
     connections = Connections(Generations(), in_force)
     if watcher is not None:
         connections.watch(watcher)
-    return Book(connections, now)
+    return Book(connections, now, weights)

@@ -16,13 +16,16 @@ from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
 from node.backend.options import BackendOptions
+from node.base import env_file
 from node.base.logs import LogOptions
+from node.base.settings import Setting
 from node.clock.clock import ClockOptions
 from node.command_line import SETTINGS, Options
 from node.door.options import DoorOptions
 from node.handover.options import HandoverOptions
 from node.keys.keyfile import door_name
 from node.keys.options import KeyOptions, key_fault
+from node.limits import weights
 from node.limits.allowance import Allowance, Flow
 from node.limits.limits import Defaults
 from node.limits.options import Grouping, LimitOptions
@@ -73,6 +76,7 @@ def test_only_a_key_is_needed(home: Path) -> None:
             "CORE_PATHS": "/etc/letsencrypt",
             "CORE_ALLOW": "",
             "CORE_MEMORY": "",
+            "USER_INBOUNDS": "off",
             "PROXY_TO_SERVER": "block",
             "PROXY_TO_PRIVATE": "allow",
             "PROXY_INTERFACE": "auto",
@@ -115,6 +119,32 @@ def test_time_zone(home: Path) -> None:
     assert faults(home, TIMEZONE="Tehran") == [
         "TIMEZONE: 'Tehran' is not a time zone: write a name such as Europe/Berlin, in upper and lower case like that"
     ]
+
+
+def test_weights(home: Path) -> None:
+    """Hours are in the zone; rules for inbounds need users' bytes by inbound; a rule that cannot be read is a fault."""
+    found = loaded(home, {"TIMEZONE": "Asia/Tehran", "WEIGHTS": "00:00-06:00: 0.5"}).limits.weighting
+    assert (str(found.zone), [rule.factor for rule in found.rules]) == ("Asia/Tehran", [500])
+    assert loaded(home).limits.weighting.rules == ()
+    assert faults(home, WEIGHTS="premium: 2; 00:00-06:00: 0.5") == [
+        "WEIGHTS: rules for inbounds (premium) need USER_INBOUNDS=on; rules with hours alone do not"
+    ]
+    counted = Setting("USER_INBOUNDS", "", "off", choices=("off", "on"))
+    environ = {"API_KEY": KEY, "WEIGHTS": "premium: 2", "USER_INBOUNDS": "ON"}
+    assert load({}, home, environ, drivers=(*DRIVER_SETTINGS, counted)).limits.weights[0].tags == {"premium"}
+    assert faults(home, WEIGHTS="premium: much") == [
+        "WEIGHTS: 'much' is not a factor: write a number from 0 to 100, with up to three decimals"
+    ]
+
+
+def test_the_examples_of_weights_work_when_pasted(home: Path) -> None:
+    """They are lines of a file `.env`; the second one needs users' bytes by inbound."""
+    text = (Path(__file__).parents[2] / "docs" / "limits.md").read_text().partition("\n## Weights\n")[2]
+    hours, inbounds = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)[:2]
+    (home / ".env").write_text(hours)
+    found = loaded(home).limits.weighting
+    assert (str(found.zone), [rule.factor for rule in found.rules]) == ("Europe/Berlin", [500, 2000])
+    assert [rule.factor for rule in weights.rules(env_file.read(inbounds)["WEIGHTS"])] == [2000, 500, 1000]
 
 
 def test_later_sources_override(home: Path) -> None:

@@ -24,6 +24,7 @@ from node.nodectl.members import (
     LISTING,
     PATIENCE,
     TRAFFIC,
+    WEIGHTED,
     WIDE,
     cells,
     listed,
@@ -38,6 +39,8 @@ from protos import service_pb2 as pb
 
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 _LIMITS = ("name", "state", "used", "of", "resets", "expires", "addresses", "down", "up", "notes")
+# In the place of `used`, where bytes are weighted: as they count towards the quota, and as the core counts them.
+_BOTH = ("used", "raw")
 # Shadowsocks methods whose passwords are keys, and the keys' bytes. Other methods get 32 bytes as a password.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 _KEY = 32
@@ -80,8 +83,9 @@ def list_users(
     if traffic:
         session.report(outcomes, TRAFFIC, lambda answer: chain.from_iterable(map(_bytes_of, answer["users"])))
         return
-    columns = COLUMNS + WIDE if wide else COLUMNS
-    session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in answer["users"]])
+    weighted = any(row.HasField("weighted_up") for _, answer in answers(outcomes) for row in answer["users"])
+    columns = COLUMNS + (WEIGHTED if weighted else ()) + (WIDE if wide else ())
+    session.report(outcomes, columns, lambda answer: [cells(row, wide, weighted) for row in answer["users"]])
 
 
 @users.command
@@ -94,7 +98,10 @@ def limits(session: Session, names: tuple[str, ...], off: bool) -> None:
     async def ask(node: Node) -> list[pb.LimitState]:
         return [user async for page in node.client.all_limits(names, off) for user in page.users]
 
-    session.report(session.ask(ask, LISTING), _LIMITS, lambda users: map(_limits_of, users))
+    outcomes = session.ask(ask, LISTING)
+    weighted = any(user.HasField("weighted_up") for _, users in answers(outcomes) for user in users)
+    columns = [column for each in _LIMITS for column in (_BOTH if weighted and each == "used" else (each,))]
+    session.report(outcomes, columns, lambda users: [_limits_of(user, weighted) for user in users])
 
 
 @users.command
@@ -127,14 +134,16 @@ def _bytes_of(user: pb.ListedUser) -> Iterator[Row]:
         yield user.name, each.tag, amount(each.uplink), amount(each.downlink)
 
 
-def _limits_of(user: pb.LimitState) -> Row:
-    """A row with the cells of `_LIMITS`."""
+def _limits_of(user: pb.LimitState, weighted: bool = False) -> Row:
+    """A row with the cells of `_LIMITS`, or, `weighted`, also that of the bytes as the core counts them."""
     limits, quota = user.limits, user.limits.bytes
+    raw = size(_counted(quota, user.used_up, user.used_down)) if quota.bytes else ""
     allowed = f"{len(user.addresses)}/{limits.addresses}" if limits.addresses else ""
     return (
         user.name,
         _state(user),
         size(quota.bytes - user.left) if user.left else size(_used(user)) if quota.bytes else "",
+        *([raw] if weighted else []),
         size(quota.bytes) if quota.bytes else "",
         _day(user.resets_at),
         _day(limits.expires_at),
@@ -154,9 +163,14 @@ def _state(user: pb.LimitState) -> str:
 
 def _used(user: pb.LimitState) -> int:
     """Bytes used where none are left: in the direction that counts, with those used on other nodes."""
-    quota = user.limits.bytes
-    ways = {pb.Quota.UP: user.used_up, pb.Quota.DOWN: user.used_down}
-    return max(quota.bytes, ways.get(quota.way, user.used_up + user.used_down))
+    weighted = user.HasField("weighted_up")
+    used = (user.weighted_up, user.weighted_down) if weighted else (user.used_up, user.used_down)
+    return max(user.limits.bytes.bytes, _counted(user.limits.bytes, *used))
+
+
+def _counted(quota: pb.Quota, up: int, down: int) -> int:
+    """The bytes in the direction that counts."""
+    return {pb.Quota.UP: up, pb.Quota.DOWN: down}.get(quota.way, up + down)
 
 
 def _day(seconds: int) -> str:

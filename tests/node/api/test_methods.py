@@ -63,7 +63,7 @@ MESSAGES = {
     "LimitState": (
         "name=1 limits=2:Limits used_up=3:uint64 used_down=4:uint64 left=5:uint64 counted_since=6:double "
         "resets_at=7:int64 addresses=8:*string off_since=9:double off_for=10:*string notes=11:*string "
-        "cut_until=12:int64 slow_until=13:int64"
+        "cut_until=12:int64 slow_until=13:int64 weighted_up=16:uint64 weighted_down=17:uint64"
     ),
     "GetLimitsResponse": "users=1:*LimitState next=2 total=3:uint64",
     "LimitsSummary": (
@@ -85,7 +85,8 @@ MESSAGES = {
     "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool traffic=5:bool",
     "ListedUser": (
         "name=1 inbounds=2:*string unknown=3:*string confirmed=4:*string leaving=5:*string pending=6:bool "
-        "refused=7:*string proxies=8:Proxy shortened=9:bool limits=10:Limits traffic=11:*InboundBytes"
+        "refused=7:*string proxies=8:Proxy shortened=9:bool limits=10:Limits traffic=11:*InboundBytes "
+        "used_up=16:uint64 used_down=17:uint64 weighted_up=18:uint64 weighted_down=19:uint64"
     ),
     "InboundBytes": "tag=1 uplink=2:uint64 downlink=3:uint64",
     "ListUsersResponse": "users=1:*ListedUser next=2 total=3:uint64 revision=4:uint64 state=5 credentials=6:bool",

@@ -11,13 +11,14 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.base.errors import CoreFailed
-from node.contract.counters import Scope
+from node.contract.counters import SEPARATOR, Scope
 from node.contract.generations import Generations
 from node.events.kinds import Kind
 from node.limits.connections import Connections
 from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
 from node.limits.limits import Defaults
+from node.limits.weights import Weights, rules
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
 from protos.service_pb2 import Limits, Quota
@@ -28,7 +29,7 @@ from tests.harness.paced import HERE
 class World:
     """An `Enforcement` with fake neighbours."""
 
-    def __init__(self, defaults: Defaults | None = None) -> None:
+    def __init__(self, defaults: Defaults | None = None, weights: Weights | None = None) -> None:
         self.clock = Clock()
         self.off: list[set[str]] = []
         self.fault: Exception | None = None
@@ -37,7 +38,7 @@ class World:
         self.reads: list[Wanted] = []
         self.slow = 0.0
         self.interval = self.every = 10.0
-        self.book = new_book(lambda: 1e9 + self.clock.seconds(), defaults)
+        self.book = new_book(lambda: 1e9 + self.clock.seconds(), defaults, weights=weights)
         connections = Connections(Generations(), self.book.in_force)
         # The users may be connected.
         connections.blind = True
@@ -124,6 +125,23 @@ class EnforcementTests(SynchronousTestCase):
         count = len(self.world.reads)
         self.pass_by(20)
         self.assertEqual(len(self.world.reads), count)
+
+    def test_bytes_by_inbound_weigh(self) -> None:
+        """Whether they come with the user's bytes or after them: a user who was barred in between is let in again."""
+        world = World(weights=Weights(rules("dear: 4; free: 0")))
+        world.enforcement.start()
+        self.addCleanup(world.stop)
+        world.say(ann=Limits(bytes=Quota(bytes=1000)), bob=Limits(bytes=Quota(bytes=1000)))
+        users = Sums({"ann": 240, "bob": 5000}, {"ann": 9})
+        world.enforcement.booked({Scope.USER: users, Scope.INBOUND: Sums({"dear": 240})})
+        self.assertEqual((world.book.left("ann"), world.book.off), (751, {"bob"}))
+        free = {f"bob{SEPARATOR}free": 5000}
+        world.enforcement.booked(
+            {Scope.USER_INBOUND: Sums({f"ann{SEPARATOR}dear": 240, **free}, {f"ann{SEPARATOR}free": 9})}
+        )
+        self.assertEqual((world.book.left("ann"), world.book.left("bob"), world.book.off), (40, 1000, set()))
+        world.enforcement.booked({Scope.USER: Sums({"bob": 5000}), Scope.USER_INBOUND: Sums(free)})
+        self.assertEqual((world.book.left("bob"), world.book.off), (1000, set()))
 
     def test_the_reactor_gets_turns_between_many_users(self) -> None:
         """All are judged, saved and reported, but not in one turn."""

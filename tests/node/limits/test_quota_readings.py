@@ -9,6 +9,7 @@ from twisted.internet.task import Clock
 
 from node.limits.enforcement import QuotaReadings
 from node.limits.limits import Limit
+from node.limits.weights import Weights, rules
 from node.traffic.readings import Wanted
 
 INTERVAL = 10.0
@@ -26,6 +27,7 @@ class World:
         self.off = set[str]()
         self.blind = True
         self.in_force = self
+        self.weights = Weights()
         this: Any = self
         self.readings = QuotaReadings(self.clock, this, this, this)
 
@@ -58,3 +60,16 @@ def test_a_user_with_much_left_is_not_read_early() -> None:
     world.readings.look_at("ann")
     world.clock.advance(INTERVAL)
     assert not world.reads and not world.clock.getDelayedCalls()
+
+
+def test_with_a_greater_factor_users_are_read_sooner() -> None:
+    """So that they do not exceed their quota by more than without."""
+    reads = []
+    for text in ("", "00:00-06:00: 4"):
+        world = World(10**9, 10**8)
+        world.weights = Weights(rules(text))
+        world.readings.look_at("ann")
+        world.clock.pump([0.01] * 300)
+        reads.append(world.reads[0])
+        world.readings.stop()
+    assert 0 < reads[1] < reads[0] / 3

@@ -12,7 +12,7 @@ from drivers.process.credentials import shadowsocks_2022_key
 from node.backend.listing import _View
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Unusable
-from node.nodectl.commands.users import KEY_BYTES, new_proxies, new_tunnel
+from node.nodectl.commands.users import _LIMITS, KEY_BYTES, _limits_of, new_proxies, new_tunnel
 from node.nodectl.members import cells, difference, missing, not_in, proxies_of, settled, state_of
 from protos import service_pb2 as pb
 
@@ -150,6 +150,18 @@ def test_cells() -> None:
     full.proxies.trojan.password = "secret"
     assert list(cells(full)) == ["ann", "a, b", "confirmed", "a: x; b: y"]
     assert list(cells(full, wide=True))[4:] == ["a, b", "", "far", "trojan"]
+
+
+def test_cells_with_weights() -> None:
+    """Users without a quota have none of both counts; a barred user has used at least their quota."""
+    weighed = row(used_up=1024, used_down=1024, weighted_up=2048, weighted_down=0)
+    assert list(cells(weighed, wide=True, weighted=True))[4:7] == ["2.0 KiB", "2.0 KiB", "a, b"]
+    assert list(cells(row(), weighted=True))[4:] == ["", ""]
+    quota = pb.Limits(bytes=pb.Quota(bytes=3072, way=pb.Quota.DOWN))
+    state = pb.LimitState(name="ann", limits=quota, used_down=2048, weighted_up=0, weighted_down=4096)
+    assert list(_limits_of(state, weighted=True))[2:5] == ["4.0 KiB", "2.0 KiB", "3.0 KiB"]
+    assert list(_limits_of(pb.LimitState(name="bob"), weighted=True))[2:5] == ["", "", ""]
+    assert len(_limits_of(state)) == len(_LIMITS) == len(_limits_of(state, weighted=True)) - 1
 
 
 def test_users_who_are_not_confirmed() -> None:
