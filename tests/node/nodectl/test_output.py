@@ -24,7 +24,8 @@ def test_messages_in_json() -> None:
         "stats": [empty | {"name": "anna", "type": "uplink", "value": 2**53 + 1}]
     }
     assert as_json(pb.User(email="anna")) == {"email": "anna", "proxies": None, "inbounds": [], "limits": None}
-    assert as_json(pb.StatsOnlineIpListResponse(ips={"::1": 5})) == {"name": "", "ips": {"::1": 5}}
+    online = pb.StatsOnlineIpListResponse(ips={"::1": 5})
+    assert as_json(online) == {"name": "", "ips": {"::1": 5}, "forwarded": []}
     assert as_json(pb.StatRequest(type=pb.Inbound))["type"] == "Inbound"
     assert as_json({"a": (stat.name, None)}) == {"a": ["anna", None]}
 
