@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from json import loads
 
+from drivers.process.aliases import unaliased
 from protos.service_pb2 import Backend, ListedUser, ListUsersRequest, ListUsersResponse, User
 from scripts.staging.controller import Controller
 from scripts.staging.users import TestUser
@@ -92,7 +93,8 @@ class Compared:
         """Compare the core's own list, if it has one."""
         node = self._world.node
         for tag in self._tags if self._ground.refuses else ():
-            known = {name.lower() for name in self._ground.users(node.state, node.newest_core(), tag)}
+            names = self._ground.users(node.state, node.newest_core(), tag)
+            known = {unaliased(name).lower() for name in names}
             expected = {key for key, user in self._stored.items() if tag in user.inbounds} - self._off
             if known != expected:
                 yield f"the core has {sorted(known)} in {tag}, and should have {sorted(expected)}"

@@ -11,10 +11,10 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from protos.service_pb2 import StatRequest, StatResponse, UsersStat, UserStat
+from protos.service_pb2 import ListedUser, StatRequest, StatResponse, UsersStat, UserStat
 from scripts.staging.controller import Controller
 from scripts.staging.node import NodeProcess
 from tests.everything.far_end import NUMBER, FarEnd, Moved
@@ -37,6 +37,8 @@ class Bills:
 
     def __init__(self, far_end: FarEnd, omitted: Callable[[], int] = lambda: 0, mixes: bool = False) -> None:
         self.billed = Bytes()
+        # The same, without corrections.
+        self._received = Bytes()
         self._omitted, self._mixes = omitted, mixes
         # Omitted bytes that earlier rounds have lacked.
         self._accepted = 0
@@ -77,6 +79,17 @@ class Bills:
             if billed < low[which]:
                 yield f"{name} billed {billed:,}, but {low[which]:,} arrived: {low[which] - billed:,} too few"
 
+    def unlike(self, rows: Iterable[ListedUser]) -> Iterator[str]:
+        """A line of text for each user whose bytes by inbound are not those of the bills."""
+        for row in rows:
+            for direction in ("uplink", "downlink"):
+                apart, billed = (
+                    sum(getattr(each, direction) for each in row.traffic),
+                    self._received[row.name.lower(), direction],
+                )
+                if apart != billed:
+                    yield f"{row.name} {direction} billed {billed:,}, but {apart:,} by inbound"
+
     def _is_foreseen(self, low: Bytes, high: Bytes) -> bool:
         """Whether all differences are of a kind that the core is known for."""
         few, many = low - self.billed, self.billed - high
@@ -100,6 +113,7 @@ class Bills:
         with self._lock:
             for stat in reply.stats:
                 self.billed[stat.name.lower(), stat.type] += stat.value
+                self._received[stat.name.lower(), stat.type] += stat.value
 
     def _bounds(self) -> tuple[Bytes, Bytes]:
         """The least and the most bytes that the bills may have."""

@@ -37,8 +37,8 @@ class Course:
     some seconds). With `hang_ups` a reader of counters leaves before its reply. `hasty` controllers hardly pause. With
     `small` the node treats any number of users as many: in its thread pool, and in slices. `drains` is
     DRAIN_GENERATIONS. `idle` adds the UDP inbound. `steady` threads connect without a pause as a user who is always
-    allowed, so that every core has connections from its first moment to its last. After `seconds` of work everything
-    must agree within `patience` seconds.
+    allowed, so that every core has connections from its first moment to its last. `apart` counts users' bytes by
+    inbound, and weighs them. After `seconds` of work everything must agree within `patience` seconds.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Course:
     drains: int = 4
     idle: bool = False
     steady: int = 0
+    apart: bool = False
     patience: float = 25.0
 
 
@@ -60,6 +61,7 @@ _COURSES = (
     Course("calm", hang_ups=True, hasty=True, steady=1),
     Course("exact", hasty=True, idle=True, steady=2),
     Course("crowded", drains=1, steady=1),
+    Course("apart", hasty=True, idle=True, steady=2, apart=True),
 )
 COURSES: Mapping[str, Course] = {course.name: course for course in _COURSES}
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from node.base.errors import NodeError
+from protos.service_pb2 import ListUsersRequest, ListUsersResponse
 from scripts.staging.controller import Controller, ControllerError, RpcController
 from scripts.staging.wait import until
 from tests.everything.agreement import differences
@@ -135,6 +136,10 @@ def balance(world: World, controller: Controller) -> None:
     for text in wrong:
         world.fault(f"FAULT: {text}")
     world.bills.forgive(foreseen=not wrong)
+    if world.options.course.apart:
+        rows = controller.call("ListUsers", ListUsersResponse, ListUsersRequest(traffic=True)).users
+        for text in world.bills.unlike(rows):
+            world.fault(f"FAULT: {text}")
 
 
 def tracebacks(world: World, begin: int) -> None:

@@ -167,6 +167,8 @@ def _node(options: Options, directory: Path, grounds: Executables) -> NodeProces
         "STOP_GRACE": str(STOP_GRACE),
         **{ground.variable: str(executable) for ground, executable in grounds.items()},
     }
+    if options.course.apart:
+        settings |= {"USER_INBOUNDS": "on", "WEIGHTS": "home: 0.5; work 00:00-12:00: 3"}
     node = NodeProcess(directory, **settings)
     if SING_BOX in grounds:
         node.sing_box = grounds[SING_BOX].resolve()
