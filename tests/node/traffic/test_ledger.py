@@ -294,7 +294,7 @@ def test_a_respelled_user_is_named_as_he_counts_now() -> None:
 
 @pytest.mark.parametrize(("scope", "more"), [(USER, ""), (Scope.USER_INBOUND, f"{SEPARATOR}in")])
 def test_counters_of_a_user_in_any_spelling_are_saved(scope: Scope, more: str) -> None:
-    """A killed node has the counters that its rows include, also of bytes that were delivered before they were saved."""
+    """A killed node has the counters that its rows include, also of bytes delivered before they were saved."""
     ledger = Ledger()
     old, new = f"{scope.value}>>>Ann{more}", f"{scope.value}>>>ann{more}"
     ledger.book("run", {f"{old}>>>traffic>>>uplink": 5})
@@ -319,7 +319,7 @@ def test_inbounds_of_earlier_runs_cost_nothing() -> None:
         ledger.book(run, {counter_name(Scope.USER_INBOUND, f"ann{SEPARATOR}{run}", UP): 1})
     ledger.keep([])
     ledger.changes()
-    ledger._last["later"] = later  # noqa: SLF001 - how often it is looked at is not seen otherwise
+    ledger._last["later"] = later
     ledger.book("later", {counter_name(Scope.USER_INBOUND, f"ann{SEPARATOR}in", UP): 1})
     later.looks = 0
     assert ledger.counted("later", ledger.changes()) == {f"user_inbound>>>ann{SEPARATOR}in": (1, None)}
