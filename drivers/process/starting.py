@@ -118,7 +118,7 @@ def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]],
         return
     broke = [line for line in done.lines if line.startswith(PANIC)]
     if broke and not of_the_machine(broke[0]):
-        raise InvalidConfig(f"the core crashed on the configuration: {broke[0]}")
+        raise InvalidConfig(f"the core crashed on the configuration: {unaliased(broke[0])}")
     said = cause(done.lines)
     if done.code > 0 and any(map(verdict.search, done.lines)) and not of_the_machine(said):
         raise refused(said)

@@ -32,6 +32,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from drivers.process.channel import ApiFailed
+from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.config import ApiAddress
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
@@ -95,13 +96,13 @@ class LiveUsers:
             await self._ask(b"DELETE", _path(self._places[tag], user))
         else:
             await self._change(tag, user, self.random_key)
-        raise ApiFailed(text.decode("utf-8", "replace"))
+        raise _refused(text)
 
     async def shut_out(self, tag: str, user: str, seconds: float = DEADLINE) -> None:
         """Replace the user's key by the random one; connections stay open. Raises `ApiFailed`."""
         code, text = await self._change(tag, user, self.random_key, seconds)
         if code not in (204, 404):
-            raise ApiFailed(text.decode("utf-8", "replace"))
+            raise _refused(text)
 
     async def counters(self) -> dict[str, tuple[int, int]]:
         """Return bytes up and down by label since the core started, of users with any. Raises `ApiFailed`."""
@@ -165,6 +166,11 @@ class LiveUsers:
             return response.code, await reply.whole.addTimeout(seconds, self._reactor)
         except _FAULTS as fault:
             raise ApiFailed(f"the core's ssm-api did not answer: {fault}") from fault
+
+
+def _refused(text: bytes) -> ApiFailed:
+    """The core's reason, which may have its name for a user, for logs and replies."""
+    return ApiFailed(unlabelled(text.decode("utf-8", "replace")))
 
 
 def _given_up(failure: Failure) -> Failure:

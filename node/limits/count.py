@@ -62,7 +62,7 @@ class Count:
     def weighted(self) -> Both:
         """The bytes up and down as they weigh, each rounded down."""
         up, down = self.extra or (0, 0)
-        return max(0, self.up + up // PARTS), max(0, self.down + down // PARTS)
+        return min(max(0, self.up + up // PARTS), MOST), min(max(0, self.down + down // PARTS), MOST)
 
     def used(self, way: Way) -> int:
         """Bytes that count towards the quota."""

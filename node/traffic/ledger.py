@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 
 from node.contract.accounts import key_of
 from node.contract.counters import (
@@ -110,8 +110,11 @@ class Ledger:
         self._spelling: dict[str, str] = {}
         # Keys of rows that changed since `changes` returned them last.
         self._dirty: dict[Scope, set[str]] = {scope: set() for scope in DELIVERED}
-        # The inbounds with bytes of users by inbound.
+        # The inbounds with totals of users by inbound; and those with bytes of them in each run.
         self._tags: dict[str, None] = {}
+        self._run_tags: dict[object, dict[str, None]] = {}
+        # By run and key: the names with which it counts a user, if they differ from the key.
+        self._run_names: dict[object, dict[str, set[str]]] = {}
 
     @property
     def sizes(self) -> Mapping[Scope, int]:
@@ -126,10 +129,10 @@ class Ledger:
         last = self._last.setdefault(run, {})
         found = differences(last, reading)
         if Scope.USER_INBOUND in found:
-            self._divide(found)
+            self._divide(found, self._run_tags.setdefault(run, {}))
         self.totals.book(found)
         if Scope.USER in found:
-            found[Scope.USER] = self._by_key(found[Scope.USER])
+            found[Scope.USER] = self._by_key(found[Scope.USER], self._run_names.setdefault(run, {}))
         for scope in DELIVERED:
             if scope in found:
                 self._add(scope, found[scope])
@@ -137,12 +140,18 @@ class Ledger:
 
     def counted(self, run: object, rows: Collection[Row]) -> dict[str, Counters]:
         """A run's counters of these rows at its last reading, which the rows include."""
-        last = self._last.get(run, {})
+        last, spelled, tags = self._last.get(run, {}), self._run_names.get(run), self._run_tags.get(run)
         begins = {scope: f"{scope.value}>>>" for scope in Scope}
         names = [begins[row[0]] + row[1] for row in rows]
-        if self._tags:
-            begin, users = begins[Scope.USER_INBOUND], [row[1] for row in rows if row[0] is Scope.USER]
-            names += [f"{begin}{name}{SEPARATOR}{tag}" for tag in self._tags for name in users]
+        if spelled or tags:
+            users = [row[1] for row in rows if row[0] is Scope.USER]
+            if spelled:
+                # A row may have none of these spellings, and a user several.
+                keys = {*map(key_of, users)}
+                users = [*keys, *chain.from_iterable(spelled[key] for key in keys & spelled.keys())]
+                names += [begins[Scope.USER] + name for name in users]
+            begin = begins[Scope.USER_INBOUND]
+            names += [f"{begin}{name}{SEPARATOR}{tag}" for tag in tags or () for name in users]
         return {name: (known.up, known.down) for name in names if (known := last.get(name)) is not None}
 
     def all_counted(self, run: object) -> dict[str, Counters]:
@@ -174,6 +183,8 @@ class Ledger:
         if self._last.keys() <= going:
             return
         self._last = {run: last for run, last in self._last.items() if run in going}
+        self._run_tags = {run: tags for run, tags in self._run_tags.items() if run in going}
+        self._run_names = {run: names for run, names in self._run_names.items() if run in going}
         for scope in (Scope.INBOUND, Scope.OUTBOUND):
             self._forget_empty(scope, self._pending[scope].names)
 
@@ -250,8 +261,11 @@ class Ledger:
         names = (row.name.partition(SEPARATOR) for row in rows if row.scope is Scope.USER_INBOUND)
         self._tags |= {tag: None for _, mark, tag in names if mark}
 
-    def _divide(self, found: dict[Scope, Sums]) -> None:
-        """Add the bytes of users by inbound to those of the users, and convert their names to keys."""
+    def _divide(self, found: dict[Scope, Sums], tags: dict[str, None]) -> None:
+        """Add the bytes of users by inbound to those of the users, and convert their names to keys.
+
+        `tags` gets the inbounds.
+        """
         apart, users, by_key = found[Scope.USER_INBOUND], found.setdefault(Scope.USER, Sums()), Sums()
         for column, total, keyed in ((apart.up, users.up, by_key.up), (apart.down, users.down, by_key.down)):
             for whole, more in column.items():
@@ -259,7 +273,8 @@ class Ledger:
                 total[name] = total.get(name, 0) + more
                 key = f"{key_of(name)}{SEPARATOR}{tag}"
                 keyed[key] = keyed.get(key, 0) + more
-                self._tags[tag] = None
+                tags[tag] = None
+        self._tags |= tags
         found[Scope.USER_INBOUND] = by_key
 
     def _add(self, scope: Scope, sums: Sums) -> None:
@@ -268,8 +283,8 @@ class Ledger:
         for column in (sums.up, sums.down):
             dirty.update(column if scope is Scope.USER else (key for key, more in column.items() if more))
 
-    def _by_key(self, sums: Sums) -> Sums:
-        """Convert sums by users' names to sums by key."""
+    def _by_key(self, sums: Sums, spelled: dict[str, set[str]]) -> Sums:
+        """Convert sums by users' names to sums by key. `spelled` gets the names that are not keys, by key."""
         names = "".join([*sums.up, *sums.down])
         if names.isascii() and names == names.lower() and not self._spelling:
             return sums  # the usual case, much faster than name by name
@@ -278,6 +293,8 @@ class Ledger:
             key = key_of(name)
             by_key.count(key, up, down)
             self._spell(key, name)
+            if key != name:
+                spelled.setdefault(key, set()).add(name)
         return by_key
 
     def _ours(self, scope: Scope) -> list[Sums]:

@@ -11,6 +11,9 @@ from node.traffic.sums import Sums
 # Names kept for each scope at most; the bytes of further names are booked together, as OTHERS.
 MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000, Scope.USER_INBOUND: 500_000}
 OTHERS = "(others)"
+# A full scope is looked through for names to delete once for so many names in it that found no room: some of 100,000
+# users may find none for ever, while a look through 500,000 names takes 0.1 s.
+WORTH = 100
 LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND, Scope.USER_INBOUND})
 
 
@@ -22,6 +25,8 @@ class Totals:
         self._most = most or MOST
         # Rows that changed since `changes` returned them last.
         self._dirty: set[tuple[Scope, str]] = set()
+        # How often a name has found no room since the last look for names to delete.
+        self._turned_away: dict[Scope, int] = {}
 
     def book(self, found: Mapping[Scope, Sums]) -> None:
         """Add counted bytes."""
@@ -55,9 +60,10 @@ class Totals:
         return [row for rows in self._rows.values() for row in rows.values()]
 
     def make_room(self, scope: Scope, stays: Callable[[str], bool]) -> None:
-        """If the scope is full, delete the names for which `stays` returns False."""
+        """If names found no room in the scope, delete the names for which `stays` returns False."""
         rows = self._rows.get(scope, {})
-        if len(rows) >= self._most[scope]:
+        if self._turned_away.get(scope, 0) > len(rows) // WORTH:
+            self._turned_away[scope] = 0
             for key in [key for key in rows if key != OTHERS and not stays(key)]:
                 del rows[key]
                 self._dirty.add((scope, key))
@@ -66,6 +72,7 @@ class Totals:
         rows, key = self._rows[scope], _key(scope, name)
         if key not in rows and len(rows) >= self._most[scope]:
             name = key = OTHERS
+            self._turned_away[scope] = self._turned_away.get(scope, 0) + 1
         before = rows.get(key)
         if before is None:
             rows[key] = Row(scope, name, *more)

@@ -18,7 +18,7 @@ from node.limits.limits import Way
 from node.limits.periods import begin_of, zone
 from node.limits.weights import PARTS, Rule, Weights, fault_of, rules
 from node.traffic.sums import Sums
-from protos.service_pb2 import Quota
+from protos.service_pb2 import LimitState, Quota
 from tests.harness.limited import new_book
 from tests.node.limits.test_book import NOON, carried, quota
 
@@ -277,3 +277,9 @@ def test_without_weights_there_is_nothing_to_keep() -> None:
     book = book_with("")
     assert book.book(carried("ann", 10, 20), Sums({f"ann{SEPARATOR}in": 10})) == [("ann", 30)]
     assert used(book).extra is None and used(book).weighted == (10, 20)
+
+
+def test_what_a_reply_cannot_hold() -> None:
+    """A core that counts nonsense does not keep a controller from reading the limits of all users."""
+    count = Count(1.0, since=0, up=2**63 - 1, down=2**63 - 1, extra=((2**63 - 1) * 99 * PARTS, -(2**63) * PARTS))
+    assert LimitState(weighted_up=count.weighted[0], weighted_down=count.weighted[1]).weighted_up == 2**63 - 1

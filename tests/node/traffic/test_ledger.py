@@ -292,6 +292,40 @@ def test_a_respelled_user_is_named_as_he_counts_now() -> None:
     assert pending_rows(ledger, USER) == [Row(USER, "ann", 13, 0)]
 
 
+@pytest.mark.parametrize(("scope", "more"), [(USER, ""), (Scope.USER_INBOUND, f"{SEPARATOR}in")])
+def test_counters_of_a_user_in_any_spelling_are_saved(scope: Scope, more: str) -> None:
+    """A killed node has the counters that its rows include, also of bytes delivered before they were saved."""
+    ledger = Ledger()
+    old, new = f"{scope.value}>>>Ann{more}", f"{scope.value}>>>ann{more}"
+    ledger.book("run", {f"{old}>>>traffic>>>uplink": 5})
+    ledger.settle(ledger.take(USER), delivered=True)
+    assert ledger.counted("run", ledger.changes()) == {old: (5, None)}
+    ledger.book("run", {f"{old}>>>traffic>>>uplink": 6, f"{new}>>>traffic>>>uplink": 7})
+    assert ledger.counted("run", ledger.changes()) == {old: (6, None), new: (7, None)}
+
+
+def test_inbounds_of_earlier_runs_cost_nothing() -> None:
+    """A controller may invent tags without end: what a run has not counted is not looked for."""
+
+    class Looked(dict[str, Counted]):
+        looks = 0
+
+        def get(self, name: str, default: object = None) -> Counted | None:  # type: ignore[override]
+            self.looks += 1
+            return super().get(name)
+
+    ledger, later = Ledger(), Looked()
+    for run in range(100):
+        ledger.book(run, {counter_name(Scope.USER_INBOUND, f"ann{SEPARATOR}{run}", UP): 1})
+    ledger.keep([])
+    ledger.changes()
+    ledger._last["later"] = later
+    ledger.book("later", {counter_name(Scope.USER_INBOUND, f"ann{SEPARATOR}in", UP): 1})
+    later.looks = 0
+    assert ledger.counted("later", ledger.changes()) == {f"user_inbound>>>ann{SEPARATOR}in": (1, None)}
+    assert later.looks <= 2
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 2**60), min_size=1, max_size=5))
 def test_large_counts(values: list[int]) -> None:

@@ -126,3 +126,22 @@ def test_names_have_a_bound() -> None:
     totals.make_room(Scope.USER, lambda name: name == "u1")
     assert totals.all(Scope.USER) == [Row(Scope.USER, "u1", 0, 10), Row(Scope.USER, OTHERS, 0, 20)]
     assert totals.changes() == [Row(Scope.USER, "u0", 0, 0)]
+
+
+def test_a_full_scope_is_not_looked_through_each_time() -> None:
+    """With more users than there is room for, a look at all of them for each part that is saved would take too long."""
+    looks: list[str] = []
+
+    def stays(name: str) -> bool:
+        looks.append(name)
+        return True
+
+    totals = Totals(EVERY, dict.fromkeys(Scope, 1000))
+    totals.book({Scope.USER: Sums(dict.fromkeys(map(str, range(1000)), 1))})
+    for _ in range(100):
+        totals.make_room(Scope.USER, stays)
+    assert looks == []
+    for number in range(100):
+        totals.book({Scope.USER: Sums({f"new{number}": 1})})
+        totals.make_room(Scope.USER, stays)
+    assert 0 < len(looks) <= 10 * 1000
