@@ -27,6 +27,8 @@ VERSION = "0.0.0-sandbox"
 WARNING = "this node is a sandbox: its core is pretended, and no user can connect"
 # Bytes a second of a connection, up and down.
 RATES = 1_000, 10_000
+# The most bytes of an order, so that sums stay in the counters' range.
+MOST_BYTES = 10**15
 # Seconds after which a user whose connections were ended is back.
 BACK = 1.0
 # The fields of `Proxy` that have the credential, by the type of inbound. Others are not managed.
@@ -109,8 +111,8 @@ class Script:
 
     def _traffic(self, name: str, up: str, down: str) -> None:
         sizes = int(up), int(down)
-        if min(sizes) < 0:
-            raise ValueError("counters never fall: give numbers from 0 up")
+        if min(sizes) < 0 or max(sizes) > MOST_BYTES:
+            raise ValueError(f"counters never fall, and have 64 bits: give numbers from 0 to {MOST_BYTES}")
         self._core.carry(key_of(name), *sizes)
 
     def _online(self, name: str, *addresses: str) -> None:
