@@ -207,16 +207,21 @@ class Descriptors:
             ended.add(inode)
         return ended
 
-    def end(self, wanted: Mapping[Endpoint, Ports]) -> set[Endpoint]:
+    def end(self, wanted: Mapping[Endpoint, Ports], sockets: Mapping[Endpoint, int]) -> set[Endpoint]:
         """Reset the process's TCP connections to these peers, at the local ports given for each.
 
-        Returns the peers. Those that are connected but not found by number are searched for. Raises `Unreachable`.
+        `sockets`: of some peers, the cookie that the connection must have. Returns the peers. Those that are connected
+        but not found by number are searched for. Raises `Unreachable`.
         """
         try:
             found = flows([some for ports in wanted.values() for some in ports], wanted.keys())
         except OSError:
             return cut(self._pid, wanted)
-        inodes = {flow.inode: flow.peer for flow in found if at(flow.port, wanted[flow.peer])}
+        inodes = {
+            flow.inode: flow.peer
+            for flow in found
+            if at(flow.port, wanted[flow.peer]) and sockets.get(flow.peer, flow.cookie) == flow.cookie
+        }
         ended = {inodes[inode] for inode in self.reset(inodes)}
         missed = {peer: wanted[peer] for peer in inodes.values() if peer not in ended}
         return ended | cut(self._pid, missed) if missed else ended

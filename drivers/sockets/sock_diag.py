@@ -138,6 +138,15 @@ def connected(ports: Ports) -> set[Endpoint]:
     return {_peer(data, position) for data, position in _connected(ports, _STATES | _COMING)}
 
 
+def cookies(ports: Ports) -> dict[Endpoint, int]:
+    """The peers as in `connected`, each with the cookie of its socket; 0 for a peer with several."""
+    found: dict[Endpoint, int] = {}
+    for data, position in _connected(ports, _STATES | _COMING):
+        peer, (cookie,) = _peer(data, position), _COOKIE.unpack_from(data, position + 60)
+        found[peer] = 0 if peer in found else cookie
+    return found
+
+
 def connections(ports: Ports) -> list[Connection]:
     """All TCP connections to these local ports; for more than `MOST` ranges, also to the ports between them."""
     return [

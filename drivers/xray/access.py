@@ -30,17 +30,25 @@ _WHOLE = re.compile(r"\S* \[.+\]")
 # Marks of lines that may end with text from a user, and the most characters of such text.
 _REJECTED, _INVALID = " rejected ", "invalid domain name: "
 _REFUSED = 300
+# Errors that end with text of a client, who may be a stranger, with its newlines: the reason why it closed a WebSocket
+# (1006 is the node's side's own) or a connection of QUIC, and the name that it asked REALITY for. And the most
+# characters of what follows the first line.
+_TOLD = re.compile(r"(websocket: close (?!1006)\d+[^:]*: )|(\(remote\): )|(server name mismatch: )", re.ASCII)
+_TOLD_MOST = (_REFUSED, 2000, 66_000)
+# The end of a connection by which the core could read no more. The core tells nothing else about it.
+_ENDED = r"(?:(?:unexpected )?EOF|read tcp \S+->\S+: (?:read: connection reset by peer|i/o timeout))"
 # Rejected for lack of a valid credential, or ended before one came, as by a scanner or by a probe of the node: the core
 # has read nothing yet that it could print. After a removal there are many such lines between those of connections that
 # the core accepted just before.
 _STRANGER = re.compile(
-    _ACCESS.pattern + r"\S+ rejected  (?:common/drain: .+ > )?proxy/(?:"
+    _ACCESS.pattern
+    + rf"\S+ rejected  (?:common/drain: common/drain: (?:drained|unable to drain) connection > (?:{_ENDED} > )?)?"
+    r"proxy/(?:"
     r"vless/encoding: invalid request (?:version|user id: [\da-f-]{36})"
     r"|trojan: not (?:a valid user|trojan protocol)"
     r"|vmess/encoding: invalid user > user do not exist"
     r"|shadowsocks: failed to match an user > proxy/shadowsocks: Not Found"
-    r"|(?:vmess/encoding: failed to read request header|shadowsocks: failed to read \d+ bytes)"
-    r" > (?:(?:unexpected )?EOF|read tcp \S+->\S+: read: connection reset by peer))",
+    rf"|(?:vmess/encoding: failed to read request header|shadowsocks: failed to read \d+ bytes) > {_ENDED})",
     re.ASCII,
 )
 # The most characters of a target: SOCKS 4a allows 8,191, Hysteria 2,048.
@@ -103,8 +111,8 @@ def inbound_in(detour: str, tags: Collection[str]) -> str | None:
 class Records:
     """Tell the core's own log records from lines forged by a user: the core prints targets with their newlines.
 
-    A forged line follows the first line of its record closely: within `_REFUSED` or `_TARGET` characters. No line in
-    that range is trusted, even if the core wrote it.
+    A forged line follows the first line of its record closely: within `_REFUSED`, `_TOLD_MOST` or `_TARGET` characters.
+    No line in that range is trusted, even if the core wrote it.
     """
 
     def __init__(self) -> None:
@@ -117,10 +125,17 @@ class Records:
         begin, self._at = self._at, self._at + len(line) + 1
         trusted = begin >= self._begins and self._at > self._ends
         if _INVALID in line or (_REJECTED in line and not _STRANGER.fullmatch(line)):
-            self._ends = self._at + _REFUSED
-        elif accepted is None and _is_cut(line):
+            self._distrust(_REFUSED)
+        if accepted is not None:
+            return trusted
+        if (told := _TOLD.search(line)) and told.lastindex:
+            self._distrust(_TOLD_MOST[told.lastindex - 1])
+        elif _is_cut(line):
             self._begins = self._at + _TARGET
         return trusted
+
+    def _distrust(self, most: int) -> None:
+        self._ends = max(self._ends, self._at + most)
 
 
 def _is_cut(line: str) -> bool:

@@ -18,7 +18,7 @@ from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_arrivals, inode_of, live_of, rest_of
-from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, connected
+from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, cookies
 from drivers.xray.access import Accepted, Records, inbound_in, parse
 from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
@@ -30,7 +30,7 @@ from node.contract.accounts import key_of
 from node.contract.connections import Address, Handle, Live
 from protos.handover_pb2 import XrayRun
 
-T = TypeVar("T", bound=set[Endpoint] | list[Connection])
+T = TypeVar("T", bound=dict[Endpoint, int] | list[Connection])
 
 # The most endpoints kept, over all inbounds; some 40 MB.
 CAP = 200_000
@@ -50,6 +50,7 @@ INLINE = 500
 GATHER = 0.1
 # Seconds that a stopping core has to read the last bytes, between two checks of that, and then to count them.
 DRY, POLL, NOTICE = 0.5, 0.005, 0.02
+NO_SOCKETS: Mapping[Endpoint, int] = {}
 _NOT_ENDED = "connections of removed users cannot be cut and stay open until a peer closes them: {}"
 
 
@@ -69,7 +70,8 @@ class Connections(CoreConnections):
         self._removed: dict[Pair, float] = {}
         self._old_credentials = OldCredentials()
         self._arrivals = Arrivals(reactor)
-        self._to_cut: dict[Endpoint, Ports] = {}
+        # With the inbound, and the cookie of the socket; 0 for any.
+        self._to_cut: dict[Endpoint, tuple[str, int]] = {}
         self._look_alarm = Alarm(reactor, lambda: self._in_background(self._look_around()))
         self._cut_alarm = Alarm(reactor, lambda: self._in_background(self.flush()))
         self._noted = 0
@@ -206,7 +208,7 @@ class Connections(CoreConnections):
         try:
             if self._arrivals.may_miss(self._old_credentials.looked):
                 begun = self._reactor.seconds()
-                self._old_credentials.look(await self._ask(connected), begun)
+                self._old_credentials.look(await self._ask(cookies), begun)
         except OSError as error:
             self._complain("the kernel does not list connections: those of old credentials may stay open: {}", error)
             return
@@ -229,11 +231,11 @@ class Connections(CoreConnections):
         self._crowd = len(found)
         return found
 
-    async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
-        """Cut these connections, of removed users or of old credentials."""
+    async def end(self, wanted: Mapping[Endpoint, Ports], sockets: Mapping[Endpoint, int] = NO_SOCKETS) -> None:
+        """Cut these connections, of removed users or of old credentials. `sockets`: the cookies that some must have."""
         if not wanted or self.descriptors is None or self._pid is None:
             return
-        ended = await self._on_sockets(_NOT_ENDED, self.descriptors.end, wanted) or set()
+        ended = await self._on_sockets(_NOT_ENDED, self.descriptors.end, wanted, sockets) or set()
         self.cut += len(ended)
         for where in ended:
             self._forget(where)
@@ -258,7 +260,12 @@ class Connections(CoreConnections):
     async def flush(self) -> None:
         """Cut at once the connections that were to be cut soon."""
         late, self._to_cut = self._to_cut, {}
-        await self.end(late)
+        sockets = {where: socket for where, (_, socket) in late.items() if socket}
+        await self.end({where: self._ingress[tag].ports for where, (tag, _) in late.items()}, sockets)
+        for where in sockets:
+            # It is still held if it is a new connection from the same port.
+            if (key := self._endpoints[late[where][0]].holder(where)) is not None:
+                self._announce_at(where, key)
 
     def stop(self) -> None:
         """The core is stopping or has exited."""
@@ -299,11 +306,14 @@ class Connections(CoreConnections):
 
     def _cut_if_outdated(self, pair: Pair, where: Endpoint) -> None:
         """Cut this connection if its user was removed, or made it with an old credential."""
-        if not self._is_in(pair) or self._old_credentials.has(pair, where, self._reactor.seconds()):
+        if not self._is_in(pair):
             self._cut_soon(pair[0], where)
+        elif self._old_credentials.has(pair, where, self._reactor.seconds()):
+            self._cut_soon(pair[0], where, self._old_credentials.socket(where))
 
-    def _cut_soon(self, tag: str, where: Endpoint) -> None:
-        self._to_cut[where] = self._ingress[tag].ports
+    def _cut_soon(self, tag: str, where: Endpoint, socket: int = 0) -> None:
+        _, before = self._to_cut.get(where, (tag, socket))
+        self._to_cut[where] = tag, socket if socket == before else 0
         if self._pid is not None:
             self._cut_alarm.within(GATHER)
 

@@ -8,7 +8,7 @@ connections from there. Users cannot forge this, since it comes from the core's 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
 from itertools import islice
 from sys import intern
 from typing import Any
@@ -235,7 +235,8 @@ class OldCredentials:
         self._look = 0
         # When the last look began (seconds).
         self.looked = float("-inf")
-        self._since: dict[Endpoint, int] = {}
+        # With the socket's cookie; 0 if it is unknown, or there are several.
+        self._since: dict[Endpoint, tuple[int, int]] = {}
         # By user: until when it matters (seconds), and the last look before the change.
         self._pairs: dict[Pair, tuple[float, int]] = {}
         self._pruned = 0.0
@@ -243,12 +244,12 @@ class OldCredentials:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def look(self, connected: Set[Endpoint], begun: float) -> None:
-        """A look that began then (seconds) found these endpoints connected, of all inbounds."""
+    def look(self, connected: Mapping[Endpoint, int], begun: float) -> None:
+        """A look that began then (seconds) found these endpoints connected, of all inbounds, with their cookies."""
         if begun > self._pruned + LATE:
             self.prune(begun)
         self._look += 1
-        self._since = {where: self._since.get(where, self._look) for where in connected}
+        self._since = {where: (self._first(where, socket), socket) for where, socket in connected.items()}
         self.looked = begun
 
     def add(self, pairs: Iterable[Pair], now: float) -> None:
@@ -256,9 +257,18 @@ class OldCredentials:
         self._pairs.update(dict.fromkeys(pairs, (now + LATE, self._look)))
 
     def has(self, pair: Pair, where: Endpoint, now: float) -> bool:
-        """Whether the user made this connection before their credential changed."""
+        """Whether the user had a connection from there before their credential changed: that of `socket`."""
         until, look = self._pairs.get(pair, (now, 0))
-        return now < until and self._since.get(where, look + 1) <= look
+        return now < until and self._since.get(where, (look + 1, 0))[0] <= look
+
+    def socket(self, where: Endpoint) -> int:
+        """The cookie of the connection that the last look found; 0 if unknown. A client may use its port again."""
+        return self._since.get(where, (0, 0))[1]
+
+    def _first(self, where: Endpoint, socket: int) -> int:
+        """The number of the first look that found this connection."""
+        look, before = self._since.get(where, (self._look, 0))
+        return self._look if before and socket and socket != before else look
 
     def packed(self, now: float) -> Packed:
         """Pack everything for the next node process."""
@@ -268,12 +278,12 @@ class OldCredentials:
             if until > now
         ]
         since = self._since if users else {}
-        return Packed(look=self._look, users=users, where=since.keys(), since=since.values())
+        return Packed(look=self._look, users=users, where=since.keys(), since=[look for look, _ in since.values()])
 
     def unpack(self, packed: Packed, now: float) -> None:
         """Restore what an earlier node process packed."""
         self._look = packed.look
-        self._since = dict(zip(packed.where, packed.since, strict=True))
+        self._since = {where: (look, 0) for where, look in zip(packed.where, packed.since, strict=True)}
         self._pairs = {(each.tag, each.key): (now + each.seconds, each.look) for each in packed.users}
 
     def prune(self, now: float) -> None:

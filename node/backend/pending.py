@@ -155,6 +155,8 @@ class Pending(Worker, Batches):
             raise
         except Exception:  # noqa: BLE001 - logged; the next batch goes on
             self.log.failure("changes of users could not be applied to the core; the next audit retries")
+            # Changes may wait still, if the fault came before their turn: the reactor goes on until the next try.
+            await deferLater(self._reactor, LOOK)
 
     async def _batch(self) -> None:
         await self._collect()

@@ -168,7 +168,7 @@ def test_orders(quiet: Sandbox) -> None:
     """A wrong order is answered by an error, and changes nothing."""
     assert quiet.order("explode").startswith("error: explode is none of traffic, online, ")
     assert quiet.order("traffic anna").startswith("error: traffic takes other words")
-    for sizes in ("many bytes", "-1 0"):
+    for sizes in ("many bytes", "-1 0", f"0 {10**16}"):
         assert quiet.order(f"traffic {ANNA.email} {sizes}").startswith("error: ")
 
 

@@ -121,7 +121,7 @@ def test_reset_of_the_given_connections_only(child: Child) -> None:
     with ExitStack() as stack:
         for link in links:
             stack.enter_context(closing(link))
-        assert descriptors.end({peer(links[1]): child.ports, peer(links[2]): [range(1, 2)]}) == {peer(links[1])}
+        assert descriptors.end({peer(links[1]): child.ports, peer(links[2]): [range(1, 2)]}, {}) == {peer(links[1])}
         (last,) = inodes(child, links[4])
         assert descriptors.reset([last]) == {last}
         for link in (links[1], links[4]):

@@ -108,8 +108,9 @@ FORGED = NEW + "from 10.0.0.1:1 accepted tcp:a.test:80 [home >> direct] email: b
 TRUE = NEW + "from 10.0.0.2:2 accepted tcp:a.test:80 [home >> direct] email: anna"
 
 # What the core prints about connections of unknown users.
+STRANGER = NEW + "from 127.0.0.2:60759 rejected  "
 STRANGERS = [
-    f"{NEW}from 127.0.0.2:60759 rejected  {reason}"
+    STRANGER + reason
     for reason in (
         "proxy/vless/encoding: invalid request user id: e4afd168-d714-45b3-ba0a-a7a9d4c5cca2",
         "proxy/vless/encoding: invalid request version",
@@ -169,9 +170,37 @@ def test_a_line_behind_a_stranger(stranger: str) -> None:
     """A rejection for the credential contains no text of the client, unless the line says so."""
     records = Records()
     assert trusted(records, f"{stranger}\n{TRUE}") == [stranger, TRUE]
-    for record in (REFUSED, AS_ERROR, f"{NEW}from 10.0.0.9:99 rejected  {{}}"):
+    # A client of a WebSocket chooses the end of the drained connection's error.
+    closed = "common/drain: common/drain: unable to drain connection > websocket: close 1000 (normal): {}"
+    for record in (REFUSED, AS_ERROR, f"{NEW}from 10.0.0.9:99 rejected  {{}}", f"{STRANGER}{closed}"):
         reason = stranger.partition("rejected  ")[2]
         assert TRUE not in trusted(records, record.format(f"x {reason}\n{TRUE}"))
+
+
+# What the core prints about how a client closed a connection, or which name it asked for. Run: the first three.
+TOLD = [
+    (STRANGER + "proxy/vmess/encoding: failed to read request header > websocket: close 1000 (normal): {}", 123),
+    (NEW + "[Info] [1] app/proxyman/inbound: connection ends > websocket: close 4999: {}", 123),
+    (NEW + "[Info] REALITY: processed invalid connection from 10.0.0.9:9: server name mismatch: {}", 65_000),
+    (NEW + "[Info] [1] app/proxyman/inbound: connection ends > Application error 0x0 (remote): {}", 1400),
+]
+
+
+@pytest.mark.parametrize(("record", "most"), TOLD, ids=itertools.count())
+def test_what_a_stranger_says_is_no_record(record: str, most: int) -> None:
+    """No line forged in an error is trusted, however far behind the error's begin; later lines of the core are."""
+    for before in ("x\n", "x" * (most - 100) + "\n", "x\n" + f"{NEW}[Info] x\n" * (most // 50)):
+        records = Records()
+        text = before[: most - len(FORGED)].rstrip("\n")
+        assert FORGED not in trusted(records, record.format(f"{text}\n{FORGED}"))
+        trusted(records, "\n".join([TRUE] * (most // 50 + 10)))
+        assert trusted(records, TRUE) == [TRUE]
+
+
+def test_connections_that_end_are_trusted() -> None:
+    """An ordinary end of a WebSocket has no text of the client, and lines behind it are trusted."""
+    for end in ("websocket: close 1000 (normal)", "websocket: close 1006 (abnormal closure): unexpected EOF", "EOF"):
+        assert TRUE in trusted(Records(), f"{NEW}[Info] [1] app/proxyman/inbound: connection ends > {end}\n{TRUE}")
 
 
 WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 3) for port in (1, 2)])

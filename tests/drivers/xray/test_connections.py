@@ -400,6 +400,24 @@ class ConnectionsTests(TestCase):
         await self.over(before)
         self.assertFalse(ended(after))
 
+    async def test_a_new_connection_from_the_port_of_an_old_one(self) -> None:
+        """After a change of credential, a client may use the port of a connection that was cut, or that it closed."""
+        came: list[tuple[str, bytes]] = []
+        self.connections.arrived = lambda key, address: came.append((key, address))
+        for cut in (True, False):
+            before, other = self.connect(), self.connect()
+            self.line(before, "anna")
+            await self.connections.credentials_change([("home", "anna")])
+            if cut:
+                await self.connections.end(self.connections.of([("home", "anna")]))
+            after = self.connect_again(before)
+            came.clear()
+            self.line(after, "anna")
+            self.line(other, "anna")
+            await self.over(other)
+            self.assertFalse(ended(after))
+            self.assertEqual([key for key, _ in came], ["anna"])
+
     async def test_port_used_again(self) -> None:
         """Of the users who connect from one port in turn, the last one owns the connection."""
         self.patch(connections, "LEARN", 0.01)

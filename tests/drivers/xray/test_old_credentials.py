@@ -34,7 +34,7 @@ def test_connections_from_before_a_change(
     changed: dict[Pair, tuple[float, int]] = {}
     for number, (pairs, connected, passed) in enumerate(steps):
         now += passed
-        suspects.look(connected, now)
+        suspects.look(dict.fromkeys(connected, 1), now)
         suspects.add(pairs, now)
         if number == handed:
             packed, suspects = suspects.packed(now), OldCredentials()
@@ -47,11 +47,24 @@ def test_connections_from_before_a_change(
         assert {where for where in (b"a", b"b", b"c", b"d") if suspects.has(pair, where, now + after)} == expected
 
 
+def test_a_port_used_again() -> None:
+    """Another socket at an endpoint is another connection, if it is known to be another one."""
+    for sockets, old in (((1, 1, 1), True), ((1, 2, 2), False), ((1, 1, 2), False), ((1, 0, 2), True)):
+        suspects = OldCredentials()
+        first, *others = sockets
+        suspects.look({b"a": first}, 100)
+        suspects.add([("home", "anna")], 100)
+        for socket in others:
+            suspects.look({b"a": socket}, 100)
+        assert suspects.has(("home", "anna"), b"a", 100) is old
+        assert suspects.socket(b"a") == others[-1]
+
+
 def test_nothing_is_kept_for_ever() -> None:
     """Old changes are forgotten at the next one, and all of them by a prune."""
     suspects = OldCredentials()
     for number in range(10):
-        suspects.look({b"a"}, now := 100 + number * 2 * LATE)
+        suspects.look({b"a": 1}, now := 100 + number * 2 * LATE)
         suspects.add([("home", f"{number}")], now)
         assert len(suspects) == 1
     suspects.prune(now + LATE)
@@ -70,9 +83,9 @@ class FakeKernel:
     def arrivals(self) -> int:
         return self.count
 
-    def connected(self, _: Ports) -> set[bytes]:
+    def cookies(self, _: Ports) -> dict[bytes, int]:
         self.looks += 1
-        return {where for where, since in self.listed.items() if since <= self._clock.seconds()}
+        return {where: int(where) for where, since in self.listed.items() if since <= self._clock.seconds()}
 
 
 ANNA = ("home", "anna")
@@ -92,7 +105,7 @@ def test_no_connection_is_missed(steps: list[tuple[float | str, float]]) -> None
         assert Deferred.fromCoroutine(connections.credentials_change([ANNA])).called
 
     with (
-        mock.patch.object(module, "connected", kernel.connected),
+        mock.patch.object(module, "cookies", kernel.cookies),
         mock.patch.multiple(diag, arrivals=kernel.arrivals, connections=lambda _: []),
     ):
         for event, passed in steps:

@@ -119,6 +119,26 @@ class Renewals(OverlapTests):
             self.failureResultOf(done, Aborted)
         self.assertEqual((self.names(self.current), self.state[0]), ({"ann", "bob"}, "running"))
 
+    def test_a_fault_before_the_batch(self) -> None:
+        """While the node cannot see how much memory is free, as without descriptors, it tries again, with pauses."""
+        self.started("a", ANN)
+        looks, well = list[None](), self.clock.seconds() + 2
+
+        def full(_: drain.Drain) -> bool:
+            looks.append(None)
+            # The second condition ends a loop that lets no time pass.
+            if self.clock.seconds() < well and len(looks) < 100:
+                raise OSError("too many open files")
+            return False
+
+        self.patch(drain.Drain, "full", property(full))
+        sync = self.sync(ANN, BOB)
+        self.pass_time(5)
+        self.successResultOf(sync)
+        self.assertEqual(self.names(self.current), {"ann", "bob"})
+        self.assertLess(len(looks), 20)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), len(looks) - 1)
+
     def test_a_start_or_stop_does_not_wait_for_the_batch(self) -> None:
         """A Start or a Stop begins at once, however long changes would be batched."""
         for hurry in (lambda: self.start("a x"), lambda: ensureDeferred(self.runner.stop("asked"))):
