@@ -148,7 +148,9 @@ def _check_together(settings: Settings, reading: Reading) -> None:
         reading.refuse("CLIENT_CERTIFICATE", "CLIENT_CERTIFICATE: instead needs CLIENT_CA, which is not set")
     if settings.door.strangers != "answer" and settings.door.name == "auto" and not settings.keys.key:
         reading.refuse("DOOR_NAME", "DOOR_NAME: auto needs API_KEY, which is not set: set a name")
-    if fault := weights.fault_of(settings.limits.weights, by_inbound=settings.cores.get("USER_INBOUNDS") == "on"):
+    # nodectl reads the settings of a node without those of its cores.
+    by_inbound = settings.cores.get("USER_INBOUNDS", "on") == "on"
+    if fault := weights.fault_of(settings.limits.weights, by_inbound):
         reading.refuse("WEIGHTS", f"WEIGHTS: {fault}")
     port = settings.metrics.port
     if port and port in (settings.door.rest_port, settings.door.grpc_port):

@@ -132,6 +132,8 @@ def test_weights(home: Path) -> None:
     counted = Setting("USER_INBOUNDS", "", "off", choices=("off", "on"))
     environ = {"API_KEY": KEY, "WEIGHTS": "premium: 2", "USER_INBOUNDS": "ON"}
     assert load({}, home, environ, drivers=(*DRIVER_SETTINGS, counted)).limits.weights[0].tags == {"premium"}
+    # As nodectl reads them, which does not know the settings of cores.
+    assert load({}, home, environ, drivers=()).limits.weights[0].tags == {"premium"}
     assert faults(home, WEIGHTS="premium: much") == [
         "WEIGHTS: 'much' is not a factor: write a number from 0 to 100, with up to three decimals"
     ]
