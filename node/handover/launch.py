@@ -22,8 +22,8 @@ _NO_NODE = {"--help", "--version", "--check"}
 def become_keeper() -> None:
     """Get a keeper, if this process is a node to be that has none. Reads the setting before all others are read.
 
-    Returns in a new process, the keeper's child, with what was imported; another one imports that again. To be called
-    before a thread or a connection exists, which only one of the two would have.
+    Returns in a new process, the keeper's child, with all that was imported: a process that the keeper executes imports
+    that again. To be called before anything is open.
     """
     if BEFORE in os.environ:
         raise SystemExit("restart the node to change to this version: the one that runs has no keeper")
@@ -43,13 +43,17 @@ def become_keeper() -> None:
 
 def divide(command: list[str]) -> None:
     """Execute the keeper in this process, whose PID the system knows, and return in its child, its first node."""
+    words = words_of(keeper.__file__)
+    if len([*Path("/proc/self/task").iterdir()]) > 1:
+        # A child would not have the threads of a tool: the keeper executes the node.
+        os.execv(words[0], [*words, *command])  # noqa: S606 - the purpose
     keeper.prepare()
     above, (ask, its_ask), (events, its_events) = os.getpid(), *keeper.pairs()
     # What comes from here on waits for the keeper.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*keeper.FORWARDED, signal.SIGCHLD))
     if pid := os.fork():
         node = [pid, ask.fileno(), events.fileno()]
-        keeper.execute(words_of(keeper.__file__), {"command": [{}, command], "node": node}, node[1:])
+        keeper.execute(words, {"command": [{}, command], "node": node}, node[1:])
     keeper.end_with(above)
     keeper.close((ask.detach(), events.detach()))
     os.environ[keeper.VARIABLE] = f"{its_ask.detach()} {its_events.detach()} {above}"

@@ -1061,6 +1061,18 @@ as_ever, keeper.execute = keeper.execute, execute
         assert node.signal() == signal.SIGHUP
 
 
+def test_a_node_with_threads_is_executed_anew(tmp_path: Path, stack: ExitStack) -> None:
+    """A child would not have the threads: the keeper starts the node."""
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    kept = Kept(tmp_path, stack, before=f"import os\nif keeper.VARIABLE not in os.environ: {thread}")
+    node = kept.node()
+    node.up()
+    words = Path(f"/proc/{kept.process.pid}/cmdline").read_text().split("\0")[:-1]
+    assert words[-len(kept.command) :] == kept.command
+    node.end(4)
+    kept.node().request("bye")
+
+
 def test_a_keeper_that_cannot_be_executed(tmp_path: Path, stack: ExitStack) -> None:
     """No node is left without it."""
     kept = Kept(tmp_path, stack, before="launch.words_of = lambda _: ['/this/is/missing']")
