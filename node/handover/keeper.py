@@ -102,7 +102,7 @@ def pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, s
     return ask, events
 
 
-def execute(argv: Sequence[str], state: object, kept: Iterable[int]) -> None:
+def execute(argv: list[str], state: object, kept: Iterable[int]) -> None:
     """Execute a version of this script in place of this process, which goes on with this state and these descriptors.
 
     Signals and the ends of processes wait for it, if they are blocked.
