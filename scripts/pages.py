@@ -256,9 +256,8 @@ def build(root: Path, site: Path) -> str:
                 directory = Path(scratch) / (language.code if language else "en")
                 Layout(sources, directory, language).make()
                 _run_builder(directory)
-                # The links of the one begin at a host's root, and the site may be elsewhere; so the other is empty.
-                for needless in ("404.html", "sitemap.xml"):
-                    (directory / "site" / needless).unlink()
+                # Its links begin at a host's root, and the site may be elsewhere.
+                (directory / "site" / "404.html").unlink()
                 shutil.copytree(directory / "site", whole / language.code if language else whole)
         if found := list(faults(whole)):
             raise SiteError("\n".join(found))
