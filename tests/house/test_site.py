@@ -60,7 +60,7 @@ def _repository(root: Path, made_from: str) -> Path:
     (root / "protos" / "a.proto").write_text("syntax")
     (root / "MORE.md").write_text("# More\n\n[Two](docs/two.md#b)\n")
     (root / "docs" / "one.md").write_text("# One\n\n[a](two.md#b) [m](../MORE.md) [p](../protos/a.proto)\n")
-    (root / "docs" / "two.md").write_text("# Two\n\n```md\n[a](../MORE.md)\n```\n")
+    (root / "docs" / "two.md").write_text("# Two\n\n```md\n[a](../MORE.md)\n```\n\n| `a\\|b` |\n")
     (root / "docs" / "one.fa.md").write_text(
         f"---\nenglish: {made_from}\n---\n\n# Eins\n\n[a](two.md#b) [o](one.fa.md)\n"
     )
@@ -73,13 +73,13 @@ def _repository(root: Path, made_from: str) -> Path:
 
 
 def test_links_out_of_the_docs_lead_to_the_site(tmp_path: Path) -> None:
-    """To pages of other directories, and to copies of other files; not in code."""
+    """To pages of other directories, and to copies of other files; not in code. Bars in cells have no backslash."""
     sources = Sources.of(_repository(tmp_path / "repository", "0" * 40))
     Layout(sources, tmp_path / "en").make()
     docs = tmp_path / "en" / "docs"
     assert "[a](two.md#b) [m](repository-more.md) [p](files/protos/a.proto.txt)" in (docs / "one.md").read_text()
     assert (docs / "files" / "protos" / "a.proto.txt").read_text() == "syntax"
-    assert "[a](../MORE.md)" in (docs / "two.md").read_text()
+    assert "[a](../MORE.md)\n```\n\n| `a|b` |" in (docs / "two.md").read_text()
     assert "[Two](two.md#b)" in (docs / "repository-more.md").read_text()
 
 
