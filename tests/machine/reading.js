@@ -2,16 +2,18 @@
 
 // The parts of the text that stick out of the window, though they are in no box that scrolls.
 function wider() {
+  // Not innerWidth: a phone makes the window as wide as what sticks out.
+  const width = document.documentElement.clientWidth
   const inside = (node) => {
     for (let box = node.parentElement; box && box !== document.body; box = box.parentElement)
-      if (["auto", "scroll", "hidden"].includes(getComputedStyle(box).overflowX)) return true
+      if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) return true
     return false
   }
   const parts = [...document.querySelectorAll("article *")].filter((node) => {
-    const { left, right, width } = node.getBoundingClientRect()
-    return width && (right > innerWidth + 1 || left < -1) && !inside(node)
+    const box = node.getBoundingClientRect()
+    return box.width && (box.right > width + 1 || box.left < -1) && !inside(node)
   })
-  const page = document.documentElement.scrollWidth > innerWidth ? ["the page"] : []
+  const page = document.documentElement.scrollWidth > width ? ["the page"] : []
   return [...page, ...parts.map((node) => node.outerHTML.slice(0, 80))]
 }
 
