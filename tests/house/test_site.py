@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from scripts.pages import Layout, Sources, faults, version
 from scripts.pictures.__main__ import pictures
+from scripts.pictures.record import recording
 from scripts.pictures.sequence import sequence
+from scripts.staging.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Sources.of(ROOT)
@@ -173,3 +176,18 @@ def test_a_sequence() -> None:
 def test_a_faulty_sequence() -> None:
     with pytest.raises(ValueError, match="no event: A B"):
         sequence("T\nA | B\nA B")
+
+
+def test_a_recorded_terminal(tmp_path: Path) -> None:
+    """Letters, colours and bold are those of the screen; empty lines at its end are left out."""
+    script = r"printf '\033[1;32mgreen\033[0m plain <&>\n\033[7mturned\033[0m'; read -r _"
+    with Terminal(["sh", "-c", script], {"PATH": os.environ["PATH"]}, tmp_path, columns=30, rows=8) as terminal:
+        terminal.find("turned")
+        root = ElementTree.fromstring(recording("a title", terminal.cells))
+    words = [
+        (node.text, node.attrib.get("font-weight"), node.attrib["fill"]) for node in root if node.tag[-4:] == "text"
+    ]
+    assert [word[0] for word in words] == ["a title", "green", " plain <&>", "turned"]
+    assert words[1][1] == "600" and words[2][1] is None
+    assert words[1][2] == "#3fb950"
+    assert float(root.attrib["viewBox"].split()[3]) < 100
