@@ -1,0 +1,108 @@
+"""The site of docs/: every page is on it and says what it is for, translations name what they were made from."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.pages import Layout, Sources, faults, version
+
+ROOT = Path(__file__).parents[2]
+SOURCES = Sources.of(ROOT)
+PAGES = SOURCES.pages()
+TRANSLATIONS = [file for language in SOURCES.languages for file in SOURCES.pages(language).values()]
+
+
+def test_every_page_is_in_the_nav() -> None:
+    """The nav of mkdocs.yml has each page of docs/ once, and only files that exist."""
+    assert {file for file in PAGES.values() if file.parent == ROOT / "docs"} == {
+        file for file in (ROOT / "docs").glob("*.md") if file not in TRANSLATIONS
+    }
+    assert all(file.is_file() for file in PAGES.values())
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_it_is_for(name: str) -> None:
+    """A title, and below it a sentence: no table, list or code."""
+    title, blank, first, *_ = PAGES[name].read_text().split("\n")
+    assert re.match(r"# \S", title)
+    assert not blank
+    assert re.match(r"[A-Z“]?[\w-]", first) and len(first.split()) > 4, first
+
+
+@pytest.mark.parametrize("file", TRANSLATIONS, ids=lambda file: file.name)
+def test_a_translation_has_its_page(file: Path) -> None:
+    """It is a translation of a page that exists, and the site has a note of its version."""
+    name, code = file.name.split(".")[:2]
+    [language] = [language for language in SOURCES.languages if language.code == code]
+    assert (ROOT / "docs" / f"{name}.md").is_file()
+    assert re.search(r"^english: [0-9a-f]{40}$", file.read_text(), re.MULTILINE)
+    assert language.made and language.changed
+
+
+def test_the_version_is_that_of_git(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text("# سلام\n")
+    printed = subprocess.run(["git", "hash-object", file], capture_output=True, text=True, check=True).stdout
+    assert version(file.read_bytes()) == printed.strip()
+
+
+def _repository(root: Path, made_from: str) -> Path:
+    """A repository with two pages, one of them translated."""
+    (root / "docs" / "site").mkdir(parents=True)
+    (root / "protos").mkdir()
+    (root / "protos" / "a.proto").write_text("syntax")
+    (root / "MORE.md").write_text("# More\n\n[Two](docs/two.md#b)\n")
+    (root / "docs" / "one.md").write_text("# One\n\n[a](two.md#b) [m](../MORE.md) [p](../protos/a.proto)\n")
+    (root / "docs" / "two.md").write_text("# Two\n\n```md\n[a](../MORE.md)\n```\n")
+    (root / "docs" / "one.fa.md").write_text(
+        f"---\nenglish: {made_from}\n---\n\n# Eins\n\n[a](two.md#b) [o](one.fa.md)\n"
+    )
+    language = 'fa: {name: F, english: E, made: "made from [it]({page}) at {version}", changed: "it changed"}'
+    (root / "mkdocs.yml").write_text(
+        "nav: [one.md, {Second: two.md}, {About: [../MORE.md]}]\nextra: {}\ntheme: {}\n"
+        f"languages: {{{language}}}\n"
+    )
+    return root
+
+
+def test_links_out_of_the_docs_lead_to_the_site(tmp_path: Path) -> None:
+    """To pages of other directories, and to copies of other files; not in code."""
+    sources = Sources.of(_repository(tmp_path / "repository", "0" * 40))
+    Layout(sources, tmp_path / "en").make()
+    docs = tmp_path / "en" / "docs"
+    assert "[a](two.md#b) [m](repository-more.md) [p](files/protos/a.proto.txt)" in (docs / "one.md").read_text()
+    assert (docs / "files" / "protos" / "a.proto.txt").read_text() == "syntax"
+    assert "[a](../MORE.md)" in (docs / "two.md").read_text()
+    assert "[Two](two.md#b)" in (docs / "repository-more.md").read_text()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_translation_has_a_note(tmp_path: Path, changed: bool) -> None:
+    """Of the version that it was made from; and that the English page is another one now, if it is."""
+    root = _repository(tmp_path / "repository", "0" * 40)
+    made_from = "0" * 40 if changed else version((root / "docs" / "one.md").read_bytes())
+    (root / "docs" / "one.fa.md").write_text((root / "docs" / "one.fa.md").read_text().replace("0" * 40, made_from))
+    sources = Sources.of(root)
+    Layout(sources, tmp_path / "fa", sources.languages[0]).make()
+    page = (tmp_path / "fa" / "docs" / "one.md").read_text()
+    assert f"made from [it](../one.html) at {made_from[:8]}" in page
+    assert ("it changed" in page) is changed
+    assert "[a](../two.html#b) [o](one.md)" in page
+
+
+def test_faults_of_pages_are_found(tmp_path: Path) -> None:
+    """Links that lead nowhere, and requests to other hosts; links to other hosts are not followed."""
+    (tmp_path / "a.html").write_text(
+        '<h1 id="x"></h1><a href="#x"></a><a href="b.html#y"></a><a href="c.html"></a><a href="https://example.com"></a>'
+        '<img src="https://example.com/a.png"><script src="a.html"></script>'
+    )
+    (tmp_path / "b.html").write_text("")
+    assert list(faults(tmp_path)) == [
+        "a.html links to b.html#y: the page has no such anchor",
+        "a.html links to c.html: no such file",
+        "a.html requests https://example.com/a.png: the site must do without other hosts",
+    ]
