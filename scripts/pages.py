@@ -30,6 +30,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 _FENCED = re.compile(r"(^ *(`{3,}|~{3,}).*?^ *\2$)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(\]\()([^)#:\s]+)((?:#[^)]*)?\))")
+_CODE = re.compile(r"`[^`\n]+`")
 _HEAD = re.compile(r"\A---\n(.*?)^---\n", re.DOTALL | re.MULTILINE)
 _TITLE = re.compile(r"^# .*\n", re.MULTILINE)
 _REQUESTED = {"link": "href", "script": "src", "img": "src", "source": "src", "iframe": "src", "object": "data"}
@@ -140,11 +141,13 @@ class Layout:
             text = self._noted(name, text, self.language)
         parts = _FENCED.split(text)
         # Of three parts the second is a block of code, and the third its fence.
-        return "".join(
-            _LINK.sub(lambda link: link[1] + self._link(file, link[2]) + link[3], part) if place % 3 == 0 else part
-            for place, part in enumerate(parts)
-            if place % 3 != 2
-        )
+        kept = (part for place, part in enumerate(parts) if place % 3 != 2)
+        return "".join(part if place % 2 else self._prose(file, part) for place, part in enumerate(kept))
+
+    def _prose(self, file: Path, text: str) -> str:
+        text = _LINK.sub(lambda link: link[1] + self._link(file, link[2]) + link[3], text)
+        # In a cell of a table Git hosts need the backslash, and the builder shows it.
+        return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), text)
 
     def _link(self, file: Path, link: str) -> str:
         """A link of a file of the repository, as a link of its page."""
@@ -256,9 +259,8 @@ def build(root: Path, site: Path) -> str:
                 directory = Path(scratch) / (language.code if language else "en")
                 Layout(sources, directory, language).make()
                 _run_builder(directory)
-                # The links of the one begin at a host's root, and the site may be elsewhere; so the other is empty.
-                for needless in ("404.html", "sitemap.xml"):
-                    (directory / "site" / needless).unlink()
+                # Its links begin at a host's root, and the site may be elsewhere.
+                (directory / "site" / "404.html").unlink()
                 shutil.copytree(directory / "site", whole / language.code if language else whole)
         if found := list(faults(whole)):
             raise SiteError("\n".join(found))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from scripts.pages import Layout, Sources, faults, version
+from scripts.pictures.__main__ import pictures
+from scripts.pictures.sequence import sequence
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Sources.of(ROOT)
@@ -74,7 +77,7 @@ def _repository(root: Path, made_from: str) -> Path:
     (root / "protos" / "a.proto").write_text("syntax")
     (root / "MORE.md").write_text("# More\n\n[Two](docs/two.md#b)\n")
     (root / "docs" / "one.md").write_text("# One\n\n[a](two.md#b) [m](../MORE.md) [p](../protos/a.proto)\n")
-    (root / "docs" / "two.md").write_text("# Two\n\n```md\n[a](../MORE.md)\n```\n")
+    (root / "docs" / "two.md").write_text("# Two\n\n```md\n[a](../MORE.md)\n```\n\n| `a\\|b` |\n")
     (root / "docs" / "one.fa.md").write_text(
         f"---\nenglish: {made_from}\n---\n\n# Eins\n\n[a](two.md#b) [o](one.fa.md)\n"
     )
@@ -87,13 +90,13 @@ def _repository(root: Path, made_from: str) -> Path:
 
 
 def test_links_out_of_the_docs_lead_to_the_site(tmp_path: Path) -> None:
-    """To pages of other directories, and to copies of other files; not in code."""
+    """To pages of other directories, and to copies of other files; not in code. Bars in cells have no backslash."""
     sources = Sources.of(_repository(tmp_path / "repository", "0" * 40))
     Layout(sources, tmp_path / "en").make()
     docs = tmp_path / "en" / "docs"
     assert "[a](two.md#b) [m](repository-more.md) [p](files/protos/a.proto.txt)" in (docs / "one.md").read_text()
     assert (docs / "files" / "protos" / "a.proto.txt").read_text() == "syntax"
-    assert "[a](../MORE.md)" in (docs / "two.md").read_text()
+    assert "[a](../MORE.md)\n```\n\n| `a|b` |" in (docs / "two.md").read_text()
     assert "[Two](two.md#b)" in (docs / "repository-more.md").read_text()
 
 
@@ -123,3 +126,67 @@ def test_faults_of_pages_are_found(tmp_path: Path) -> None:
         "a.html links to c.html: no such file",
         "a.html requests https://example.com/a.png: the site must do without other hosts",
     ]
+
+
+def _rows(page: str) -> list[list[str]]:
+    """The cells of all tables of a page, without bold."""
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip().replace("**", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_comparison_has_the_figures_of_the_benchmarks() -> None:
+    """Each row beside the other node is one of the table that the bench printed, and bold where this one is worse."""
+    why, benchmarks = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("why", "benchmarks"))
+    printed = {row[0]: (row[1], row[2], row[5]) for row in _rows(benchmarks) if len(row) == 8}
+    section = why.partition("## Beside the Go node")[2].partition("\n## ")[0]
+    compared = _rows(section)[1:]
+    assert len(compared) > 10
+    assert {row[0]: tuple(row[1:]) for row in compared} == {row[0]: printed[row[0]] for row in compared}
+    for name, unit, ours, other in compared:
+        one, two = (float(cell.replace(",", "")) for cell in (ours, other))
+        assert (f"| **{name}** |" in section) is (one < two if unit in ("/s", "%") else one > two), name
+
+
+def test_the_other_figures_are_those_of_the_benchmarks() -> None:
+    """Each figure of the second part is in docs/benchmarks.md, and so is its bench."""
+    why, benchmarks = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("why", "benchmarks"))
+    section = why.partition("## What holds while things change")[2].partition("\n## ")[0]
+    tables = "\n".join(" ".join(row) for row in _rows(section))
+    figures = re.findall(r"[\d,.]*\d(?: of [\d,]+\d)?", tables)
+    assert len(figures) > 20
+    assert [each for each in figures if not re.search(rf"(?<![\d,.]){re.escape(each)}(?![\d,]*\d)", benchmarks)] == []
+    assert all(f"scripts.bench.{name}" in benchmarks for name in re.findall(r"scripts\.bench\.(\w+)", tables))
+
+
+def test_the_drawings_are_those_of_their_texts() -> None:
+    """`python -m scripts.pictures` would change nothing, and each file of docs/pictures is on a page."""
+    assert {file.name for file, text in pictures().items() if file.read_text() != text} == set()
+    pages = "".join(file.read_text() for file in PAGES.values())
+    assert all(f"pictures/{file.name}" in pages for file in (ROOT / "docs" / "pictures").glob("*.svg"))
+
+
+def test_drawings_request_nothing() -> None:
+    """They have no link to another host, and no script: a browser shows them as they are."""
+    for file in (ROOT / "docs").rglob("*.svg"):
+        root = ElementTree.fromstring(file.read_text())
+        assert not [node.tag for node in root.iter() if node.tag.rpartition("}")[2] in ("script", "image", "a", "use")]
+        assert not re.findall(r"(?:href|src)=|@import|url\((?!#)", file.read_text())
+
+
+def test_a_sequence() -> None:
+    """Each party and each word is there, a message goes from one to the other, and nothing lies outside."""
+    root = ElementTree.fromstring(
+        sequence("T < 1\nA | B | C\nA > C: go\nB +: begins\nC >> A: a long reply " + 9 * "word ")
+    )
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    words = [node for node in root.iter() if node.tag.endswith("text")]
+    assert {"A", "B", "C", "go", "begins"} <= {node.text for node in words}
+    assert all(0 < float(node.attrib["x"]) < width and 0 < float(node.attrib["y"]) < height for node in words)
+    arrows = [node.attrib["d"] for node in root.iter() if "marker-end" in node.attrib]
+    ends = [tuple(map(float, re.findall(r"M([\d.]+) .*H([\d.]+)", path)[0])) for path in arrows]
+    assert ends[0][0] < ends[0][1] and ends[1][0] > ends[1][1]
+
+
+def test_a_faulty_sequence() -> None:
+    with pytest.raises(ValueError, match="no event: A B"):
+        sequence("T\nA | B\nA B")
