@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = Sources.of(ROOT)
 PAGES = SOURCES.pages()
 TRANSLATIONS = [file for language in SOURCES.languages for file in SOURCES.pages(language).values()]
+_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_every_page_is_in_the_nav() -> None:
@@ -47,6 +48,22 @@ def test_a_translation_has_its_page(file: Path) -> None:
     assert (ROOT / "docs" / f"{name}.md").is_file()
     assert re.search(r"^english: [0-9a-f]{40}$", file.read_text(), re.MULTILINE)
     assert language.made and language.changed
+
+
+def _parts(page: Path) -> list[list[str]]:
+    """What a page and its translation have in common: blocks of code, headings, rows, items, and code in sentences."""
+    text = page.read_text()
+    prose = _BLOCK.sub("", text)
+    same = [re.findall(rf"^{start}", prose, re.MULTILINE) for start in ("#+ ", r"\|", r"(?:-|\d+\.) ")]
+    return [_BLOCK.findall(text), *same, sorted({" ".join(code.split()) for code in re.findall("`[^`]+`", prose)})]
+
+
+@pytest.mark.parametrize("file", TRANSLATIONS, ids=lambda file: file.name)
+def test_a_translation_leaves_nothing_out(file: Path) -> None:
+    """It has all parts of its page, unless that has changed since, of which the site has a note."""
+    page = ROOT / "docs" / f"{file.name.split('.')[0]}.md"
+    if f"english: {version(page.read_bytes())}\n" in file.read_text():
+        assert _parts(file) == _parts(page)
 
 
 def test_the_version_is_that_of_git(tmp_path: Path) -> None:
