@@ -41,7 +41,7 @@ function ground() {
 // The kinds of text with too little contrast to be read easily.
 function faint() {
   const found = new Set()
-  for (const node of document.querySelectorAll("article :is(h1, h2, p, li, td, code, a)")) {
+  for (const node of document.querySelectorAll("article :is(h1, h2, p, li, td, code, a, code span)")) {
     if (!node.innerText.trim() || node.classList.contains("headerlink")) continue
     const behind = background(node)
     const [one, other] = [over(numbers(getComputedStyle(node).color), behind), behind].map(lightness)
