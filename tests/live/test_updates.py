@@ -240,7 +240,7 @@ class Listed:
         run(self.controller, [home], [member(ANNA, home)], routing=routing, outbounds=outbounds)
 
     def read(self, done: pb.Job) -> None:
-        """Start a core anew that would read the lists again within the hour; the update has replaced an older one."""
+        """Restart a core that would read the lists within the hour; the update has replaced an older one."""
         if "within the hour" in done.text:
             core = self.node.newest_core()
             os.kill(core, signal.SIGKILL)
