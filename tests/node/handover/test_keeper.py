@@ -1039,26 +1039,24 @@ def test_a_node_that_becomes_its_keeper_fails(tmp_path: Path, stack: ExitStack) 
     assert kept.wait() == 3
 
 
-# What happens before the process is the keeper: a signal, and the node's end.
-@pytest.mark.parametrize(
-    "happens", ["os.kill(state['node'][0], 9); os.waitid(os.P_PID, state['node'][0], os.WEXITED | os.WNOWAIT)", ""]
-)
-def test_what_comes_before_the_keeper_waits_for_it(happens: str, tmp_path: Path, stack: ExitStack) -> None:
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_comes_before_the_keeper_waits_for_it(dies: bool, tmp_path: Path, stack: ExitStack) -> None:
+    """A signal, and the end of the node."""
     before = f"""
 import os
 def execute(argv, state, kept):
     os.kill(os.getpid(), 1)
-    {happens}
+    {dies} and os.waitid(os.P_PID, state["node"][0], os.WEXITED | os.WNOWAIT)
     as_ever(argv, state, kept)
 as_ever, keeper.execute = keeper.execute, execute
+if {dies}:
+    keeper.end_with = lambda _: os.kill(os.getpid(), 9)
 """
     kept = Kept(tmp_path, stack, before=before)
     node = kept.node()
     node.up()
-    if happens:
-        assert "it ended by signal 9" in kept.lines
-    else:
-        assert node.signal() == signal.SIGHUP
+    assert dies == ("it ended by signal 9" in kept.lines)
+    assert dies or node.signal() == signal.SIGHUP
 
 
 def test_a_node_with_threads_is_executed_anew(tmp_path: Path, stack: ExitStack) -> None:
