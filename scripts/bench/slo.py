@@ -137,36 +137,38 @@ def reported(found: Sequence[str]) -> int:
 
 def calls(share: float) -> Iterator[Row]:
     """Calls in turn while controllers poll, then repeated Starts; connections of users must survive all."""
-    times = Times(list)
+    times, longs, starts = Times(list), Times(list), Times(list)
     with crowded() as (on, target), on.client(target) as proxy, Links(proxy, on.echo) as links:
-        with polling(on, times) as panels, loading() as load:
+        with loading() as load:
             load.open([user.proxies.vless.id for user in target.crowd.users[1:ACTIVE]], target.ports[0])
-            for _ in rounds("calls", share):
-                load.move()
-                for panel in panels:
-                    for what, make in asks(target.crowd).items():
-                        panel.ask(what, make())
-                        time.sleep(PAUSE)
-            for _ in rounds("lists", share):
-                load.move()
-                for panel in panels:
+            with polling(on, times) as panels:
+                for _ in rounds("calls", share):
+                    load.move()
+                    ask(panels, asks(target.crowd), PAUSE)
+            with polling(on, longs) as panels:
+                for _ in rounds("lists", share):
+                    load.move()
                     target.crowd.change(CHANGED)
-                    for what, make in long_asks(target).items():
-                        panel.ask(what, make())
-                        time.sleep(LONG)
-        yield Row(
-            "dropped by syncs and other calls", f"of {LIVE}", links.drops(), samples=sum(map(len, times.values()))
-        )
-        starts = Times(list)
+                    ask(panels, long_asks(target), LONG)
+        yield Row("dropped by syncs and other calls", f"of {LIVE}", links.drops(), samples=counted(times | longs))
         with panels_of(on, starts) as panels:
             for _ in rounds("reconnects", share):
                 for panel in panels:
                     panel.reconnect(target.request())
         yield Row("dropped by repeated Starts", f"of {LIVE}", links.drops(), samples=counted(starts))
-    found = times | starts
+    # Polls beside calls with all users have no objective.
+    found = longs | times | starts
     for name in OBJECTIVES:
         if name in found:
             yield p99(name, found[name])
+
+
+def ask(panels: Sequence[Panel], messages: Mapping[str, Callable[[], Message]], pause: float) -> None:
+    """Make each of the calls once over each protocol."""
+    for panel in panels:
+        for what, make in messages.items():
+            panel.ask(what, make())
+            time.sleep(pause)
 
 
 def asks(crowd: Crowd) -> Mapping[str, Callable[[], Message]]:
