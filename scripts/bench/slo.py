@@ -137,7 +137,7 @@ def reported(found: Sequence[str]) -> int:
 
 def calls(share: float) -> Iterator[Row]:
     """Calls in turn while controllers poll, then repeated Starts; connections of users must survive all."""
-    times, longs, starts = Times(list), Times(list), Times(list)
+    times, longs, again = Times(list), Times(list), Times(list)
     with crowded() as (on, target), on.client(target) as proxy, Links(proxy, on.echo) as links:
         with loading() as load:
             load.open([user.proxies.vless.id for user in target.crowd.users[1:ACTIVE]], target.ports[0])
@@ -150,14 +150,14 @@ def calls(share: float) -> Iterator[Row]:
                     load.move()
                     target.crowd.change(CHANGED)
                     ask(panels, long_asks(target), LONG)
-        yield Row("dropped by syncs and other calls", f"of {LIVE}", links.drops(), samples=counted(times | longs))
-        with panels_of(on, starts) as panels:
+        yield Row("dropped by syncs and other calls", f"of {LIVE}", links.drops(), samples=counted(times, longs))
+        with panels_of(on, again) as panels:
             for _ in rounds("reconnects", share):
                 for panel in panels:
                     panel.reconnect(target.request())
-        yield Row("dropped by repeated Starts", f"of {LIVE}", links.drops(), samples=counted(starts))
+        yield Row("dropped by repeated Starts", f"of {LIVE}", links.drops(), samples=counted(again))
     # Polls beside calls with all users have no objective.
-    found = longs | times | starts
+    found = longs | times | again
     for name in OBJECTIVES:
         if name in found:
             yield p99(name, found[name])
@@ -324,12 +324,15 @@ def crowded() -> Iterator[tuple[Stage, Backing]]:
 
 @contextmanager
 def panels_of(on: Stage, times: Times) -> Iterator[Sequence[Panel]]:
-    """A connection over each protocol."""
+    """An open connection over each protocol."""
     node = on.node
     address = Address(node.host, node.rest_port, node.grpc_port, node.key, node.pem)
     side = Side("panel", address, node.node_pid)
     with ExitStack() as stack:
-        yield [Panel(protocol, stack.enter_context(calling(side, protocol)), times) for protocol in PROTOCOLS]
+        kept = {protocol: stack.enter_context(calling(side, protocol)) for protocol in PROTOCOLS}
+        for call in kept.values():
+            call("GetBaseInfo", b"")
+        yield [Panel(protocol, call, times) for protocol, call in kept.items()]
 
 
 @contextmanager
@@ -362,8 +365,8 @@ def rounds(part: str, share: float) -> Iterator[int]:
         yield number
 
 
-def counted(times: Times) -> int:
-    return sum(map(len, times.values()))
+def counted(*times: Times) -> int:
+    return sum(len(found) for each in times for found in each.values())
 
 
 def p99(name: str, milliseconds: Sequence[float]) -> Row:
