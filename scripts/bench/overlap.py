@@ -128,7 +128,7 @@ def watching(on: Stage) -> Iterator[list[float]]:
 
 
 def memory(on: Stage) -> float:
-    # While a node starts, it cannot be told from its cores.
+    # While a node starts, it looks like a core.
     with suppress(AssertionError, psutil.NoSuchProcess):
         return sum(map(proportional, cores(on)))
     return 0.0

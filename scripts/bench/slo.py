@@ -282,7 +282,7 @@ def cores(share: float) -> Iterator[Row]:
     took = list[float]()
     with crowded() as (on, target), on.client(target) as proxy:
         for _ in rounds("cores", share):
-            # A core that is killed again and again is started after growing pauses: begin anew.
+            # A core that is killed again and again is started after growing pauses.
             on.controller.stop()
             on.controller.start(target.request())
             begun = time.monotonic()
