@@ -90,7 +90,7 @@ def faults(rows: Sequence[Row], needed: Iterable[str]) -> list[str]:
 
 def line(row: Row) -> str:
     """A row of text: objective, measured value, and of how many samples. A star marks a missed one."""
-    return f"{row.name:42} {promised(row.name):>14} {_measured(row):>9} {row.samples or '':>9}" + " *" * missed(row)
+    return f"{row.name:42} {promised(row.name):>14} {_measured(row):>9} {row.samples or 0:>9,}" + " *" * missed(row)
 
 
 def markdown(rows: Iterable[Row]) -> list[str]:
@@ -109,4 +109,4 @@ def _measured(row: Row) -> str:
 
 def _cells(row: Row) -> str:
     ours = f"**{_measured(row)}**" if missed(row) else _measured(row)
-    return f"| {row.name} | {promised(row.name)} | {ours} | {row.samples or ''} |"
+    return f"| {row.name} | {promised(row.name)} | {ours} | {row.samples or 0:,} |"
