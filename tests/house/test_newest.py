@@ -31,6 +31,11 @@ def test_every_core_has_its_row() -> None:
     assert TESTED.keys() == CORES.keys()
 
 
+def test_arguments_of_pytest_are_passed_on() -> None:
+    given = newest.main.make_context("newest", ["xray", "-n", "8", "--dist", "loadfile", "tests/live"]).params
+    assert given["arguments"] == ("-n", "8", "--dist", "loadfile", "tests/live")
+
+
 JUNIT = """<testsuites><testsuite>
 <testcase classname="tests.live.test_one" name="test_a[xray]"/>
 <testcase classname="tests.live.test_one" name="test_b">
