@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 from xml.etree import ElementTree
 
 import click
@@ -154,7 +154,8 @@ def _tests(executable: Path, tested: Tested, junit: Path, more: Sequence[str]) -
 @click.argument("arguments", metavar="[ARGUMENTS OF PYTEST]...", nargs=-1)
 @click.option("--source", help="The core's repository, a URL or a directory. [default: the official one]")
 @click.option("--version", help="Test this release. [default: the newest one]")
-def main(name: str, arguments: tuple[str, ...], source: str | None, version: str | None) -> None:
+@click.option("--report", "into", type=click.File("a"), default="-", help="Append the report to this file.")
+def main(name: str, arguments: tuple[str, ...], source: str | None, version: str | None, into: TextIO) -> None:
     core, tested = CORES[name][0], TESTED[name]
     origin = source or core.url.removesuffix("/releases/download")
     version = version or newest(_run("git", "ls-remote", "--tags", "--refs", origin, "v*"))
@@ -164,7 +165,7 @@ def main(name: str, arguments: tuple[str, ...], source: str | None, version: str
         _build(clone, tested, version, executable)
         _tests(executable, tested, junit, arguments)
         ran, failed = failures(junit.read_text())
-        print(_compared(core, version, clone, tested, ran, failed))
+        into.write(_compared(core, version, clone, tested, ran, failed))
     sys.exit(bool(failed) or not ran)
 
 
