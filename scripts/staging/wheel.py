@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from scripts.packaging.version import WRITTEN, text_of
+
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("node", "drivers", "protos", "twisted")
 
@@ -23,7 +25,7 @@ def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "tw
     """
     info = f"txnode-{version}.dist-info"
     files = dict(_modules())
-    files["node/__init__.py"] = f'__version__ = "{version}"\n'.encode()
+    files[str(WRITTEN)] = text_of(version).encode()
     for module, code in (added or {}).items():
         files[module] += f"\n{code}\n".encode()
     files[f"txnode-{version}.data/data/share/txnode/version"] = version.encode()
