@@ -117,7 +117,8 @@ class Clone:
         before = [parsed(tag[1:]) for tag in tags if _VERSION.fullmatch(tag[1:])]
         if before and parsed(version) <= max(before):
             raise Refused(f"{version} is not newer than {'.'.join(map(str, max(before)))}, which is released")
-        if self.git("tag", "--list", f"v{version}", "--no-contains", "HEAD"):
+        tag = ("tag", "--list", f"v{version}")
+        if self.git(*tag) and not self.git(*tag, "--points-at", "HEAD"):
             raise Refused(f"v{version} is the tag of another commit: check that out, or take another version")
 
     def require_clean(self) -> None:

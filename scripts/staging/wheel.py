@@ -46,7 +46,7 @@ def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "tw
 class Environment:
     """A virtual environment below `directory` with this wheel; other packages come from the current environment."""
 
-    def __init__(self, directory: Path, packed: bytes, version: str) -> None:
+    def __init__(self, directory: Path, packed: bytes, version: str, name: str = "txnode") -> None:
         self.root = directory / "environment"
         # pip comes from there, too: to install it here takes longer than all else.
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root], check=True)
@@ -55,7 +55,7 @@ class Environment:
         self.twistd = self.root / "bin" / "twistd"
         self.twistd.write_text(f"#!{self.python}\nfrom twisted.scripts.twistd import run\nrun()\n")
         self.twistd.chmod(0o755)
-        file = directory / f"txnode-{version}-py3-none-any.whl"
+        file = directory / f"{name}-{version}-py3-none-any.whl"
         file.write_bytes(packed)
         pip: list[str | Path] = [
             self.python,
