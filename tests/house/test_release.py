@@ -198,8 +198,8 @@ def test_the_client_requires_what_it_imports() -> None:
     homes = importlib.metadata.packages_distributions()
     ours = imported - sys.stdlib_module_names
     assert ours >= {"twisted", "treq", "grpc", "google"}
-    for name in ours:
-        assert come & set(map(canonicalize_name, homes[name])), f"the client imports {name}: add it to {_CLIENT}"
+    for package in ours:
+        assert come & set(map(canonicalize_name, homes[package])), f"the client imports {package}: add it to {_CLIENT}"
 
 
 def test_the_client_is_without_the_node() -> None:
@@ -310,8 +310,8 @@ def test_the_client_alone_calls_a_node(made: Made, tmp_path: Path, transport: st
     with Sandbox(tmp_path / "sandbox") as node:
         (tmp_path / "key").write_text(node.key)
         port = node.rest_port if transport == "rest" else node.grpc_port
-        command = [alone.python, program, transport, node.host, str(port), tmp_path / "key", node.certificate]
-        first, second = subprocess.check_output(command, cwd=tmp_path, env={}, text=True).splitlines()
+        command = [alone.python, program, transport, node.host, port, tmp_path / "key", node.certificate]
+        first, second = subprocess.check_output([*map(str, command)], cwd=tmp_path, env={}, text=True).splitlines()
     assert first.endswith(" stopped")
     assert second == "backend_not_initialized: backend not initialized"
 
