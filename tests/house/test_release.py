@@ -289,7 +289,7 @@ def test_the_wheel_runs(made: Made, tmp_path: Path) -> None:
     """Installed, it has its version, whatever repository is around it, and the files of a service."""
     Copy.of_files(tmp_path / "around", "LICENSE")
     installed = Environment(tmp_path / "around", made.wheel.read_bytes(), VERSION)
-    run = [installed.python, "-m", "node.nodectl", "--version"]
+    run = [str(installed.python), "-m", "node.nodectl", "--version"]
     assert subprocess.check_output(run, cwd=tmp_path, env={}, text=True) == f"nodectl {VERSION}\n"
     assert (installed.root / "share" / "txnode" / "node.service").is_file()
     with zipfile.ZipFile(made.wheel) as wheel:
