@@ -133,9 +133,7 @@ class Clone:
             or versions.number(self.root) != version
             or not re.search(rf"^## \[{re.escape(version)}\] - \d", self.changelog, re.MULTILINE)
         ):
-            raise Refused(
-                f"Number or changelog are not those of {version}: run scripts/release --prepare {version}, commit"
-            )
+            raise Refused(f"This commit is not {version}: run scripts/release --prepare {version}, then commit")
 
     def export(self, into: Path) -> None:
         """Copy the files of the commit."""
@@ -217,24 +215,27 @@ def release(clone: Clone, version: str, out: Path, key: Path | None) -> None:
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} has files already: remove them, or name another directory with --out")
     os.umask(0o022)
-    out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as directory:
         work = Path(directory)
         clone.export(work / "txnode")
-        Maker(work / "txnode", work, out.resolve(), version, clone.seconds).all()
-    files = sorted(out.iterdir())
-    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
-    (out / SUMS).write_text("".join(sums))
-    for file in [*files, out / SUMS] if key else []:
-        sign(file, key)
+        made = work / "made"
+        made.mkdir()
+        Maker(work / "txnode", work, made, version, clone.seconds).all()
+        files = sorted(made.iterdir())
+        sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+        (made / SUMS).write_text("".join(sums))
+        if key:
+            for file in [*files, made / SUMS]:
+                sign(file, key)
+        shutil.copytree(made, out, dirs_exist_ok=True)
 
 
-def sign(file: Path, key: Path | None) -> None:
+def sign(file: Path, key: Path) -> None:
     """Write FILE.sig with an SSH key, or with the agent's key if `key` is its public half. Raises `Refused`."""
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", NAMESPACE, "-f", str(key), str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Refused(f"{done.stderr}\n{file} cannot be signed with {key}: the lines above say why.")
+        raise Refused(f"{done.stderr}\n{file.name} cannot be signed with {key}: the lines above say why.")
 
 
 def prepare(clone: Clone, version: str) -> None:
