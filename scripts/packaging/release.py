@@ -168,8 +168,11 @@ class Maker:
         files.append(self._packed(recipe, wheel, f"wheel/{wheel.name}"))
         (self.out / f"{recipe}.tar.gz").write_bytes(archive(files, self.seconds))
         shutil.copy(self.source / "scripts" / "install", self.out / "txnode-install")
-        if (self.source / "scripts" / "packaging" / "deb.py").exists():
-            self._run(self.source, "-m", "scripts.packaging.deb", str(wheel), self.version, str(self.out))
+        for kind in ("deb", "rpm"):
+            if kind == "rpm" and not shutil.which("rpmbuild"):
+                print("No .rpm: rpmbuild is not here (Debian: apt-get install rpm, Fedora: dnf install rpm-build)")
+            elif (self.source / "scripts" / "packaging" / f"{kind}.py").exists():
+                self._run(self.source, "-m", f"scripts.packaging.{kind}", str(wheel), self.version, str(self.out))
 
     def _packed(self, top: str, file: Path, name: str) -> Packed:
         return Packed(f"{top}/{name}", file.read_bytes(), os.access(file, os.X_OK))
