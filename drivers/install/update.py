@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, unpack
 from drivers.install.install import say, try_out
@@ -129,7 +130,7 @@ def _digest_of(url: str, name: str, named: str) -> str:
 def bring_wheel(url: str, sha256: str, into: Path) -> Path:
     """Download a wheel, under the last part of its URL. Raises `InstallError`."""
     _require_digest(sha256)
-    file = into / url.rpartition("/")[2]
+    file = into / unquote(url.rpartition("/")[2])
     with deadline():
         _bring(into, _File(url, sha256, file))
     return file

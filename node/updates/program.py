@@ -11,6 +11,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
+from urllib.parse import quote
 
 from twisted.internet.defer import CancelledError
 
@@ -88,7 +89,8 @@ class Program:
             raise Refused("UPDATE_URL is not set: the node does not know where to fetch its wheels")
         if not _VERSION.fullmatch(version):
             raise Refused(f"{version!r} is not a version")
-        url = f"{self._url.rstrip('/')}/{wheel_name(version)}"
+        # Some servers of files read a + as a space.
+        url = f"{self._url.rstrip('/')}/{quote(wheel_name(version))}"
         wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256)
         try:
             await self._try(wheel, step)

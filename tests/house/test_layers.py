@@ -87,9 +87,10 @@ EVERYWHERE = {"node.base", "protos"}
 WIRING = {"node.tap", "node.service", "node.sandbox", "node.command_line", "node.settings", "drivers.registry"}
 # Packages: the one of the node has its version, the others nothing.
 HEADS = {"node", "drivers", "twisted"}
-# What the test stage may import: what a controller has, and the search for cores.
+# What the test stage may import: what a controller has, the search for cores, and the file of the version.
 STAGING = {
     "scripts.staging",
+    "scripts.packaging.version",
     "protos",
     "drivers.install",
     "node.client",

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -25,7 +26,7 @@ from scripts.staging.wheel import Environment, wheel
 from tests.conftest import Place, connection, daily, gets_in, member, run, talking
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
-BEFORE, NEXT = "1.0.0", "1.0.1"
+BEFORE, NEXT = "1.0.0", "1.1.0.dev5+g585afc077a09"
 
 
 class RealNode(NodeProcess):
@@ -88,7 +89,7 @@ def jobs(controller: Controller) -> Sequence[pb.Job]:
 
 
 def offered(mirror: Mirror, packed: bytes) -> str:
-    return mirror.put(f"/txnode-{NEXT}-py3-none-any.whl", packed)
+    return mirror.put(f"/{quote(f'txnode-{NEXT}-py3-none-any.whl')}", packed)
 
 
 @pytest.mark.slow
