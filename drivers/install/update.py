@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
+from urllib.parse import unquote
 
 from drivers.install.fetch import DISCARDED, Check, deadline, digest_of, expected, fetch, part_of, text, unpack
 from drivers.install.install import say, try_out
@@ -142,7 +143,7 @@ def bring_wheel(url: str, sha256: str, into: Path, keys: Sequence[str] = ()) -> 
 
     With `keys`, one of these has to have signed it, and `sha256` may be empty. The signature is at `url` with `.sig`.
     """
-    file = into / url.rpartition("/")[2]
+    file = into / unquote(url.rpartition("/")[2])
     if sha256 or not keys:
         _require_digest(sha256)
     with deadline():

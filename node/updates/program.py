@@ -13,6 +13,7 @@ from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
+from urllib.parse import quote
 
 from packaging.version import InvalidVersion, Version
 from twisted.internet.defer import CancelledError
@@ -102,7 +103,8 @@ class Program:
                 f"the SHA-256 of the wheel of {version} is missing (nodectl update node {version} --sha256 DIGEST); "
                 "with UPDATE_KEY, the signature is enough"
             )
-        url = f"{self._url.rstrip('/')}/{wheel_name(version)}"
+        # Some servers of files read a + as a space.
+        url = f"{self._url.rstrip('/')}/{quote(wheel_name(version))}"
         wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256, keys=self._keys)
         try:
             await self._in_pool(lambda: require_release(wheel, version))

@@ -27,7 +27,7 @@ from tests.conftest import Place, connection, daily, gets_in, member, run, talki
 from tests.harness.signing import Signer
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
-BEFORE, NEXT = "1.0.0", "1.0.1"
+BEFORE, NEXT = "1.0.0", "1.1.0.dev5+g585afc077a09"
 
 
 class RealNode(NodeProcess):
@@ -90,7 +90,7 @@ def jobs(controller: Controller) -> Sequence[pb.Job]:
 
 
 def offered(mirror: Mirror, packed: bytes) -> str:
-    return mirror.put(f"/txnode-{NEXT}-py3-none-any.whl", packed)
+    return mirror.put(f"/{quote(f'txnode-{NEXT}-py3-none-any.whl')}", packed)
 
 
 @pytest.mark.slow

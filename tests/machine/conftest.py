@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.packaging.version import WRITTEN, text_of
 from scripts.staging.core import find_xray
 from scripts.staging.sing_box import find_sing_box
 from scripts.staging.wait import until
@@ -90,8 +91,7 @@ def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
     def make(version: str, line: str = "") -> Wheel:
         directory = scratch / f"wheel-{version}"
         shutil.copytree(clone, directory)
-        hall = directory / "node" / "__init__.py"
-        hall.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', hall.read_text()))
+        (directory / WRITTEN).write_text(text_of(version))
         with (directory / "node" / "tap.py").open("a") as tap:
             tap.write(f"{line}\n")
         _pip("wheel", "--no-deps", "--wheel-dir", str(scratch / "made"), str(directory))
