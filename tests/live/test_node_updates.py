@@ -250,7 +250,8 @@ def test_a_node_that_is_stopped_meanwhile_starts_again(
 def test_only_signed_wheels(tmp_path: Path, place: Environment, mirror: Mirror) -> None:
     """With UPDATE_KEY nothing else is installed, also not by the right digest; a signed one needs no digest."""
     signer, packed = Signer(tmp_path / "key"), wheel(NEXT)
-    digest, signature = offered(mirror, packed), f"/txnode-{NEXT}-py3-none-any.whl.sig"
+    # As the node asks for it: + is %2B.
+    digest, signature = offered(mirror, packed), quote(f"/txnode-{NEXT}-py3-none-any.whl.sig")
     node = RealNode(tmp_path, PYTHONPATH="", UPDATES="on", UPDATE_URL=mirror.url, UPDATE_KEY=signer.public)
     node.program = place.twistd
     with node, closing(RestController(node)) as rest:
@@ -261,8 +262,8 @@ def test_only_signed_wheels(tmp_path: Path, place: Environment, mirror: Mirror) 
         wrong = ended(rest, ask(rest, NEXT, digest))
         assert wrong.state == "failed" and "not signed by a key of UPDATE_KEY" in wrong.text, wrong
         # A mirror repeats an old release, under a new name.
-        mirror.put(signature, signer.sign(offered_before := wheel(BEFORE)))
-        offered(mirror, offered_before)
+        mirror.put(signature, signer.sign(before := wheel(BEFORE)))
+        offered(mirror, before)
         old = ended(rest, ask(rest, NEXT))
         assert old.state == "failed" and f"not txnode {NEXT}" in old.text, old
         assert place.installed == rest.info().version == BEFORE
