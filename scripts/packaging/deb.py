@@ -23,7 +23,7 @@ PARTS = ROOT / "deploy" / "packages"
 PLACE = Path("usr", "lib", "txnode")
 # As zip files, which know no earlier time.
 EARLIEST = 315_532_800
-_PRE_RELEASE = re.compile(r"[-.]?(a|b|rc|dev|alpha|beta)\.?(?=\d|$|\+)")
+_PRE_RELEASE = re.compile(r"[-.]?(a|b|rc|dev|alpha|beta)\.?(?=\d|$)")
 _CONTROL = """\
 Package: txnode
 Version: {version}
@@ -53,7 +53,8 @@ class File(NamedTuple):
 
 def package_version(version: str) -> str:
     """The version as dpkg and rpm sort it: what comes before a release begins with a tilde."""
-    return _PRE_RELEASE.sub(r"~\1", version)
+    public, plus, local = version.partition("+")
+    return _PRE_RELEASE.sub(r"~\1", public) + plus + local
 
 
 def package(wheel: Path, version: str, seconds: int) -> bytes:

@@ -62,7 +62,9 @@ def test_an_upgrade_with_another_unit(server: Server, wheel: Callable[..., Wheel
     assert "users stay connected" in server.install(*server.give(wheel("9.4.0")))
     assert (server.guest.shows("MainPID"), unit.read_text()) == (keeper, shipped)
     unit.write_text(shipped.replace("PrivateTmp=yes", "PrivateTmp=no"))
-    assert "which ends all connections: /etc/systemd/system/node.service changes" in server.install("--version", "9.4.0")
+    assert "which ends all connections: /etc/systemd/system/node.service changes" in server.install(
+        "--version", "9.4.0"
+    )
     assert server.guest.shows("MainPID") != keeper
     assert server.visit("use")["version"] == "9.4.0"
 
