@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ class Wheel:
 def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
     """Build a wheel of this clone with another version, and with a line added to `node/tap.py`."""
 
+    @cache
     def make(version: str, line: str = "") -> Wheel:
         directory = scratch / f"wheel-{version}"
         shutil.copytree(clone, directory)

@@ -91,7 +91,8 @@ def test_an_upgrade_that_does_not_come_up(server: Server, wheel: Callable[..., W
 def test_a_version_that_is_not_ready(server: Server, wheel: Callable[..., Wheel]) -> None:
     """A version that takes over, but does not serve, hands back: no user is disconnected."""
     before = server.visit("start")["version"]
-    unready = "import node.metrics.readiness as _r\n_r.Readiness.ready = property(lambda self: False)"
+    faults = "property(lambda self: {'state': 'broken on purpose'}, lambda *_: None)"
+    unready = f"import node.metrics.readiness as _r\n_r.Readiness.faults = {faults}"
     with server.staying() as users:
         said = server.install(*server.give(wheel("9.5.0", unready)), check=False)
         assert "The previous version runs again, and no connection ended." in said

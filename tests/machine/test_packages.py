@@ -10,9 +10,10 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -45,8 +46,9 @@ class Way:
     packed: Callable[[Path, Wheel], list[str]]
     remove: tuple[str, ...]
     purge: tuple[str, ...]
-    # What a removal leaves, besides state and settings.
+    # What a removal leaves, besides state and settings; what the command needs in a chroot.
     left: tuple[str, ...] = ()
+    in_chroot: tuple[str, ...] = ()
 
 
 def _deb(root: Path, wheel: Wheel) -> list[str]:
@@ -65,7 +67,7 @@ _APT = ("apt-get", "-y", "-o", "APT::Sandbox::User=root")
 _UNINSTALL = ("/srv/txnode-install", "--uninstall")
 WAYS = (
     Way("deb", _deb, (*_APT, "remove", "txnode"), (*_APT, "purge", "txnode"), ("/etc/default/txnode",)),
-    Way("wheel", _wheel, _UNINSTALL, (*_UNINSTALL, "--purge")),
+    Way("wheel", _wheel, _UNINSTALL, (*_UNINSTALL, "--purge"), in_chroot=("--no-start",)),
 )
 
 
@@ -76,24 +78,31 @@ def bare(debian: Path, scratch: Path, wheelhouse: Path) -> Layers:
     with layers.mounted() as root:
         shutil.copytree(wheelhouse, root / "opt" / "txnode" / "wheels")
         bring_cores(root)
+        (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # the guest has none
     return layers
 
 
 @pytest.fixture(scope="session")
-def images(bare: Layers, scratch: Path, wheel: Callable[..., Wheel]) -> Mapping[str, Layers]:
-    """By way, the Debian with the old version, installed in a chroot, where no service can be started."""
-    found = {}
-    for way in WAYS:
-        layers = found[way.name] = Layers(bare.all, scratch / f"image-{way.name}")
+def image(bare: Layers, scratch: Path, wheel: Callable[..., Wheel]) -> Callable[[Way], Layers]:
+    """The Debian with the old version, installed in a chroot, where no service can be started, and booted once.
+
+    The first start moves the directory of the state, which an overlay of that tree could not.
+    """
+
+    @cache
+    def make(way: Way) -> Layers:
+        layers = Layers(bare.all, scratch / f"image-{way.name}")
         with layers.mounted() as root:
-            command = way.packed(root, wheel(OLD))
-            if way.name == "wheel":
-                command.append("--no-start")
-            said = _in_tree(root, *command)
+            said = _in_tree(root, *way.packed(root, wheel(OLD)), *way.in_chroot)
             assert "installed, not started" in said
             with (root / "etc/txnode/node.env").open("a") as settings:
                 settings.write("PROXY_TO_SERVER=allow\n")  # users' targets are on the guest's loopback
-    return found
+            with Guest(root) as guest:
+                _until_ready(guest)
+                guest.shut_down()
+        return layers
+
+    return make
 
 
 def _in_tree(root: Path, *command: str) -> str:
@@ -103,19 +112,23 @@ def _in_tree(root: Path, *command: str) -> str:
     return done.stdout
 
 
+def _until_ready(guest: Guest) -> None:
+    until(lambda: guest.shows("SubState") == "running", 120, "the node is ready")
+
+
 @pytest.fixture(params=WAYS, ids=lambda way: way.name)
 def way(request: pytest.FixtureRequest) -> Way:
     return cast(Way, request.param)
 
 
 @pytest.fixture
-def server(images: Mapping[str, Layers], way: Way, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(image: Callable[[Way], Layers], way: Way, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server for this test alone, booted from the image."""
     directory = scratch / request.node.name
     with ExitStack() as stack:
-        root = stack.enter_context(Layers(images[way.name].all, directory).mounted())
+        root = stack.enter_context(Layers(image(way).all, directory).mounted())
         guest = stack.enter_context(Guest(root))
-        until(lambda: guest.shows("SubState") == "running", 60, "the node is ready")
+        _until_ready(guest)
         yield Server(guest, directory / "visitor")
 
 
@@ -221,7 +234,9 @@ def _new(directory: Path) -> Path:
 
 
 def _info(server: Server) -> str:
-    return server.guest.run("nodectl" if (server.guest.root / "usr/bin/nodectl").is_symlink() else NODECTL, "info")
+    """What nodectl shows of the node. Not in /, where it would take /var for the state of a clone."""
+    command = "nodectl" if (server.guest.root / "usr/bin/nodectl").is_symlink() else NODECTL
+    return server.guest.run("env", "--chdir=/root", command, "info")
 
 
 def _output(*command: str | Path) -> str:
