@@ -1,8 +1,8 @@
-"""A line chart over time as SVG, in colours that are legible on white and on black."""
+"""A line chart as SVG, over time or another quantity, in colours that are legible on white and on black."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 _WIDTH, _HEIGHT = 760, 300
@@ -16,14 +16,22 @@ font-family="system-ui, sans-serif" font-size="12" fill="{_TEXT}">"""
 Points = Sequence[tuple[float, float]]
 
 
-def picture(title: str, unit: str, curves: Mapping[str, Points]) -> str:
-    """The chart. Each curve, by its name, has points of minutes and a figure in this unit. The y axis begins at 0."""
+def minutes(number: float) -> str:
+    """The label of a time."""
+    return f"{number:g} min" if number else "0"
+
+
+def picture(title: str, unit: str, curves: Mapping[str, Points], label: Callable[[float], str] = minutes) -> str:
+    """The chart. Each curve, by its name, has points of minutes and a figure in this unit. Both axes begin at 0.
+
+    With another `label` the points may be of another quantity than minutes.
+    """
     last = max(x for points in curves.values() for x, _ in points)
     top = step(max(y for points in curves.values() for _, y in points)) * 5
     frame = _Frame(last, top)
     rows = [_HEAD, f"<title>{escape(title)}</title>", text(_LEFT, 18, f"{title}, {unit}")]
     rows += [frame.across(level * top / 5) for level in range(6)]
-    rows += [frame.below(minute) for minute in _minutes(last)]
+    rows += [frame.below(place, label(place)) for place in _places(last)]
     for (name, points), colour in zip(curves.items(), _LINES, strict=False):
         rows += [frame.line(points, colour), frame.name(points, name, colour)]
     return "\n".join([*rows, "</svg>", ""])
@@ -39,7 +47,7 @@ def step(largest: float, parts: int = 5) -> float:
         power *= 10
 
 
-def _minutes(last: float) -> list[float]:
+def _places(last: float) -> list[float]:
     apart = step(last, 6)
     return [number * apart for number in range(int(last / apart + 1e-9) + 1)]
 
@@ -57,8 +65,8 @@ class _Frame:
         rule = f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_TEXT}" stroke-opacity="0.3"/>'
         return rule + text(_LEFT - 8, y + 4, f"{level:g}", "end")
 
-    def below(self, minute: float) -> str:
-        return text(self._x(minute), _HEIGHT - 16, f"{minute:g} min" if minute else "0", "middle")
+    def below(self, place: float, words: str) -> str:
+        return text(self._x(place), _HEIGHT - 16, words, "middle")
 
     def line(self, points: Points, colour: str) -> str:
         path = " ".join(f"{self._x(x):.1f},{self._y(y):.1f}" for x, y in points)

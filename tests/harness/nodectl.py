@@ -9,8 +9,8 @@ from pathlib import Path
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
+from scripts.staging.terminal import Terminal
 from tests.harness.forked import Done, nodectl
-from tests.harness.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 

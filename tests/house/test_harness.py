@@ -175,7 +175,7 @@ import pytest
 from pathlib import Path
 from scripts.staging.users import TestUser
 from tests.conftest import Place, control, member, run, way
-from tests.harness.terminal import Terminal
+from scripts.staging.terminal import Terminal
 
 @pytest.mark.core
 def test_waits(own_node, all_kinds, tmp_path):

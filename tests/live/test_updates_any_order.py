@@ -21,7 +21,7 @@ from scripts.staging.wait import until
 from tests.conftest import Place, control, gets_in, settled
 from tests.harness.grounds import Ground
 from tests.live.test_limits_any_order import PEOPLE, Chaos, agree
-from tests.live.test_updates import NEW, known
+from tests.live.test_updates import known, newer
 
 DYING = '[ "$1" = run ] && [ "$2" != -test ] && ( sleep 2; [ -e /proc/$$ ] && kill -9 $$ ) &'
 GEO = ("geoip.dat", "geosite.dat")
@@ -74,7 +74,7 @@ def node(tmp_path: Path, mirror: Mirror) -> Iterator[NodeProcess]:
 def offered(mirror: Mirror, ground: Ground) -> dict[str, str]:
     """Versions that are valid, one that dies, and one that is missing, with their digests."""
     base, found = known(ground), {"90.1.1": "0" * 64}
-    head, _, tail = NEW[ground.name].rpartition(".")
+    head, _, tail = newer(ground).rpartition(".")
     for number, before in enumerate(("", "", DYING)):
         version = f"{head}.{int(tail) + number}"
         found[version] = mirror.put(*release(ground.name, version, renamed(ground.executable(), base, version, before)))

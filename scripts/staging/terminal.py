@@ -11,12 +11,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyte
 
 from scripts.staging.process import tied
 from scripts.staging.wait import until
+
+
+class Cell(NamedTuple):
+    """A place of the screen: its letter, the name or the six digits of its colour, and how it is drawn."""
+
+    letter: str
+    front: str
+    bold: bool
+    reverse: bool
 
 
 class Terminal:
@@ -65,6 +74,13 @@ class Terminal:
     def lines(self) -> list[str]:
         with self._lock:
             return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The screen with its colours."""
+        with self._lock:
+            rows = [[self._screen.buffer[y][x] for x in range(self._size[0])] for y in range(self._size[1])]
+        return [[Cell(char.data, char.fg, char.bold, char.reverse) for char in row] for row in rows]
 
     @property
     def text(self) -> str:

@@ -1,0 +1,1 @@
+"""Makes the drawings of docs/pictures, from texts beside them and from tables of docs/."""
