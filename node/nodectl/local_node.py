@@ -67,7 +67,9 @@ class LocalNode:
 def find(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     """Find the node with settings in this directory, else the service. Raises `OSError`."""
     _require_ours(directory, (".env",) if environ.get("STATE_DIR") else (".env", _STATE_DIR))
-    if not (directory / ".env").exists() and not (directory / environ.get("STATE_DIR", _STATE_DIR)).is_dir():
+    # /var is the system's.
+    state = environ.get("STATE_DIR") or ("" if directory == Path("/") else _STATE_DIR)
+    if not (directory / ".env").exists() and not (state and (directory / state).is_dir()):
         service = env_file.read(SERVICE_SETTINGS.read_text()) if SERVICE_SETTINGS.exists() else {}
         if service or Path(SERVICE["STATE_DIR"]).exists():
             return LocalNode(Path("/"), {**SERVICE, **service}, SERVICE_SETTINGS, service=True)

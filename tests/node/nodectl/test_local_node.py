@@ -143,6 +143,8 @@ def test_which_settings_are_read(
     assert local_node.find(place, {}).keys == place / "state/api_keys"
     elsewhere = local_node.find(service.parent, {})
     assert (elsewhere.keys, elsewhere.service, elsewhere.file) == (Path("/srv/keys"), True, service)
+    # The directory /var is no node's.
+    assert local_node.find(Path("/"), {}).service
     assert (elsewhere.state, core.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
 
 
