@@ -53,6 +53,18 @@ def test_an_upgrade_and_the_way_back(server: Server, wheel: Callable[..., Wheel]
     assert (server.guest.shows("MainPID"), server.guest.shows("NRestarts")) == (keeper, "0")
 
 
+def test_an_upgrade_without_a_start(server: Server, wheel: Callable[..., Wheel]) -> None:
+    """With --no-start the running version stays, until the script runs again."""
+    before = server.visit("start")["version"]
+    given = server.give(wheel("9.6.0"))
+    with server.staying() as users:
+        assert "installed, not started" in server.install(*given, "--no-start")
+        assert server.visit("use")["version"] == before
+        assert "users stay connected" in server.install(*given)
+        assert server.visit("use")["version"] == "9.6.0"
+    assert not users["dropped"] and users["echoed"]
+
+
 def test_an_upgrade_with_another_unit(server: Server, wheel: Callable[..., Wheel]) -> None:
     """A changed comment needs no restart; a changed line does, and the script says what that ends."""
     server.visit("start")
