@@ -171,7 +171,7 @@ class Maker:
         for kind in ("deb", "rpm"):
             if kind == "rpm" and not shutil.which("rpmbuild"):
                 print("No .rpm: rpmbuild is not here (Debian: apt-get install rpm, Fedora: dnf install rpm-build)")
-            elif (self.source / "scripts" / "packaging" / f"{kind}.py").exists():
+            else:
                 self._run(self.source, "-m", f"scripts.packaging.{kind}", str(wheel), self.version, str(self.out))
 
     def _packed(self, top: str, file: Path, name: str) -> Packed:

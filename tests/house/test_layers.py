@@ -407,7 +407,7 @@ def test_modules_that_may_import(packages: list[str], allowed: set[str]) -> None
 
 
 def test_modules_that_spawn() -> None:
-    """The keeper forks, and the process that becomes it; without it, and for commands, there is one place that spawns."""
+    """The keeper forks, and the process that becomes it; without it, and for commands, one place spawns."""
     assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
     # A separate program, without threads; and before the node's modules are imported.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper", "node.handover.launch"}
