@@ -1,10 +1,11 @@
 """The keeper: the parent of the node and of its cores. Users stay connected while the node dies or is upgraded.
 
 A script of the standard library alone: `python -I -S keeper.py COMMAND...`, where COMMAND runs the node. It starts the
-node, and starts it again when it dies or hangs. It spawns cores for the node, and holds their pidfds and outputs, and
-other descriptors by name, for the next node. It ends with the node's ordered end, and ends the cores if no node comes
-up. It never blocks. Only the node reaches it, over two sockets that it inherits: one for requests, which are all
-answered, and one for events. A message is a JSON object with descriptors; {"more": true} has some of the next message.
+node, unless it is given one that runs, and starts it again when it dies or hangs. It spawns cores for the node, and
+holds their pidfds and outputs, and other descriptors by name, for the next node. It ends with the node's ordered end,
+and ends the cores if no node comes up. It never blocks. Only the node reaches it, over two sockets that it inherits:
+one for requests, which are all answered, and one for events. A message is a JSON object with descriptors;
+{"more": true} has some of the next message.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     Answer = tuple[dict[str, Any], Sequence[int]]
 
 # Raised with each change of this file: a node that has a newer keeper makes the running one execute its own.
-VERSION = 2
+VERSION = 3
 # Environment variables: the node's sockets and our PID; why the next version failed; what a new keeper goes on with.
 VARIABLE, FAILED, STATE = "TXNODE_KEEPER", "TXNODE_HANDOVER_FAILED", "TXNODE_KEEPER_STATE"
+# Those by which systemd reaches its main process alone.
+SYSTEMD = "NOTIFY_SOCKET", "WATCHDOG_USEC"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER = 1, 36, 0x59616D61
 FORWARDED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 # Signals that would end a node that has no handlers yet. If there are cores to end in order, the last two wait, too.
@@ -85,6 +88,40 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def prepare() -> None:
+    """Set what the node and the cores inherit."""
+    os.umask(0o077)  # only this user may read what cores write, such as the sockets of their APIs
+    raise_descriptor_limit()
+
+
+def pairs() -> tuple[tuple[socket.socket, socket.socket], tuple[socket.socket, socket.socket]]:
+    """The sockets for requests, and those for events: ours, and the node's."""
+    ask, events = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in "ae")
+    for there in (*ask, events[0]):
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
+    return ask, events
+
+
+def execute(argv: list[str], state: object, kept: Iterable[int]) -> None:
+    """Execute a version of this script in place of this process, which goes on with this state and these descriptors.
+
+    Signals and the ends of processes wait for it, if they are blocked.
+    """
+    with os.fdopen(os.memfd_create("txnode-keeper", 0), "wb") as memory:
+        memory.write(json.dumps(state).encode())
+        memory.flush()
+        inherit(kept, True)
+        os.execve(argv[0], argv, {**os.environ, STATE: str(memory.fileno())})  # noqa: S606 - the purpose
+
+
+def end_with(parent: int) -> None:
+    """In a new process: end when the parent does, and leave its process group: Ctrl-C would reach both."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.setpgid(0, 0)
+
+
 class Node:
     """A node's process and sockets. Its PID is its own until it is out of `Keeper.nodes`: the keeper reaps it."""
 
@@ -115,8 +152,8 @@ class Keeper:
 
     def __init__(self, command: Command) -> None:
         self.command, self.me = command, os.getpid()
-        self.notify = os.environ.pop("NOTIFY_SOCKET", "")
-        self.watchdog = int(os.environ.pop("WATCHDOG_USEC", "") or 0) / 1e6
+        self.notify, watchdog = (os.environ.pop(name, "") for name in SYSTEMD)
+        self.watchdog = int(watchdog or 0) / 1e6
         self.silence = min(SILENCE, self.watchdog * 2 / 3 or SILENCE)
         # Descriptors by name; the status of cores by PID, None while they run.
         self.held: dict[str, list[int]] = {}
@@ -145,8 +182,7 @@ class Keeper:
 
     def run(self) -> NoReturn:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        os.umask(0o077)  # only this user may read what cores write, such as the sockets of their APIs
-        raise_descriptor_limit()
+        prepare()
         self.signals = self.signals or os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self.signals[1], warn_on_full_buffer=False)
         for each in (*FORWARDED, signal.SIGCHLD):
@@ -271,10 +307,7 @@ class Keeper:
 
     def launch(self, command: Command, patience: float) -> Node:
         """Start a node, which has to come up within `patience`."""
-        (ask, its_ask), (events, its_events) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in "ae")
-        for there in (ask, events, its_ask):
-            there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE)
-
+        (ask, its_ask), (events, its_events) = pairs()
         environment = {**os.environ, VARIABLE: f"{its_ask.fileno()} {its_events.fileno()} {self.me}", **command[0]}
         if self.failed:
             environment[FAILED] = self.failed
@@ -338,14 +371,12 @@ class Keeper:
             return pid
         try:
             signal.set_wakeup_fd(-1)
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            if os.getppid() == self.me:
-                os.setpgid(0, 0)  # else Ctrl-C in a terminal would reach it, too
-                close([*self.descriptors, its_ready.detach()])
-                run()
+            end_with(self.me)
+            close([*self.descriptors, its_ready.detach()])
+            run()
         except OSError as error:
             os.write(2, f"cannot run {error.filename}: {error.strerror}\n".encode(errors="replace"))
             os._exit(127 if isinstance(error, FileNotFoundError) else 126)
@@ -476,11 +507,7 @@ class Keeper:
         state["node"] = [node.pid, node.ask.fileno(), node.events.fileno()]
         kept = [*self.signals, *state["node"][1:], *self.descriptors]
         try:
-            with os.fdopen(os.memfd_create("txnode-keeper", 0), "wb") as memory:
-                memory.write(json.dumps(state).encode())
-                memory.flush()
-                inherit(kept, True)
-                os.execve(argv[0], argv, {**os.environ, STATE: str(memory.fileno())})  # noqa: S606 - the purpose
+            execute(argv, state, kept)
         except (OSError, TypeError, ValueError) as error:
             say(f"its next version cannot be executed: {error}")
         inherit(kept, False)
@@ -488,17 +515,17 @@ class Keeper:
 
 
 def resumed(memory: int) -> Keeper:
-    """Go on as the keeper that was executed before."""
+    """Go on as the keeper that was executed before, or above a node that was started for this one."""
     with os.fdopen(memory, "rb") as file:
         file.seek(0)
         state = json.load(file)
     keeper = Keeper(state.pop("command"))
     pid, *sockets = state.pop("node")
-    keeper.cores = {int(pid): status for pid, status in state.pop("cores").items()}
+    keeper.cores = {int(pid): status for pid, status in state.pop("cores", {}).items()}
     vars(keeper).update(state)
     keeper.node = node = Node(keeper.command, pid, *(socket.socket(fileno=number) for number in sockets))
-    node.is_up = True
-    node.wait(keeper.silence)
+    node.is_up = keeper.served
+    node.wait(keeper.silence if node.is_up else STARTING)
     inherit([*keeper.signals, *sockets, *keeper.descriptors], False)
     return keeper
 

@@ -1,9 +1,10 @@
-"""Begins the keeper: `twistd node` executes it in place of itself, and it runs the same command as its child."""
+"""Begins the keeper: `twistd node` executes it in place of itself, and goes on as the node in a child of it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ _NO_NODE = {"--help", "--version", "--check"}
 
 
 def become_keeper() -> None:
-    """Execute the keeper, if this process is a node to be that has none. Reads the setting before all others are read.
+    """Get a keeper, if this process is a node to be that has none. Reads the setting before all others are read.
 
-    To be called before other modules are imported: the child imports all of them again.
+    Returns in a new process, the keeper's child, with all that was imported: a process that the keeper executes imports
+    that again. To be called before anything is open.
     """
     if BEFORE in os.environ:
         raise SystemExit("restart the node to change to this version: the one that runs has no keeper")
@@ -36,7 +38,32 @@ def become_keeper() -> None:
         print("the node has no keeper: it was not started as `python .../twistd ...`", file=sys.stderr)  # noqa: T201
         return
     command = [interpreter(words[0]), *words[1:script], str(Path(words[script]).absolute()), *words[script + 1 :]]
-    os.execv(sys.executable, [*words_of(keeper.__file__), *command])  # noqa: S606 - the purpose
+    divide(command)
+
+
+def divide(command: list[str]) -> None:
+    """Execute the keeper in this process, whose PID the system knows, and return in its child, its first node."""
+    words = words_of(keeper.__file__)
+    if len([*Path("/proc/self/task").iterdir()]) > 1:
+        # A child would not have the threads of a tool: the keeper executes the node.
+        os.execv(words[0], [*words, *command])  # noqa: S606 - the purpose
+    keeper.prepare()
+    above, (ask, its_ask), (events, its_events) = os.getpid(), *keeper.pairs()
+    # What comes from here on waits for the keeper.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*keeper.FORWARDED, signal.SIGCHLD))
+    if pid := os.fork():
+        node = [pid, ask.fileno(), events.fileno()]
+        keeper.execute(words, {"command": [{}, command], "node": node}, node[1:])
+    keeper.end_with(above)
+    keeper.close((ask.detach(), events.detach()))
+    os.environ[keeper.VARIABLE] = f"{its_ask.detach()} {its_events.detach()} {above}"
+    for name in keeper.SYSTEMD:
+        os.environ.pop(name, None)
+    # As in a process that the keeper executes; Python's own handler for the last.
+    for number in keeper.FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, keeper.WAITING[:2])
 
 
 def words_of(script: str) -> list[str]:

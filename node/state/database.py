@@ -44,7 +44,9 @@ class Database:
     def load(self) -> Saved:
         """Read everything. Raises `Unwritable` and `Damaged`."""
         with self._converted_errors():
-            return _load(self._connected())
+            saved = _load(self._connected())
+            _forget_pages(self._connected())
+            return saved
 
     def peek(self) -> Saved | None:
         """Read the file without writing, for a read-only disk; None if there is one that cannot be read now."""
@@ -72,14 +74,18 @@ class Database:
             else:
                 with self._transaction() as connection:
                     _write(connection, changes)
+                if changes.staged:
+                    _forget_pages(connection)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
         """Write a whole set of users ahead, for `Changes.staged`; with none, drop it. Raises as `write`."""
-        with self._converted_errors(), self._transaction() as connection:
-            connection.execute("DROP TABLE IF EXISTS staged")
-            if users:
-                connection.execute(STAGED)
-                _write_packed(connection, "staged", users)
+        with self._converted_errors():
+            with self._transaction() as connection:
+                connection.execute("DROP TABLE IF EXISTS staged")
+                if users:
+                    connection.execute(STAGED)
+                    _write_packed(connection, "staged", users)
+            _forget_pages(connection)
 
     def close(self) -> None:
         """Close the file. SQLite merges the WAL into it then."""
@@ -203,6 +209,11 @@ def _all(connection: sqlite3.Connection, table: str, columns: str = "*") -> list
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
         return []
     return connection.execute(f"SELECT {columns} FROM {table} ORDER BY 1").fetchall()  # noqa: S608 - ours
+
+
+def _forget_pages(connection: sqlite3.Connection) -> None:
+    """Return the memory of the pages that SQLite keeps of all users: 2 MB, and the kernel has them, too."""
+    connection.execute("PRAGMA shrink_memory")
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:

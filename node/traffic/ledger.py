@@ -7,10 +7,10 @@ are put aside until it is delivered: delivered + aside + pending always equals t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, compress, islice, repeat
 
 from node.contract.accounts import key_of
 from node.contract.counters import (
@@ -27,7 +27,7 @@ from node.contract.counters import (
     _key,
     by_name,
 )
-from node.traffic.sums import Sums, columns
+from node.traffic.sums import Columns, Sums, columns
 from node.traffic.totals import Totals
 
 # Makes a row of its four values, without the Python-level call that `Row` and `Row._make` cost.
@@ -58,13 +58,13 @@ class Counted:
         self.down: int | None = None
 
 
-def differences(last: dict[str, Counted], reading: Reading) -> dict[Scope, Sums]:
+def differences(last: dict[str, Counted], reading: Iterable[tuple[str, int]]) -> dict[Scope, Sums]:
     """The bytes to book, by scope and name. `last` has the previous values and is updated to the new ones.
 
     Zeros of users are left out; those of inbounds and outbounds are kept, as they show that these exist.
     """
     columns: list[dict[str, int]] = [{} for _ in range(_NOWHERE + len(DIRECTIONS))]
-    for counter, value in reading.items():
+    for counter, value in reading:
         begin, _, direction = counter.rpartition(_TRAFFIC)
         known = last.get(begin)
         if known is None:
@@ -122,12 +122,13 @@ class Ledger:
         return {scope: len(sums) for scope, sums in self._pending.items()}
 
     def book(self, run: object, reading: Reading) -> Mapping[Scope, Sums]:
-        """Book what a run of a core has counted since its last reading. Returns the bytes, those of users by key.
+        """Book what a run of a core has counted since its last reading. Returns the bytes, those of users by key."""
+        return self.book_part(run, reading.items())
 
-        A reading may come in parts: missing counters are taken as unchanged.
-        """
+    def book_part(self, run: object, counters: Iterable[tuple[str, int]]) -> Mapping[Scope, Sums]:
+        """Book a part of a reading: missing counters are taken as unchanged."""
         last = self._last.setdefault(run, {})
-        found = differences(last, reading)
+        found = differences(last, counters)
         if Scope.USER_INBOUND in found:
             self._divide(found, self._run_tags.setdefault(run, {}))
         self.totals.book(found)
@@ -174,7 +175,7 @@ class Ledger:
         """Note the counters of a run that were booked already, by an earlier node process."""
         self.unsee(run)
         self._last[run] = {}
-        differences(self._last[run], known)
+        differences(self._last[run], known.items())
 
     def keep(self, runs: Iterable[object]) -> None:
         """Forget the readings of all runs but these."""
@@ -188,13 +189,13 @@ class Ledger:
         for scope in (Scope.INBOUND, Scope.OUTBOUND):
             self._forget_empty(scope, self._pending[scope].names)
 
-    def listed(self, scope: Scope) -> Iterator[tuple[str, int, int]]:
-        """Yield the users with bytes, or each inbound or outbound with bytes or running. A snapshot as of the call."""
-        rows = self._pending[scope].rows()
+    def listed(self, scope: Scope) -> Columns:
+        """The users with bytes, or each inbound or outbound with bytes or running. A snapshot."""
+        keys, ups, downs = self._pending[scope].columns()
         if scope is Scope.USER:
-            spelling = self._spelling.copy()
-            return ((spelling.get(key, key), up, down) for key, up, down in rows) if spelling else rows
-        return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
+            return [*map(self._spelling.get, keys, keys)] if self._spelling else keys, ups, downs
+        shown = [up or down or self._runs(scope, name) for name, up, down in zip(keys, ups, downs, strict=True)]
+        return [*compress(keys, shown)], [*compress(ups, shown)], [*compress(downs, shown)]
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None without a row."""

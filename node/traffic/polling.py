@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
@@ -12,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from node.base.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.base.logs import Logger
 from node.base.periodic import Periodic
-from node.base.slices import a_turn, slices
+from node.base.slices import a_turn
 from node.base.waiting import lasting
 from node.contract.abilities import CountsSome
 from node.contract.counters import DELIVERED, SEPARATOR, Both, Reading, Row, Scope
@@ -23,8 +24,8 @@ from node.state.store import Store
 from node.traffic.beat import Beat, Begun
 from node.traffic.ledger import Ledger, SetAside
 from node.traffic.readings import Readings, Wanted
-from node.traffic.reply import NamedBytes, packed
-from node.traffic.sums import Sums
+from node.traffic.reply import packed
+from node.traffic.sums import Columns, Sums
 from node.traffic.totals import OTHERS, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
@@ -235,7 +236,7 @@ class Traffic(Lasting):
         # Most counters are users', so that reading all of theirs costs as much as reading all.
         await self.read(wanted=None if (scope, name) == (Scope.USER, None) else frozenset({(scope, name)}))
         self._require(scope)
-        rows = self._ledger.listed(scope) if name is None else iter([self._row(scope, name)[1:]])
+        rows = self._ledger.listed(scope) if name is None else self._one(scope, name)
         if request.reset:
             delivered().addCallback(partial(self._settle, self._ledger.take(scope, name)))
         # In a list of all users zeros are left out.
@@ -349,28 +350,32 @@ class Traffic(Lasting):
         return text
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
-        moved = False
-        async for names in slices(self._reactor, reading, SLICE):
-            part = reading if len(names) == len(reading) else {name: reading[name] for name in names}
-            booked = self._ledger.book(generation, part)
+        moved, counters = False, iter(reading.items())
+        for begin in range(0, len(reading), SLICE):
+            if begin:
+                await a_turn(self._reactor)
+            booked = self._ledger.book_part(generation, islice(counters, SLICE))
             moved |= any(sums.moved for sums in booked.values())
             for watcher in self._watchers:
                 watcher.booked(booked)
         return moved
 
-    async def _reply(self, rows: Iterator[NamedBytes], zeros: bool) -> Stats:
-        reply = Stats()
-        async for part in slices(self._reactor, rows, SLICE):
-            reply.stat.extend(packed(part, zeros))
+    async def _reply(self, rows: Columns, zeros: bool) -> Stats:
+        reply, (names, ups, downs) = Stats(), rows
+        for begin in range(0, len(names), SLICE):
+            if begin:
+                await a_turn(self._reactor)
+            part = slice(begin, begin + SLICE)
+            reply.stat.extend(packed(names[part], ups[part], downs[part], zeros))
         return reply
 
-    def _row(self, scope: Scope, name: str) -> Row:
+    def _one(self, scope: Scope, name: str) -> Columns:
         row = self._ledger.one(scope, name)
         if row is None and scope is Scope.USER and self._is_user(name):
             row = Row(scope, name, 0, 0)
         if row is None:
             raise UnknownName(f"there is no {scope.value} {shown(name)}")
-        return row
+        return [row.name], [row.uplink], [row.downlink]
 
     def _require(self, scope: Scope) -> None:
         # Only the newest run counts: a draining one of another configuration ends soon.

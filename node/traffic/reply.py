@@ -14,16 +14,13 @@ from protos.service_pb2 import Stat
 _VALUE = re.compile(rb"\x20[\x80-\xff]*[\x00-\x7f]")
 _UP, _DOWN = (Stat(type=direction, link="traffic").SerializeToString() for direction in DIRECTIONS)
 
-# A name, and its bytes up and down.
-NamedBytes = tuple[str, int, int]
 
+def packed(names: Sequence[str], ups: Sequence[int], downs: Sequence[int], zeros: bool) -> list[bytes]:
+    """Serialise rows as two Stats each, one for each direction; Stats without bytes only with `zeros`.
 
-def packed(rows: Sequence[NamedBytes], zeros: bool) -> list[bytes]:
-    """Serialise rows as two Stats each, one for each direction; Stats without bytes only with `zeros`."""
-    if not rows:
-        return []
-    names, ups, downs = zip(*rows, strict=True)
-    heads, stats = [*map(_name, names)], [b""] * (2 * len(rows))
+    The rows come in columns: a tuple for each row would have Python collect garbage meanwhile.
+    """
+    heads, stats = [*map(_name, names)], [b""] * (2 * len(names))
     stats[::2] = map(b"".join, zip(heads, repeat(_UP), _values(ups), strict=False))
     stats[1::2] = map(b"".join, zip(heads, repeat(_DOWN), _values(downs), strict=False))
     return stats if zeros else [*compress(stats, chain.from_iterable(zip(ups, downs, strict=True)))]

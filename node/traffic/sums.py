@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import add
 
 from node.contract.counters import Both
+
+# Names, and their bytes up and down.
+Columns = tuple[Sequence[str], Sequence[int], Sequence[int]]
 
 
 @dataclass(eq=False)
@@ -36,10 +39,14 @@ class Sums:
     def both(self, name: str) -> Both:
         return self.up.get(name, 0), self.down.get(name, 0)
 
+    def columns(self) -> Columns:
+        """Each name with its bytes up and down; a snapshot."""
+        names = [*self.names]
+        return names, *columns([self], names)
+
     def rows(self) -> Iterator[tuple[str, int, int]]:
         """Yield each name with its bytes up and down; a snapshot as of the call."""
-        names = [*self.names]
-        return zip(names, *columns([self], names), strict=True)
+        return zip(*self.columns(), strict=True)
 
     def add(self, more: Sums) -> None:
         for mine, theirs in ((self.up, more.up), (self.down, more.down)):

@@ -8,7 +8,7 @@ from node.traffic.ledger import Ledger, SetAside
 
 def pending(ledger: Ledger, scope: Scope) -> list[Row]:
     """The rows that a request for this scope would get."""
-    return [Row(scope, *row) for row in ledger.listed(scope)]
+    return [Row(scope, *row) for row in zip(*ledger.listed(scope), strict=True)]
 
 
 def put_aside(taken: SetAside) -> list[Row]:

@@ -17,8 +17,8 @@ class NodeMaker(ServiceMaker):
     def options(self) -> Any:
         """The options class. twistd reads this first, and only of the plugin that it runs.
 
-        So the process becomes the keeper here, before the node's modules are imported. In the node below it, signals
-        are blocked that would end it before it has handlers for them; `Succession.ready` unblocks them.
+        So the process becomes the keeper here, before the node's modules are imported, and a child goes on. In the
+        node, signals are blocked that would end it before it has handlers for them; `Arrival` unblocks them.
         """
         become_keeper()
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP, signal.SIGUSR2))

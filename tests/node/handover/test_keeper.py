@@ -26,6 +26,7 @@ from node.handover.keeper import FAILED, FEW, FORWARDED, STATE, VARIABLE, VERSIO
 from scripts.staging.process import tied
 from scripts.staging.wait import until
 
+SCRIPT = keeper.__file__
 # A node: it sends its sockets to the test and what it knows, then the signals that it gets, and ends as it is asked to,
 # by a signal for a negative number. With a file at the second path it ends at once.
 NODE = """
@@ -61,9 +62,14 @@ try:
 except OSError:
     os._exit(98)
 """
+# In a node's process before it is one: it gets its keeper as `twistd node` does.
+DIVIDES = f"""
+import sys
+sys.path.append({str(Path(SCRIPT).parents[2])!r})
+from node.handover import keeper, launch
+"""
 # How long anything may take, on a busy machine.
 SECONDS = 30.0
-SCRIPT = keeper.__file__
 PYTHON = [sys.executable, "-I", "-S"]
 # In the environment of processes that a test looks for.
 MARK = f"{os.getpid()}"
@@ -216,25 +222,39 @@ class Node:
 
 
 class Kept:
-    """A running keeper. `path`: a file with an exit status, for nodes that end at once."""
+    """A running keeper. `path`: a file with an exit status, for nodes that end at once.
+
+    With `before`, the first node is there before: its process does this, then becomes the keeper and the node.
+    """
 
     def __init__(
-        self, directory: Path, stack: ExitStack, script: Sequence[str] = (SCRIPT,), **environment: str
+        self,
+        directory: Path,
+        stack: ExitStack,
+        script: Sequence[str] = (SCRIPT,),
+        before: str | None = None,
+        **environment: str,
     ) -> None:
         self.stack = stack
         self._listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._listening.bind("")
         self._listening.listen()
         self._listening.settimeout(SECONDS)
-        self.path, self._lines, node = directory / "code", directory / "lines", directory / "node.py"
+        self.path, self._lines, node = directory / "code", directory / "lines", directory / "twistd"
         self.path.unlink(missing_ok=True)
-        node.write_text(NODE)
+        node.write_text(NODE if before is None else f"{DIVIDES}{before}\nlaunch.become_keeper()\n{NODE}")
         name = self._listening.getsockname()[1:].decode()
         self.command = [*PYTHON, str(node), name, str(self.path)]
+        if before is not None:
+            self.command += ["--nodaemon", "node"]
+            script = ()
         with self._lines.open("wb") as lines:
             clean = {key: value for key, value in os.environ.items() if not key.startswith(("TXNODE", "NOTIFY"))}
             self.process = tied(
-                [*PYTHON, *script, *self.command], stderr=lines, env={**clean, **environment}, stdin=subprocess.DEVNULL
+                [*(PYTHON if script else ()), *script, *self.command],
+                stderr=lines,
+                env={**clean, **environment},
+                stdin=subprocess.DEVNULL,
             )
         stack.callback(self._end)
         self.seen: list[Node | Core] = []
@@ -976,6 +996,86 @@ def test_systemd_is_gone(tmp_path: Path, stack: ExitStack) -> None:
     node.request("alive", text="READY=1")
     node.request("alive")
     until(lambda: "systemd did not get READY" in kept.lines, SECONDS, "the keeper says so")
+
+
+# A node that becomes its keeper
+
+
+def test_a_node_becomes_its_keeper(tmp_path: Path, stack: ExitStack) -> None:
+    """The process is the keeper then; its child goes on as the node, as if the keeper had executed it."""
+    there = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    there.settimeout(SECONDS)
+    there.bind(str(tmp_path / "n"))
+    given = {"NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "30000000"}
+    kept = Kept(tmp_path, stack, before="signal = __import__('signal'); signal.signal(1, signal.SIG_IGN)", **given)
+    first = kept.node()
+    assert first.up() == Held(VERSION, {}, {})
+    assert b"import keeper" in Path(f"/proc/{kept.process.pid}/cmdline").read_bytes()
+    assert os.getpgid(first.pid) == first.pid != kept.process.pid
+    first.request("alive", text="READY=1")
+    while (told := there.recv(100)) == b"WATCHDOG=1":
+        pass
+    assert told == b"READY=1"
+    core = kept.spawn(first, "/bin/sleep", "100")
+    until(lambda: core.is_executed() and {*core.open_files} == {0, 1, 2}, 10, "it has its own files alone")
+    kept.process.send_signal(signal.SIGHUP)
+    assert first.signal() == signal.SIGHUP
+    first.die()
+    second = kept.node()
+    assert second.up().core(core.pid)
+    for node in first, second:
+        assert node.rest == ["--nodaemon", "node"] and node.blocked >= {*WAITING[:2]}
+        assert not {*node.environment} & {STATE, *given}
+    second.request("bye")
+    second.end(5)
+    assert kept.wait() == 5
+
+
+def test_a_node_that_becomes_its_keeper_fails(tmp_path: Path, stack: ExitStack) -> None:
+    """The keeper ends with its status, as its settings may be wrong; a killed one is started again."""
+    kept = Kept(tmp_path, stack, before="")
+    kept.node().die()
+    kept.node().end(3)
+    assert kept.wait() == 3
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_comes_before_the_keeper_waits_for_it(dies: bool, tmp_path: Path, stack: ExitStack) -> None:
+    """A signal, and the end of the node."""
+    before = f"""
+import os
+def execute(argv, state, kept):
+    os.kill(os.getpid(), 1)
+    {dies} and os.waitid(os.P_PID, state["node"][0], os.WEXITED | os.WNOWAIT)
+    as_ever(argv, state, kept)
+as_ever, keeper.execute = keeper.execute, execute
+if {dies}:
+    keeper.end_with = lambda _: os.kill(os.getpid(), 9)
+"""
+    kept = Kept(tmp_path, stack, before=before)
+    node = kept.node()
+    node.up()
+    assert dies == ("it ended by signal 9" in kept.lines)
+    assert dies or node.signal() == signal.SIGHUP
+
+
+def test_a_node_with_threads_is_executed_anew(tmp_path: Path, stack: ExitStack) -> None:
+    """A child would not have the threads: the keeper starts the node."""
+    thread = "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    kept = Kept(tmp_path, stack, before=f"import os\nif keeper.VARIABLE not in os.environ: {thread}")
+    node = kept.node()
+    node.up()
+    words = Path(f"/proc/{kept.process.pid}/cmdline").read_text().split("\0")[:-1]
+    assert words[-len(kept.command) :] == kept.command
+    node.end(4)
+    kept.node().request("bye")
+
+
+def test_a_keeper_that_cannot_be_executed(tmp_path: Path, stack: ExitStack) -> None:
+    """No node is left without it."""
+    kept = Kept(tmp_path, stack, before="launch.words_of = lambda _: ['/this/is/missing']")
+    assert kept.wait() == 1
+    assert "/this/is/missing" in kept.lines
 
 
 # The keeper's own next version

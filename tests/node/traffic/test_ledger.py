@@ -152,8 +152,8 @@ TestAccounting = Accounting.TestCase
 def test_counters_of_something_else(before: dict[str, int], after: dict[str, int]) -> None:
     """A core may have other counters than traffic, of any name."""
     last: dict[str, Counted] = {}
-    assert not differences(last, before)
-    assert not differences(last, after)
+    assert not differences(last, before.items())
+    assert not differences(last, after.items())
 
 
 def test_a_run_that_was_not_kept_counts_from_zero() -> None:

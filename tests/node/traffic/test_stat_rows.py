@@ -44,7 +44,8 @@ def moved(booked: Mapping[Scope, Sums]) -> bool:
 @given(rows_of_users, st.booleans())
 def test_rows_are_serialised(rows: list[Row], zeros: bool) -> None:
     """Both directions of each row, in order; rows without bytes only if requested."""
-    reply = Stats(stat=packed([row[1:] for row in rows], zeros))
+    columns = [row.name for row in rows], [row.uplink for row in rows], [row.downlink for row in rows]
+    reply = Stats(stat=packed(*columns, zeros))
     told = [
         (stat.name, stat.type, stat.link, stat.value)
         for stat in StatResponse.FromString(reply.SerializeToString()).stats
@@ -61,7 +62,7 @@ def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]
     whole, parts = Ledger(), Ledger()
     for reading, size in steps:
         counters = list(reading.items())
-        booked = [parts.book("run", dict(counters[at : at + size])) for at in range(0, len(counters), size)]
+        booked = [parts.book_part("run", counters[at : at + size]) for at in range(0, len(counters), size)]
         assert moved(whole.book("run", reading)) == any(map(moved, booked))
         assert [pending_rows(whole, scope) for scope in DELIVERED] == [
             pending_rows(parts, scope) for scope in DELIVERED
