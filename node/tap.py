@@ -168,7 +168,8 @@ def _updates(
     tool = Tool(drivers.run, environment(), settings.updates.proxy)
     kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
     jobs = Jobs(reactor, changes / "jobs", house.ring, house.journal)
-    releases = Releases(kit, settings.state.dir / "program", settings.updates.program_url, upgrades)
+    policy = settings.updates
+    releases = Releases(kit, settings.state.dir / "program", policy.program_url, upgrades, policy.program_keys)
     sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS, newest_releases())
     return Updates(kit, jobs, releases, drivers, settings.updates, sources)
 

@@ -202,7 +202,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test without the mark `core` finds no core, in every run, so that `scripts/test --fast` needs none."""
     _coreless.undo()
     if item.get_closest_marker("core") is None:
-        for name in ("TXNODE_TEST_XRAY", "TXNODE_TEST_XRAY_NEW"):
+        for name in ("TXNODE_TEST_XRAY", "TXNODE_TEST_XRAY_NEW", "TXNODE_TEST_SING_BOX_NEW"):
             _coreless.delenv(name, raising=False)
         for core in (XRAY, SING_BOX):
             _coreless.setenv(core.variable("EXECUTABLE_PATH"), _NOWHERE)

@@ -30,8 +30,8 @@ _INTERPRETER, LINE = re.compile(rb"#!\s*(/\S*python[\d.]*)\s*"), 1000
 # The node's own packages, and the plugin by which twistd finds it.
 PACKAGES = ("node", "drivers", "protos")
 PLUGIN = Path("twisted", "plugins", "node_plugin.py")
-# The file with the version number.
-VERSION = Path("node", "__init__.py")
+# The files with the version number: the first one that is there counts.
+VERSIONS = (Path("node", "_version.py"), Path("node", "__init__.py"))
 
 
 class Refused(NodeError):
@@ -141,7 +141,7 @@ def copy(kept: Path) -> None:
             shutil.copytree(_root() / package, new / package)
         (new / PLUGIN).parent.mkdir(parents=True)
         shutil.copy2(_root() / PLUGIN, new / PLUGIN)
-        if f'"{__version__}"' not in (new / VERSION).read_text():
+        if f'"{__version__}"' not in _version_in(new):
             raise OSError(f"the version on disk is not {__version__}, which runs")
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
@@ -176,6 +176,10 @@ def _put_aside(kept: Path, old: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         shutil.rmtree(kept)
+
+
+def _version_in(root: Path) -> str:
+    return next(root / file for file in VERSIONS if (root / file).exists()).read_text()
 
 
 def _root() -> Path:

@@ -6,16 +6,20 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Awaitable, Callable
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from email.parser import HeaderParser
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
+from urllib.parse import quote
 
+from packaging.version import InvalidVersion, Version
 from twisted.internet.defer import CancelledError
 
 from node import __version__
-from node.base.errors import NodeError
+from node.base.errors import NodeError, shown
 from node.base.pool import in_pool
 from node.base.waiting import finished
 from node.handover.upgrade import Upgrades
@@ -25,15 +29,17 @@ from node.updates.replaceable import Kit
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}")
 _PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index")
 NAME = "txnode"
+# The most bytes of a wheel's description of itself.
+METADATA = 1024 * 1024
 
 
 class Program:
-    """Updates of the node, from wheels below `url`.
+    """Updates of the node, from wheels below `url`, which one of `keys` has to have signed if there are any.
 
     `kept` has the copy of its modules to which a failed upgrade returns.
     """
 
-    def __init__(self, kit: Kit, kept: Path, url: str, upgrades: Upgrades) -> None:
+    def __init__(self, kit: Kit, kept: Path, url: str, upgrades: Upgrades, keys: Sequence[str] = ()) -> None:
         self._reactor = kit.reactor
         self._tool = kit.tool
         self._directory = kit.directory / "node"
@@ -42,6 +48,7 @@ class Program:
         self._kept = kept
         self._url = url
         self._upgrades = upgrades
+        self._keys = [*keys]
 
     async def update(self, version: str, sha256: str, step: Step) -> None:
         """Upgrade to this version, or to what is installed now. Never returns; raises `Refused`."""
@@ -69,10 +76,13 @@ class Program:
         if not self._url:
             return await self.update("", "", step)
         step.say("asking for the newest version", before=__version__)
-        version, sha256 = (await self._tool.ask(step, "latest", self._directory, url=self._url)).split()
+        signed = bool(self._keys)
+        words = (await self._tool.ask(step, "latest", self._directory, url=self._url, signed=signed)).split()
+        version, sha256 = words[0], "".join(words[1:])
         if version == __version__:
             step.conclude(f"{version} is the newest version already", version)
             return None
+        require_newer(version, __version__)
         return await self.update(version, sha256, step)
 
     async def reset(self, step: Step, renew: Callable[[], Awaitable[object]]) -> None:
@@ -88,9 +98,16 @@ class Program:
             raise Refused("UPDATE_URL is not set: the node does not know where to fetch its wheels")
         if not _VERSION.fullmatch(version):
             raise Refused(f"{version!r} is not a version")
-        url = f"{self._url.rstrip('/')}/{wheel_name(version)}"
-        wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256)
+        if not sha256 and not self._keys:
+            raise Refused(
+                f"the SHA-256 of the wheel of {version} is missing (nodectl update node {version} --sha256 DIGEST); "
+                "with UPDATE_KEY, the signature is enough"
+            )
+        # Some servers of files read a + as a space.
+        url = f"{self._url.rstrip('/')}/{quote(wheel_name(version))}"
+        wheel = await self._tool.bring(step, "wheel", self._next, url=url, sha256=sha256, keys=self._keys)
         try:
+            await self._in_pool(lambda: require_release(wheel, version))
             await self._try(wheel, step)
         except (NodeError, CancelledError):
             await self._remove(self._next)
@@ -162,6 +179,39 @@ class Program:
 def wheel_name(version: str) -> str:
     """Return the file name that pip requires for a wheel of this version."""
     return f"{NAME}-{version}-py3-none-any.whl"
+
+
+def require_newer(version: str, running: str) -> None:
+    """Raises `Refused` if this is no newer version: an old release is signed as well, and may have known weaknesses."""
+    try:
+        newer = Version(version) > Version(running)
+    except InvalidVersion as error:
+        raise Refused(f"UPDATE_URL/latest has {shown(version)}, which is not a version") from error
+    if not newer:
+        raise Refused(
+            f"UPDATE_URL/latest has {version}, and {running} runs, which is newer: nothing is installed. To go back "
+            f"to it all the same: nodectl update node {version}"
+        )
+
+
+def require_release(wheel: Path, version: str) -> None:
+    """Raises `Refused` unless this wheel is the node's, of this version. Blocking, brief.
+
+    The name of the file proves nothing: a server can offer another wheel, with its signature, under any name.
+    """
+    name = f"{NAME}-{version}.dist-info/METADATA"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            found = [each for each in archive.namelist() if PurePosixPath(each).match("*.dist-info/METADATA")]
+            if found != [name] or archive.getinfo(name).file_size > METADATA:
+                raise Refused(f"the wheel is not {NAME} {version}, but has {shown(', '.join(found))}: not installed")
+            told = HeaderParser().parsestr(archive.read(name).decode())
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refused(f"the wheel of {version} is damaged: {error}: not installed") from error
+    if (told["Name"], told["Version"]) != (NAME, version):
+        raise Refused(
+            f"the wheel says that it is {told['Name']} {told['Version']}, not {NAME} {version}: not installed"
+        )
 
 
 def installation(kept: Path) -> tuple[Path, Distribution]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,12 @@ SERVER_KEY = shadowsocks_2022_key("server", 16)
 
 @functools.cache
 def find_sing_box(build: str = "built") -> Path:
-    """One of the pinned builds. Raises `InstallError` with the command that installs it."""
+    """One of the pinned builds, or for "built" what `TXNODE_TEST_SING_BOX_NEW` names.
+
+    Raises `InstallError` with the command that installs it.
+    """
+    if build == "built" and (newer := os.environ.get("TXNODE_TEST_SING_BOX_NEW")):
+        return Path(newer)
     core = BUILDS[build]
     found = install.find(core, pinned=True)
     if found is None:

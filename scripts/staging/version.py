@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from scripts.packaging.version import WRITTEN, text_of
+
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("node", "drivers", "protos", "twisted")
 
@@ -20,9 +22,9 @@ class Version:
 
     def name(self, version: str) -> None:
         """Set the version that the modules report."""
-        module = self.root / "node" / "__init__.py"
-        later = module.stat().st_mtime + 1
-        module.write_text(f'__version__ = "{version}"\n')
+        module = self.root / WRITTEN
+        later = module.stat().st_mtime + 1 if module.exists() else 0
+        module.write_text(text_of(version))
         # Python takes a module for the one that it has compiled if size and second of the last change are the same.
         os.utime(module, (later, max(later, module.stat().st_mtime)))
 

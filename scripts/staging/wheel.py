@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from scripts.packaging.version import WRITTEN, text_of
+
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("node", "drivers", "protos", "twisted")
 
@@ -23,7 +25,7 @@ def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "tw
     """
     info = f"txnode-{version}.dist-info"
     files = dict(_modules())
-    files["node/__init__.py"] = f'__version__ = "{version}"\n'.encode()
+    files[str(WRITTEN)] = text_of(version).encode()
     for module, code in (added or {}).items():
         files[module] += f"\n{code}\n".encode()
     files[f"txnode-{version}.data/data/share/txnode/version"] = version.encode()
@@ -44,7 +46,7 @@ def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "tw
 class Environment:
     """A virtual environment below `directory` with this wheel; other packages come from the current environment."""
 
-    def __init__(self, directory: Path, packed: bytes, version: str) -> None:
+    def __init__(self, directory: Path, packed: bytes, version: str, name: str = "txnode") -> None:
         self.root = directory / "environment"
         # pip comes from there, too: to install it here takes longer than all else.
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root], check=True)
@@ -53,7 +55,7 @@ class Environment:
         self.twistd = self.root / "bin" / "twistd"
         self.twistd.write_text(f"#!{self.python}\nfrom twisted.scripts.twistd import run\nrun()\n")
         self.twistd.chmod(0o755)
-        file = directory / f"txnode-{version}-py3-none-any.whl"
+        file = directory / f"{name}-{version}-py3-none-any.whl"
         file.write_bytes(packed)
         pip: list[str | Path] = [
             self.python,

@@ -87,9 +87,10 @@ EVERYWHERE = {"node.base", "protos"}
 WIRING = {"node.tap", "node.service", "node.sandbox", "node.command_line", "node.settings", "drivers.registry"}
 # Packages: the one of the node has its version, the others nothing.
 HEADS = {"node", "drivers", "twisted"}
-# What the test stage may import: what a controller has, and the search for cores.
+# What the test stage may import: what a controller has, the search for cores, and the file of the version.
 STAGING = {
     "scripts.staging",
+    "scripts.packaging.version",
     "protos",
     "drivers.install",
     "node.client",
@@ -406,7 +407,7 @@ def test_modules_that_may_import(packages: list[str], allowed: set[str]) -> None
 
 
 def test_modules_that_spawn() -> None:
-    """The keeper forks, and what becomes it; without it, and for commands, there is one place that spawns."""
+    """The keeper forks, and the process that becomes it; without it, and for commands, one place spawns."""
     assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
     # A separate program, without threads; and before the node's modules are imported.
     assert who_uses(attribute("fork", of="os")) == {"node.handover.keeper", "node.handover.launch"}

@@ -165,7 +165,9 @@ def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
     _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*{named}" >>{record}\n')
     environment = {"PATH": os.environ["PATH"], "TXNODE_VENV": str(directory), **more}
     subprocess.run([_SCRIPTS / "test", *arguments], env=environment, check=True, capture_output=True)
-    return [line.removeprefix("-m ") for line in record.read_text().splitlines() if "--collect-only" not in line]
+    lines = [line.removeprefix("-m ") for line in record.read_text().splitlines() if "--collect-only" not in line]
+    assert lines.pop(0) == "scripts.packaging.version"
+    return lines
 
 
 _CHECKS = ["ruff", "ruff", "codespell_lib", "mypy"]

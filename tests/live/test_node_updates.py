@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -23,9 +24,10 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from scripts.staging.wheel import Environment, wheel
 from tests.conftest import Place, connection, daily, gets_in, member, run, talking
+from tests.harness.signing import Signer
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
-BEFORE, NEXT = "1.0.0", "1.0.1"
+BEFORE, NEXT = "1.0.0", "1.1.0.dev5+g585afc077a09"
 
 
 class RealNode(NodeProcess):
@@ -88,7 +90,7 @@ def jobs(controller: Controller) -> Sequence[pb.Job]:
 
 
 def offered(mirror: Mirror, packed: bytes) -> str:
-    return mirror.put(f"/txnode-{NEXT}-py3-none-any.whl", packed)
+    return mirror.put(f"/{quote(f'txnode-{NEXT}-py3-none-any.whl')}", packed)
 
 
 @pytest.mark.slow
@@ -241,6 +243,34 @@ def test_a_node_that_is_stopped_meanwhile_starts_again(
     until(lambda: rest.info().running, 15, "it is resumed")
     assert rest.info().version == BEFORE
     assert job().state == "failed" and "stopped during this job" in job().text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_only_signed_wheels(tmp_path: Path, place: Environment, mirror: Mirror) -> None:
+    """With UPDATE_KEY nothing else is installed, also not by the right digest; a signed one needs no digest."""
+    signer, packed = Signer(tmp_path / "key"), wheel(NEXT)
+    # As the node asks for it: + is %2B.
+    digest, signature = offered(mirror, packed), quote(f"/txnode-{NEXT}-py3-none-any.whl.sig")
+    node = RealNode(tmp_path, PYTHONPATH="", UPDATES="on", UPDATE_URL=mirror.url, UPDATE_KEY=signer.public)
+    node.program = place.twistd
+    with node, closing(RestController(node)) as rest:
+        until(lambda: (node.state / "program" / "twisted").is_dir(), 10, "the way back is kept")
+        missing = ended(rest, ask(rest, NEXT, digest))
+        assert missing.state == "failed" and "without a signature" in missing.text, missing
+        mirror.put(signature, signer.sign(packed, namespace="file"))
+        wrong = ended(rest, ask(rest, NEXT, digest))
+        assert wrong.state == "failed" and "not signed by a key of UPDATE_KEY" in wrong.text, wrong
+        # A mirror repeats an old release, under a new name.
+        mirror.put(signature, signer.sign(before := wheel(BEFORE)))
+        offered(mirror, before)
+        old = ended(rest, ask(rest, NEXT))
+        assert old.state == "failed" and f"not txnode {NEXT}" in old.text, old
+        assert place.installed == rest.info().version == BEFORE
+        offered(mirror, packed)
+        mirror.put(signature, signer.sign(packed))
+        done = ended(rest, ask(rest, NEXT))
+        assert (done.state, done.after, rest.info().version, place.installed) == ("done", NEXT, NEXT, NEXT), done
 
 
 def test_a_node_of_a_clone_is_not_installed_over(tmp_path: Path, mirror: Mirror) -> None:

@@ -14,12 +14,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from scripts.packaging.version import WRITTEN, text_of
 from scripts.staging.core import find_xray
 from scripts.staging.sing_box import find_sing_box
 from scripts.staging.wait import until
@@ -87,11 +89,11 @@ class Wheel:
 def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
     """Build a wheel of this clone with another version, and with a line added to `node/tap.py`."""
 
+    @cache
     def make(version: str, line: str = "") -> Wheel:
         directory = scratch / f"wheel-{version}"
         shutil.copytree(clone, directory)
-        hall = directory / "node" / "__init__.py"
-        hall.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', hall.read_text()))
+        (directory / WRITTEN).write_text(text_of(version))
         with (directory / "node" / "tap.py").open("a") as tap:
             tap.write(f"{line}\n")
         _pip("wheel", "--no-deps", "--wheel-dir", str(scratch / "made"), str(directory))
@@ -129,27 +131,41 @@ class Server:
         """Run `tests.machine.visit`."""
         return _last_of(self.guest.network(*self._visit(what)))
 
-    @contextmanager
-    def staying(self) -> Iterator[dict[str, object]]:
+    def staying(self) -> AbstractContextManager[dict[str, object]]:
         """Inside, a user stays connected, and others connect repeatedly. The dictionary is filled at the end."""
+        return self._connected("stay")
+
+    def crowded(self) -> AbstractContextManager[dict[str, object]]:
+        """Inside, ten users of an Xray of their own keep 200 connections, and make new ones."""
+        return self._connected("crowd")
+
+    @contextmanager
+    def _connected(self, what: str) -> Iterator[dict[str, object]]:
         found: dict[str, object] = {}
         there, over = (self.visitor.with_name(f"{self.visitor.name}.{word}") for word in ("there", "over"))
         for file in (there, over):
             file.unlink(missing_ok=True)
         with ThreadPoolExecutor(1) as pool:
-            visit = pool.submit(self.guest.network, *self._visit("stay"))
+            visit = pool.submit(self.guest.network, *self._visit(what), timeout=600)
             try:
-                until(lambda: there.exists() or visit.done(), 30, "the user is connected")
+                until(lambda: there.exists() or visit.done(), 60, "the users are connected")
                 yield found
             finally:
                 over.touch()
             found |= _last_of(visit.result())
 
+    @property
+    def key(self) -> str:
+        [key] = re.findall(r"^API_KEY=(.*)$", (self.guest.root / "etc/txnode/node.env").read_text(), re.MULTILINE)
+        return str(key)
+
+    @property
+    def certificate(self) -> Path:
+        return self.guest.root / "var/lib/private/txnode/certificate.pem"
+
     def _visit(self, what: str) -> Sequence[str | Path]:
-        state, settings = (self.guest.root / path for path in ("var/lib/private/txnode", "etc/txnode/node.env"))
-        [key] = re.findall(r"^API_KEY=(.*)$", settings.read_text(), re.MULTILINE)
-        command = [sys.executable, "-m", "tests.machine.visit", what, state / "certificate.pem", key, self.visitor]
-        return ["env", f"--chdir={CLONE}", *command]
+        module = ("-m", "tests.machine.visit")
+        return ["env", f"--chdir={CLONE}", sys.executable, *module, what, self.certificate, self.key, self.visitor]
 
     def give(self, wheel: Wheel) -> list[str]:
         """Copy the wheel to the guest. Returns the arguments of `scripts/install` for it."""
@@ -169,11 +185,15 @@ def supplied(debian: Path, scratch: Path, clone: Path, wheelhouse: Path) -> Laye
     with layers.mounted() as root:
         shutil.copytree(clone, root / "srv" / "clone")
         shutil.copytree(wheelhouse, root / "srv" / "wheels")
-        for core in (find_xray(), find_sing_box()):
-            shutil.copytree(core.parent, root / "opt" / "txnode" / "cores" / core.parent.name)
-        # It would wait for a network, which the guest lacks.
-        (root / "etc/systemd/system/systemd-networkd-wait-online.service").symlink_to("/dev/null")
+        bring_cores(root)
     return layers
+
+
+def bring_cores(root: Path) -> None:
+    """Give a tree the cores, and nothing to wait for: its guest has no network."""
+    for core in (find_xray(), find_sing_box()):
+        shutil.copytree(core.parent, root / "opt" / "txnode" / "cores" / core.parent.name)
+    (root / "etc/systemd/system/systemd-networkd-wait-online.service").symlink_to("/dev/null")
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import psutil
 import pytest
 
-from node import __version__
+from node import NUMBER, __version__
 from scripts.staging.core import find_xray
 from scripts.staging.node import is_node
 from scripts.staging.wait import until
 from tests.harness.container import Container, Image
+from tests.harness.released import VERSION as RELEASED
+from tests.harness.released import Copy
 from tests.machine.conftest import CLONE
 
 _WHEEL_OF_SING_BOX = "1.14.4"
@@ -41,26 +44,37 @@ class Builder:
         return done.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def image(debian: Path, scratch: Path, clone: Path) -> Iterator[Image]:
-    """The image, built and mounted: Xray is copied in, sing-box is downloaded by its digest."""
-    buildah = Builder(scratch / "builder")
+@pytest.fixture(scope="module", params=["clone", "wheel"])
+def image(debian: Path, scratch: Path, clone: Path, request: pytest.FixtureRequest) -> Iterator[Image]:
+    """The image of a clone, and that of a release, built and mounted: Xray is copied in, sing-box is downloaded."""
+    buildah = Builder(scratch / f"builder-{request.param}")
     buildah.directory.mkdir()
+    context, given = (clone, []) if request.param == "clone" else _released(buildah.directory)
     base = buildah("from", "scratch")
     buildah("add", "--quiet", base, debian, "/")
     buildah("commit", "--quiet", "--rm", base, "localhost/base")
     cores = buildah.directory / "cores"
     shutil.copytree(find_xray().parent, cores / find_xray().parent.name)
     settings = {"BASE": "localhost/base", "SING_BOX": _WHEEL_OF_SING_BOX, "VERSION": __version__}
-    given = [f"--build-arg={name}={value}" for name, value in settings.items()]
+    given += [f"--build-arg={name}={value}" for name, value in settings.items()]
     secrets = [f"--secret=id={name},src={path}" for name, path in _ways_out(buildah.directory).items()]
-    where = (f"--build-context=cores={cores}", "--file", clone / "deploy" / "Containerfile", clone)
+    where = (f"--build-context=cores={cores}", "--file", context / "deploy" / "Containerfile", context)
     docker = ("--isolation=chroot", "--format=docker", "--tag=localhost/txnode")
     buildah("build", "--quiet", *docker, *given, *secrets, *where)
     container = buildah("from", "--pull-never", "localhost/txnode")
     described = json.loads(buildah("inspect", "--type=image", "localhost/txnode"))
     yield Image(Path(buildah("mount", container)), described["Docker"]["config"])
     buildah("umount", container)
+
+
+def _released(directory: Path) -> tuple[Path, list[str]]:
+    """The recipe of a release, unpacked, and the argument for its wheel."""
+    made = Copy.of_all(directory / "clone")
+    made.prepare()
+    made.release(directory / "out")
+    recipe = f"txnode-image-{RELEASED}"
+    subprocess.run(["tar", "-x", "-f", directory / "out" / f"{recipe}.tar.gz", "-C", directory], check=True)
+    return directory / recipe, [f"--build-context=wheel={directory / recipe / 'wheel'}"]
 
 
 def _ways_out(directory: Path) -> dict[str, Path]:
@@ -85,6 +99,7 @@ def test_what_is_in_it(image: Image) -> None:
     components = {component["name"]: component for component in bill["components"]}
     assert components.keys() >= {"Twisted", "grpcio", "cryptography", "txnode", "xray", "sing-box"}
     assert components["sing-box"]["version"] == _WHEEL_OF_SING_BOX
+    assert components["txnode"]["version"] in (NUMBER, RELEASED)
     [xray] = components["xray"]["hashes"]
     assert xray["content"] == hashlib.sha256(find_xray().read_bytes()).hexdigest()
     assert not (image.root / "etc" / "pip.conf").exists()
@@ -98,7 +113,9 @@ def test_it_serves_users(image: Image, scratch: Path) -> None:
     volume resumes the backend.
     """
     key = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
-    container = Container(image, scratch / "txnode-bundle", scratch / "volume", {"API_KEY": key})
+    place = Path(mkdtemp(dir=scratch))
+    settings = {"API_KEY": key, "PROXY_TO_SERVER": "allow"}  # users' targets are on the container's loopback
+    container = Container(image, place / "txnode-bundle", place / "volume", settings)
     container.bundle.mkdir()
     container.volume.mkdir(mode=0o700)
     os.chown(container.volume, 65532, 65532)

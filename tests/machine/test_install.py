@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from node import NUMBER
 from tests.machine.conftest import CLONE, Installed, Server, Wheel
 
 _OURS = ("opt", "etc/txnode", "etc/systemd/system", "usr/local", "root", "home")
@@ -41,22 +42,74 @@ def test_the_first_run_and_the_second(installed: Installed, server: Server) -> N
 
 
 def test_an_upgrade_and_the_way_back(server: Server, wheel: Callable[..., Wheel]) -> None:
-    """The next version runs with the state of the previous one, and so does the previous one after a downgrade."""
+    """The node hands over to the next version, and back to the previous one: no user is disconnected."""
     server.visit("start")
-    assert "serves" in server.install(*server.give(wheel("9.1.0")))
-    assert server.visit("use")["version"] == "9.1.0"
-    first = (CLONE / "node" / "__init__.py").read_text().split('__version__ = "')[1].split('"')[0]
-    assert "serves" in server.install("--version", first)
-    assert server.visit("use")["version"] == first
+    keeper = server.guest.shows("MainPID")
+    with server.staying() as users:
+        for arguments, version in ((server.give(wheel("9.1.0")), "9.1.0"), (["--version", NUMBER], NUMBER)):
+            assert "serves" in server.install(*arguments)
+            assert server.visit("use")["version"] == version
+    assert not users["dropped"] and users["echoed"]
+    assert (server.guest.shows("MainPID"), server.guest.shows("NRestarts")) == (keeper, "0")
+
+
+def test_an_upgrade_without_a_start(server: Server, wheel: Callable[..., Wheel]) -> None:
+    """With --no-start the running version stays, until the script runs again."""
+    before = server.visit("start")["version"]
+    given = server.give(wheel("9.6.0"))
+    with server.staying() as users:
+        assert "installed, not started" in server.install(*given, "--no-start")
+        assert server.visit("use")["version"] == before
+        assert "users stay connected" in server.install(*given)
+        assert server.visit("use")["version"] == "9.6.0"
+    assert not users["dropped"] and users["echoed"]
+
+
+def test_an_upgrade_with_another_unit(server: Server, wheel: Callable[..., Wheel]) -> None:
+    """A changed comment needs no restart; a changed line does, and the script says what that ends."""
+    server.visit("start")
+    unit, keeper = server.guest.root / "etc/systemd/system/node.service", server.guest.shows("MainPID")
+    shipped = unit.read_text()
+    unit.write_text(f"# an older comment\n{shipped}")
+    assert "users stay connected" in server.install(*server.give(wheel("9.4.0")))
+    assert (server.guest.shows("MainPID"), unit.read_text()) == (keeper, shipped)
+    unit.write_text(shipped.replace("PrivateTmp=yes", "PrivateTmp=no"))
+    assert "which ends all connections: /etc/systemd/system/node.service changes" in server.install(
+        "--version", "9.4.0"
+    )
+    assert server.guest.shows("MainPID") != keeper
+    assert server.visit("use")["version"] == "9.4.0"
 
 
 def test_an_upgrade_that_does_not_come_up(server: Server, wheel: Callable[..., Wheel]) -> None:
-    """The previous version runs again, with its backend and users, and the script's exit status reports the failure."""
-    before = server.visit("start")["version"]
-    said = server.install(*server.give(wheel("9.2.0", "raise SystemExit('broken on purpose')")), check=False)
+    """The previous version goes on with its users, and the script says why; the same after a restart, without users."""
+    before, link = server.visit("start")["version"], server.guest.root / "opt/txnode/current"
+    broken, linked = server.give(wheel("9.2.0", "raise SystemExit('broken on purpose')")), link.readlink()
+    with server.staying() as users:
+        said = server.install(*broken, check=False)
+        assert "broken on purpose" in said
+        assert "The previous version goes on, and no connection ended." in said
+        assert server.visit("use")["version"] == before
+    assert not users["dropped"] and users["echoed"]
+    assert link.readlink() == linked
+    with (server.guest.root / "etc/systemd/system/node.service").open("a") as unit:
+        unit.write("LimitNPROC=10000\n")
+    said = server.install(*broken, check=False)
     assert "broken on purpose" in said
     assert "The previous version runs again." in said
     assert server.visit("use")["version"] == before
+
+
+def test_a_version_that_is_not_ready(server: Server, wheel: Callable[..., Wheel]) -> None:
+    """A version that takes over, but does not serve, hands back: no user is disconnected."""
+    before = server.visit("start")["version"]
+    faults = "property(lambda self: {'state': 'broken on purpose'}, lambda *_: None)"
+    unready = f"import node.metrics.readiness as _r\n_r.Readiness.faults = {faults}"
+    with server.staying() as users:
+        said = server.install(*server.give(wheel("9.5.0", unready)), check=False)
+        assert "The previous version runs again, and no connection ended." in said
+        assert server.visit("use")["version"] == before
+    assert not users["dropped"] and users["echoed"]
 
 
 def test_a_wheel_with_another_digest(server: Server, wheel: Callable[..., Wheel]) -> None:

@@ -1,6 +1,6 @@
 """A controller and a user of a node in another network namespace.
 
-`python -m tests.machine.visit start|use|stay PEM KEY FILE`
+`python -m tests.machine.visit start|use|stay|crowd PEM KEY FILE`
 
 `start` starts an Xray with one user, whom it writes to FILE. `start` and `use` download a megabyte as the user, and
 wait until the node has counted it. They print the node's info as JSON, without warnings about the tests' old Xray.
@@ -8,6 +8,9 @@ wait until the node has counted it. They print the node's info as JSON, without 
 `stay` keeps that user connected while others connect repeatedly, until a file FILE.over exists; it creates FILE.there
 when they are connected. It prints how many echoes the first one got, how many others were served, the longest time in
 seconds without one, and as `dropped` why the first connection ended, if it did.
+
+`crowd` starts an Xray with ten users, who keep 200 connections open and make new ones. It ends like `stay`, and prints
+how many connections are `live` at the end, why others were `dropped`, and how many new ones were `opened` and `failed`.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from protos.service_pb2 import UsersStat
 from scripts.staging import certs, transfer
+from scripts.staging.activity import Activity
 from scripts.staging.controller import Controller, RpcController
+from scripts.staging.core import XrayClient
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, kinds
+from scripts.staging.ports import free_port
 from scripts.staging.target import Address
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
@@ -32,6 +38,8 @@ from tests.conftest import Place, connection, member, run, way
 
 _SIZE = 1024 * 1024
 _PAUSE = 0.02
+# Users of the crowd, the live connections of each, and seconds between two new ones of each.
+_USERS, _LIVE, _BETWEEN = 10, 20, 0.2
 
 
 def visit(what: str, node: Address, file: Path) -> dict[str, object]:
@@ -77,6 +85,31 @@ def stay(file: Path) -> dict[str, object]:
     return {"echoed": echoed, "came": came, "longest": longest, "dropped": dropped}
 
 
+def crowd(node: Address, file: Path) -> dict[str, object]:
+    there, over = (file.with_name(f"{file.name}.{word}") for word in ("there", "over"))
+    with ExitStack() as stack:
+        controller, echo = stack.enter_context(closing(RpcController(node))), stack.enter_context(EchoServer())
+        kind = kinds(certs.make(Path(stack.enter_context(tempfile.TemporaryDirectory())), [SERVER_NAME]), cover_port=1)
+        place = Place(kind["vless-raw"], "main")
+        users = [TestUser.new(f"user{number}") for number in range(_USERS)]
+        run(controller, [place], [member(each, place) for each in users])
+        routes = {free_port(): place.kind.outbound(place.port, each) for each in users}
+        stack.enter_context(XrayClient(routes))
+        crowd = [stack.enter_context(Activity(port, echo, _LIVE, _BETWEEN)) for port in routes]
+        there.touch()
+        until(over.exists, 600, "the test is over")
+        for each in crowd:
+            each.rest()
+            for link in each.links:
+                each.say(link, 200)
+        return {
+            "live": sum(len(each.links) for each in crowd),
+            "dropped": [reason for each in crowd for reason in each.dropped],
+            "opened": sum(len(each.opened) for each in crowd),
+            "failed": [reason for each in crowd for reason in each.failed],
+        }
+
+
 def _served(controller: Controller, place: Place, visitor: TestUser, echo: EchoServer) -> None:
     controller.stats(UsersStat, reset=True)
     with connection(place, visitor, echo) as link:
@@ -91,4 +124,7 @@ def _counted(controller: Controller, visitor: TestUser) -> int:
 if __name__ == "__main__":
     _what, _pem, _key, _file = sys.argv[1:]
     _node = Address("127.0.0.1", 62051, 62050, _key, Path(_pem).read_text())
-    print(json.dumps(stay(Path(_file)) if _what == "stay" else visit(_what, _node, Path(_file))))
+    _done = {"stay": lambda: stay(Path(_file)), "crowd": lambda: crowd(_node, Path(_file))}.get(
+        _what, lambda: visit(_what, _node, Path(_file))
+    )
+    print(json.dumps(_done()))

@@ -554,3 +554,32 @@ def test_an_address_has_no_password(name: str, home: Path) -> None:
         [fault] = faults(home, **{name: address})
         assert fault.startswith(f"{name}: ") and "sesame" not in fault
     assert loaded(home, {name: "https://127.0.0.1:8080/@there"})
+
+
+def test_keys_of_releases(home: Path) -> None:
+    """As text or in a file, which a relative path finds in the state's directory as any other."""
+    one, two = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in "AB")
+    (home / "update_keys").write_text(f"# of releases\n{one} maintainer\n{two}\n")
+    for text, keys in (
+        ("", ()),
+        (f"{one} maintainer", (one,)),
+        (f"{one} maintainer, {two}", (one, two)),
+        ("update_keys", (one, two)),
+        (str(home / "update_keys"), (one, two)),
+    ):
+        assert loaded(home, {"UPDATE_KEY": text}).updates.program_keys == keys
+
+
+def test_no_keys_of_releases(home: Path) -> None:
+    """A node whose keys cannot be used does not start: without any it would accept wheels that are not signed."""
+    (home / "empty").touch()
+    (home / "bytes").write_bytes(b"\xff\xfe")
+    for text, fault in (
+        ("ssh-rsa AAAAB3Nza", "'ssh-rsa AAAAB3Nza' is not an Ed25519 public key"),
+        ("missing", "missing is no ssh-ed25519 key, and no file that can be read: No such file"),
+        (".", "no file that can be read: Is a directory"),
+        ("empty", "empty: it has 0 keys"),
+        ("bytes", "bytes: "),
+    ):
+        [line] = faults(home, UPDATE_KEY=text)
+        assert line.startswith("UPDATE_KEY: ") and fault in line

@@ -107,9 +107,10 @@ def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> 
 @_DIGEST
 @_WAIT
 def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
-    """Update the node: install the wheel of VERSION, or without VERSION switch to the version installed on disk."""
-    if version and not sha256:
-        raise click.UsageError(f"version {version} needs --sha256, the digest of its wheel")
+    """Update the node: install the wheel of VERSION, or without VERSION switch to the version installed on disk.
+
+    --sha256, the digest of the wheel, is required unless the node has UPDATE_KEY: then the signature is enough.
+    """
     _update(session, lambda client: client.update_node(version, sha256), no_wait)
 
 
