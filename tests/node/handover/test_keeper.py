@@ -1095,7 +1095,7 @@ def test_closed_standard_files(tmp_path: Path, stack: ExitStack) -> None:
     node = kept.node()
     node.up()
     for pid in kept.process.pid, node.pid:
-        assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {os.devnull}
+        assert {Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)} == {Path(os.devnull)}
     # It cannot be executed, which its process prints.
     missing = [{}, [str(tmp_path / "missing")]]
     node.request("next", command=missing, plain=missing, back=missing, patience=60.0)
