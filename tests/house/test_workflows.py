@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -179,6 +180,7 @@ def test_files_of_another_job_are_refused(tmp_path: Path) -> None:
     assert _run(command, tmp_path, SUMS=made).returncode
 
 
+@pytest.mark.skipif(not shutil.which("jq"), reason="needs jq, which GitHub's machines have")
 @pytest.mark.parametrize(
     ("there", "newest", "named"),
     [
