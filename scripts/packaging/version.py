@@ -36,8 +36,8 @@ def released(tag: str) -> tuple[int, int, int] | None:
 def version(number: str, newest: tuple[int, int, int] | None, since: int, commit: str) -> str:
     """The version of a commit.
 
-    `number`: that of the files. `newest`: the newest release that led here. `since`: the commits since then; all of them
-    without one. `commit`: its hash, with `-dirty` at the end if a file is changed.
+    `number`: that of the files. `newest`: the newest release that led here. `since`: the commits since then; all
+    of them without one. `commit`: its hash, with `-dirty` at the end if a file is changed.
     """
     commit, dirty, _ = commit.partition("-dirty")
     if newest and not since and not dirty:
