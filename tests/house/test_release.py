@@ -234,12 +234,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.slow
 def test_twice_the_same_bytes(made: Made, tmp_path: Path) -> None:
-    """Another directory, umask and time zone, and files with other modes and times, change nothing."""
+    """Another directory, umask, time zone and settings of git, and files with other modes and times, change nothing."""
     again = Copy(tmp_path / "elsewhere")
     shutil.copytree(made.clone.root, again.root, copy_function=shutil.copyfile)
     for path in again.root.rglob("*"):
         path.chmod(0o700)
     again.git("config", "core.fileMode", "false")
+    again.git("config", "core.autocrlf", "true")
     again.release(tmp_path / "out", umask=0o077, zone="Asia/Tehran")
     assert (tmp_path / "out" / SUMS).read_text() == (made.out / SUMS).read_text()
     assert made.said.endswith((made.out / SUMS).read_text())
