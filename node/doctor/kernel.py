@@ -45,18 +45,42 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
     )
 
 
-def node_of(state: Path, locks: Path = Path("/proc/locks")) -> int | None:
-    """The process that holds the lock of this state directory, from /proc/locks; None if it is free."""
+def node_of(state: Path, proc: Path = Path("/proc")) -> int | None:
+    """The node that holds the lock of this state directory; None if it is free.
+
+    /proc/locks names the process that took the lock. After an upgrade that one is gone: the node that runs inherited
+    the lock, as its parent did, the keeper.
+    """
     try:
-        wanted = (state / "lock").stat().st_ino
-        lines = locks.read_text().splitlines()
+        lock = (state / "lock").stat()
+        lines = (proc / "locks").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         words = line.split()
-        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(wanted):
-            return int(words[4])
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(lock.st_ino):
+            holders = {pid: parent for pid, parent in _nodes(proc) if _has_open(proc / f"{pid}/fd", lock)}
+            below = [pid for pid, parent in holders.items() if parent in holders]
+            return max(below or holders, default=int(words[4]))
     return None
+
+
+def _nodes(proc: Path) -> Iterator[tuple[int, int]]:
+    """Yield the PIDs of processes that run `twistd`, each with its parent's."""
+    for each in proc.glob("[0-9]*"):
+        with suppress(OSError):
+            if b"twistd" in (each / "cmdline").read_bytes():
+                yield int(each.name), int((each / "stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def _has_open(descriptors: Path, file: os.stat_result) -> bool:
+    """Whether one of these is of this file; not if they may not be read."""
+    with suppress(OSError):
+        for each in descriptors.iterdir():
+            with suppress(OSError):
+                if os.path.samestat(each.stat(), file):
+                    return True
+    return False
 
 
 def given(pid: int, proc: Path = Path("/proc")) -> tuple[Path, dict[str, str]]:

@@ -24,6 +24,7 @@ def package(wheel: Path, version: str, out: Path, seconds: int) -> Path:
         lay_out(payload(wheel), work / "payload")
         macros = {
             "_topdir": work,
+            "_tmppath": work,
             "_rpmdir": work / "made",
             "payload": work / "payload",
             "package_version": package_version(version),

@@ -54,7 +54,7 @@ def _parts(page: Path) -> list[list[str]]:
     """What a page and its translation have in common: blocks of code, headings, rows, items, and code in sentences."""
     text = page.read_text()
     prose = _BLOCK.sub("", text)
-    same = [re.findall(rf"^{start}", prose, re.MULTILINE) for start in ("#+ ", r"\|", r"(?:-|\d+\.) ")]
+    same = [re.findall(rf"^{start}", prose, re.MULTILINE) for start in ("#+ ", r"\|", r"(?:-|\d\.) ")]
     return [_BLOCK.findall(text), *same, sorted({" ".join(code.split()) for code in re.findall("`[^`]+`", prose)})]
 
 

@@ -13,9 +13,11 @@ from http.client import HTTPException
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from node.base.errors import NodeError
+from node.doctor.kernel import node_of
 from protos.service_pb2 import Limits, Quota, User
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController
@@ -215,6 +217,7 @@ def test_a_reload_in_between(
         until(lambda: said(real, "is ready") > before, 20, "the next version is ready")
         running(controller)
     assert real.core_pids() == [core]
+    assert node_of(Path(real.state)) in {each.pid for each in psutil.Process(pid).children()} - {core}
 
 
 @pytest.mark.slow

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from node.doctor import kernel, network
 from node.doctor.config import Inbound
 from node.doctor.machine import check
+from scripts.staging.wait import until
 
 
 def test_this_machine(tmp_path: Path) -> None:
@@ -42,6 +45,15 @@ def test_another_kernel(tmp_path: Path) -> None:
     assert "No such file" in seen.disk_fault
 
 
+# A keeper that has the lock: it starts a node, prints its PID, and ends with its input, as the node does.
+KEEPER = """
+import subprocess, sys
+command = [sys.executable, "-c", "import sys; sys.stdin.read()", "twistd"]
+print(subprocess.Popen(command, pass_fds=[int(sys.argv[1])]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_the_process_of_the_node(tmp_path: Path) -> None:
     """The process that holds the lock is the node."""
     assert kernel.node_of(tmp_path) is None
@@ -49,6 +61,19 @@ def test_the_process_of_the_node(tmp_path: Path) -> None:
         assert kernel.node_of(tmp_path) is None
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert kernel.node_of(tmp_path) == os.getpid()
+        kept = subprocess.Popen(
+            [sys.executable, "-c", KEEPER, str(lock.fileno()), "twistd"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[lock.fileno()],
+        )
+    with kept:
+        assert kept.stdin is not None and kept.stdout is not None
+        node = int(kept.stdout.readline())
+        # The one that took the lock has let go of it, as after an upgrade.
+        assert kernel.node_of(tmp_path) == node
+        kept.stdin.close()
+    until(lambda: kernel.node_of(tmp_path) is None, 10, "both have ended")
 
 
 def test_ports() -> None:
