@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+
+from node.handover.launch import words_of
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "install"
 DEFINITIONS, _, _ = SCRIPT.read_text().partition("\nfrom='' version=''")
@@ -160,6 +164,22 @@ def test_no_space_for_a_version(server: Path) -> None:
     full = 'python=venv; venv() { mkdir -p "$3"; return 1; }; trap clean_up EXIT'
     assert runs(server, f'{full}; install_version "$home/versions/x-1" wheel').returncode == 1
     assert versions(server) == ["new-1", "old-1", "third-1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["/venv/bin/python", *words_of("/venv/lib/node/handover/keeper.py")[1:]], "7"),
+        (["/venv/bin/python", "-I", "-S", "/venv/lib/node/handover/keeper.py", "/venv/bin/twistd"], "7"),
+        (["/venv/bin/python", "/venv/bin/twistd", "--nodaemon", "node", "--keeper=off"], ""),
+    ],
+    ids=["keeper", "older keeper", "no keeper"],
+)
+def test_which_process_is_a_keeper(command: list[str], found: str, server: Path) -> None:
+    """The main process of the service is the node itself if that has no keeper: it cannot hand over."""
+    [own] = re.findall(r"^keeper\(\) \{\n.*?^\}\n", DEFINITIONS, re.MULTILINE | re.DOTALL)
+    fakes = f"systemctl() {{ echo 7; }}\ncommand_of() {{ echo {shlex.quote(' '.join(command))}; }}\n"
+    assert runs(server, f"{own}{fakes}keeper").stdout.strip() == found
 
 
 def test_what_is_in_use(server: Path, tmp_path: Path) -> None:
