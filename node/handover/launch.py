@@ -44,14 +44,22 @@ def become_keeper() -> None:
 def divide(command: list[str]) -> None:
     """Execute the keeper in this process, whose PID the system knows, and return in its child, its first node."""
     words = words_of(keeper.__file__)
+    open_standard_files()
     if len([*Path("/proc/self/task").iterdir()]) > 1:
         # A child would not have the threads of a tool: the keeper executes the node.
         os.execv(words[0], [*words, *command])  # noqa: S606 - the purpose
     keeper.prepare()
+    # Where it is ignored, as some programs leave it, the kernel does not keep the node's status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     above, (ask, its_ask), (events, its_events) = os.getpid(), *keeper.pairs()
     # What comes from here on waits for the keeper.
     signal.pthread_sigmask(signal.SIG_BLOCK, (*keeper.FORWARDED, signal.SIGCHLD))
-    if pid := os.fork():
+    try:
+        pid = os.fork()
+    except OSError:
+        # There may be too many processes now: the keeper says so, and tries again.
+        os.execv(words[0], [*words, *command])  # noqa: S606 - the purpose
+    if pid:
         node = [pid, ask.fileno(), events.fileno()]
         keeper.execute(words, {"command": [{}, command], "node": node}, node[1:])
     keeper.end_with(above)
@@ -64,6 +72,13 @@ def divide(command: list[str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, keeper.WAITING[:2])
+
+
+def open_standard_files() -> None:
+    """Open those that are closed, as by `2>&-`: else sockets would have their numbers, and get what is printed."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def words_of(script: str) -> list[str]:

@@ -179,7 +179,8 @@ def _put_aside(kept: Path, old: Path) -> None:
 
 
 def _version_in(root: Path) -> str:
-    return next(root / file for file in VERSIONS if (root / file).exists()).read_text()
+    """Raises `OSError` if neither is there: another version is just being installed."""
+    return next((root / file for file in VERSIONS if (root / file).exists()), root / VERSIONS[-1]).read_text()
 
 
 def _root() -> Path:

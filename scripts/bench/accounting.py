@@ -56,6 +56,11 @@ def kill_node(on: Stage) -> None:
     on.node.kill_node()
 
 
+def restart(on: Stage) -> None:
+    on.node.stop()
+    on.node.start()
+
+
 def kill_all(on: Stage) -> None:
     on.node.kill()
     on.node.start()
@@ -65,6 +70,7 @@ WAYS: Mapping[str, Callable[[Stage], None]] = {
     "the core": kill_core,
     "the node": kill_node,
     "the node with its cores": kill_all,
+    "a restart": restart,
 }
 
 
@@ -88,8 +94,10 @@ def main(kills: int, names: list[str]) -> int:
     return min(1, bad)
 
 
-def measure(on: Stage, request: Callable[[int, Crowd, int], Backend], kills: int) -> Mapping[str, Losses]:
-    crowd, port, proxy = Crowd(USERS, [TAG]), free_port(), free_port()
+def measure(
+    on: Stage, request: Callable[[int, Crowd, int], Backend], kills: int, users: int = USERS
+) -> Mapping[str, Losses]:
+    crowd, port, proxy = Crowd(users, [TAG]), free_port(), free_port()
     on.controller.start(request(port, crowd, 0))
     found = {way: Losses() for way in WAYS}
     with XrayClient({proxy: KIND.outbound(port, crowd.live)}), Pushes(proxy, on.echo) as pushes:

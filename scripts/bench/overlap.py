@@ -128,7 +128,10 @@ def watching(on: Stage) -> Iterator[list[float]]:
 
 
 def memory(on: Stage) -> float:
-    return sum(map(proportional, cores(on)))
+    # While a node starts, it looks like a core.
+    with suppress(AssertionError, psutil.NoSuchProcess):
+        return sum(map(proportional, cores(on)))
+    return 0.0
 
 
 def cores(on: Stage) -> list[psutil.Process]:

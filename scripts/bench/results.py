@@ -61,6 +61,8 @@ class Row:
     peer: float | None = None
     core: float | None = None
     transport: float | None = None
+    # Of how many values it is a percentile or the like.
+    samples: int | None = None
 
     @property
     def more(self) -> bool:

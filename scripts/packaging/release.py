@@ -39,7 +39,6 @@ RECIPE = (
     "deploy/start",
     "scripts/cores.py",
 )
-_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)", re.ASCII)
 # Runs one hook of a build backend (PEP 517), which prints much and returns the name of the file.
 _HOOK = """
 import contextlib, importlib, sys
@@ -64,10 +63,10 @@ class Packed(NamedTuple):
 
 def parsed(version: str) -> tuple[int, ...]:
     """The three numbers of a version. Raises `Refused` for any other word."""
-    found = _VERSION.fullmatch(version)
+    found = versions.released(f"v{version}")
     if found is None:
         raise Refused(f"{version!r} is not a version of three numbers, as 1.2.3 (https://semver.org)")
-    return tuple(map(int, found.groups()))
+    return found
 
 
 def archive(files: Iterable[Packed], seconds: int) -> bytes:
@@ -114,7 +113,7 @@ class Clone:
     def require_new(self, version: str) -> None:
         """Raises `Refused` unless the version is newer than each release that led to this commit."""
         tags = self.git("tag", "--list", "v*", "--merged", "HEAD", "--no-contains", "HEAD").splitlines()
-        before = [parsed(tag[1:]) for tag in tags if _VERSION.fullmatch(tag[1:])]
+        before = [found for tag in tags if (found := versions.released(tag))]
         if before and parsed(version) <= max(before):
             raise Refused(f"{version} is not newer than {'.'.join(map(str, max(before)))}, which is released")
         tag = ("tag", "--list", f"v{version}")
@@ -139,7 +138,10 @@ class Clone:
         """Copy the files of the commit."""
         into.mkdir()
         packed = into.with_suffix(".tar")
-        self.git("-c", "tar.umask=0022", "archive", f"--output={packed}", "HEAD")
+        # Settings of this machine, such as those for the ends of lines, change nothing.
+        own = ("core.autocrlf=false", "core.eol=lf", "core.attributesFile=/dev/null", "tar.umask=0022")
+        settings = [word for setting in own for word in ("-c", setting)]
+        self.git(*settings, "archive", f"--output={packed}", "HEAD")
         subprocess.run(["tar", "-x", "-f", packed, "-C", into], check=True)
         versions.write(into)
 

@@ -6,8 +6,11 @@ After an addition: `python -m tests.house.test_stable` writes the file again, wi
 from __future__ import annotations
 
 import inspect
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +20,10 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 import node.client
 from node.api.methods import METHODS, SERVICE
+from node.base import errors
+from node.base.aio import Aio
 from node.base.errors import KINDS
-from node.client import Client
+from node.client import Target
 from node.command_line import SETTINGS
 from node.events.kinds import Kind
 from node.metrics.families import FAMILIES
@@ -46,13 +51,25 @@ def surface() -> Iterator[str]:
     yield from (f"error {kind.code} {kind.http} {kind.grpc}" for kind in KINDS)
     yield from (f"event {kind.value[0]} {kind.value[1]}" for kind in Kind)
     yield from (f"metric {each.name} {each.kind.value} {','.join(sorted(each.labels))}".rstrip() for each in FAMILIES)
-    yield from (f"setting {setting.name}" for setting in SETTINGS)
+    for setting in SETTINGS:
+        yield from (f"setting {setting.name} {choice}".rstrip() for choice in ("", *setting.choices))
     yield from (f"state step {number} {sha256(step.encode()).hexdigest()[:16]}" for number, step in enumerate(STEPS, 1))
     yield from (f"exit nodectl {code.name} {code.value}" for code in Exit)
-    yield from (f"program python -m {module.removesuffix('.__main__')}" for module in PROGRAMS if find_spec(module))
+    for module in filter(find_spec, PROGRAMS):
+        yield from _program(f"python -m {module.removesuffix('.__main__')}")
     yield from _commands("nodectl", nodectl, click.Context(nodectl))
-    yield from (f"client {name}" for name in node.client.__all__)
-    yield from _signatures(Client)
+    for name in node.client.__all__:
+        yield f"client {name}"
+        member = getattr(node.client, name)
+        if inspect.isfunction(member):
+            yield from _parameters(name, member, 0)
+        elif inspect.isclass(member) and not issubclass(member, Exception):
+            yield from _signatures(member)
+    yield from _parameters("Target", Target.__init__, 1)
+    for name, member in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(member, errors.NodeError):
+            yield f"client errors.{name}"
+    yield from (f"client Aio.{each.__name__}" for each in (Aio.start, Aio.stop))
 
 
 def _wire() -> Iterator[str]:
@@ -95,14 +112,29 @@ def _commands(name: str, command: click.Command, context: click.Context) -> Iter
             yield from _commands(f"{name} {word}", found, click.Context(found, parent=context))
 
 
+def _program(command: str) -> Iterator[str]:
+    """The options and commands of a program, from its help, if it has one."""
+    yield f"program {command}"
+    asked = [sys.executable, *command.split()[1:], "--help"]
+    plain = os.environ | {"PYTHON_COLORS": "0"}
+    shown = subprocess.run(asked, env=plain, capture_output=True, text=True, check=False).stdout
+    words = re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown)
+    words += [word for words in re.findall(r"\{([\w,-]+)\}", shown) for word in words.split(",")]
+    yield from (f"program {command} {word}" for word in sorted(set(words)))
+
+
 def _signatures(kind: type) -> Iterator[str]:
-    """The public methods of a class, and their parameters: those that have a default in brackets."""
+    """The public methods of a class, and their parameters."""
     for name, member in inspect.getmembers(kind, inspect.isfunction):
         if name[0] != "_":
             yield f"client {kind.__name__}.{name}"
-            for each in list(inspect.signature(member).parameters.values())[1:]:
-                word = each.name if each.default is each.empty else f"[{each.name}]"
-                yield f"client {kind.__name__}.{name} {word}"
+            yield from _parameters(f"{kind.__name__}.{name}", member, 1)
+
+
+def _parameters(name: str, member: Callable[..., object], skipped: int) -> Iterator[str]:
+    """The parameters behind `self`: those that have a default in brackets."""
+    for each in list(inspect.signature(member).parameters.values())[skipped:]:
+        yield f"client {name} {each.name if each.default is each.empty else f'[{each.name}]'}"
 
 
 def test_nothing_changed_or_went() -> None:

@@ -19,26 +19,27 @@ _COMMITS = st.text("0123456789abcdef", min_size=12, max_size=12)
 
 
 @pytest.mark.parametrize(
-    ("described", "expected"),
+    ("newest", "since", "commit", "expected"),
     [
-        ("v1.2.3-0-g585afc077a09", "1.2.3"),
-        ("v1.2.3-0-g585afc077a09-dirty", "1.3.0.dev0+g585afc077a09.dirty"),
-        ("v1.2.3-7-g585afc077a09", "1.3.0.dev7+g585afc077a09"),
-        ("v1.2.3-7-g585afc077a09-dirty", "1.3.0.dev7+g585afc077a09.dirty"),
-        ("585afc077a09", "1.0.0.dev41+g585afc077a09"),
-        ("585afc077a09-dirty", "1.0.0.dev41+g585afc077a09.dirty"),
+        ((1, 2, 3), 0, "585afc077a09", "1.2.3"),
+        ((1, 2, 3), 0, "585afc077a09-dirty", "1.3.0.dev0+g585afc077a09.dirty"),
+        ((1, 2, 3), 7, "585afc077a09", "1.3.0.dev7+g585afc077a09"),
+        ((1, 2, 3), 7, "585afc077a09-dirty", "1.3.0.dev7+g585afc077a09.dirty"),
+        (None, 41, "585afc077a09", "1.0.0.dev41+g585afc077a09"),
+        (None, 41, "585afc077a09-dirty", "1.0.0.dev41+g585afc077a09.dirty"),
     ],
 )
-def test_each_state_of_a_clone(described: str, expected: str) -> None:
+def test_each_state_of_a_clone(newest: tuple[int, int, int] | None, since: int, commit: str, expected: str) -> None:
     """At a tag, behind it, before the first one, and with changed files."""
-    assert version.version("1.0.0", described, 41) == expected
+    assert version.version("1.0.0", newest, since, commit) == expected
 
 
-@pytest.mark.parametrize("described", ["", "v1.2-0-g585afc077a09", "v1.2.3", "fatal: no names found"])
-def test_words_that_are_no_description(described: str) -> None:
-    """They are an error, not a version."""
-    with pytest.raises(ValueError, match="no tag of a release"):
-        version.version("1.0.0", described, 41)
+@pytest.mark.parametrize(
+    "tag", ["v1.2", "v1.2.3.4", "v1.2.3-rc.1", "v01.2.3", "v1.v.0", "vv1.2.3", "v1.2.", "1.2.3", "v1.2.3\n", ""]
+)
+def test_tags_of_other_things(tag: str) -> None:
+    """The tag of a release is v and three numbers; any other is left out, and is no error."""
+    assert version.released(tag) is None
 
 
 @given(_PARTS, st.integers(1, 100_000), _COMMITS, st.booleans())
@@ -48,11 +49,13 @@ def test_the_order_of_versions(parts: tuple[int, int, int], commits: int, commit
     Before the first release it is older than that one. pip changes nothing in the words of a version.
     """
     major, minor, patch = parts
-    released, changed = f"{major}.{minor}.{patch}", "-dirty" if dirty else ""
-    between = version.version(released, f"v{released}-{commits}-g{commit}{changed}", 0)
-    before = version.version(released, f"{commit}{changed}", commits)
+    number = f"{major}.{minor}.{patch}"
+    assert version.released(f"v{number}") == parts
+    commit += "-dirty" if dirty else ""
+    between = version.version(number, parts, commits, commit)
+    before = version.version(number, None, commits, commit)
     assert Version(f"{major}.{minor}.{patch + 99}") < Version(between) < Version(f"{major}.{minor + 1}.0")
-    assert Version(before) < Version(released)
+    assert Version(before) < Version(number)
     assert (str(Version(between)), str(Version(before))) == (between, before)
 
 
@@ -84,9 +87,9 @@ class Clone:
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    def commit(self) -> str:
+    def commit(self, message: str = "A change") -> str:
         self.git("add", "--all")
-        self.git("commit", "--quiet", "--allow-empty", "--message=A change")
+        self.git("commit", "--quiet", "--allow-empty", f"--message={message}")
         return self.git("rev-parse", "HEAD")[:12]
 
     @property
@@ -104,7 +107,7 @@ def test_a_clone_from_its_first_commit_to_the_next_release(tmp_path: Path) -> No
     number = version.number(clone.root)
     commit = clone.commit()
     assert clone.version == f"{number}.dev2+g{commit}"
-    for other in ("v1.0.0-rc1", "v2", "v1.0.0.1", "nightly"):
+    for other in ("v1.0.0-rc1", "v2", "v1.0.0.1", "v9.v.0", "v09.0.0", "nightly"):
         clone.git("tag", other)
     assert clone.version == f"{number}.dev2+g{commit}"
     clone.git("tag", "--annotate", "--message=1.4.2", "v1.4.2")
@@ -118,6 +121,34 @@ def test_a_clone_from_its_first_commit_to_the_next_release(tmp_path: Path) -> No
     worktree = clone.root.with_name("worktree")
     clone.git("worktree", "add", "--quiet", "--detach", str(worktree))
     assert version.of_history(worktree) == f"1.5.0.dev1+g{commit}"
+
+
+def test_after_the_merge_of_a_patch(tmp_path: Path) -> None:
+    """The newest release counts, also if fewer commits lead to that of the patch."""
+    clone = Clone(tmp_path / "clone")
+    clone.git("tag", "v1.0.0")
+    clone.git("branch", "patches")
+    clone.commit()
+    clone.git("tag", "v1.1.0")
+    clone.git("checkout", "--quiet", "patches")
+    for number in range(5):
+        clone.commit(f"Patch {number}")
+    clone.git("tag", "v1.0.1")
+    assert clone.version == "1.0.1"
+    clone.git("checkout", "--quiet", "-")
+    clone.git("merge", "--quiet", "--no-ff", "--message=The patch", "patches")
+    assert clone.git("describe", "--tags").startswith("v1.0.1-")
+    assert clone.version == f"1.2.0.dev6+g{clone.git('rev-parse', 'HEAD')[:12]}"
+
+
+def test_in_a_hook_of_another_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that git sets for it do not lead there."""
+    other = Clone(tmp_path / "other")
+    other.git("tag", "v7.0.0")
+    clone = Clone(tmp_path / "clone")
+    clone.git("tag", "v2.0.0")
+    monkeypatch.setenv("GIT_DIR", str(other.root / ".git"))
+    assert clone.version == "2.0.0"
 
 
 def test_a_copy_without_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

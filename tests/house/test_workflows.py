@@ -5,7 +5,10 @@ actionlint and zizmor check more; `tests.yml` runs them, and CONTRIBUTING.md say
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +142,41 @@ def test_a_workflow_of_strangers_is_harmless() -> None:
     for path in FILES:
         # YAML 1.1 takes the word `on` for true.
         assert not {"pull_request_target", "workflow_run", "issue_comment"} & set(workflow(path)[True]), path.name
+
+
+def run_step(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a step as GitHub does."""
+    return subprocess.run(
+        ["bash", "-e", "-c", command],
+        cwd=directory,
+        env={"PATH": os.environ["PATH"]} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_files_of_another_job_are_refused(tmp_path: Path) -> None:
+    """Each job that takes the files of a release compares them with what the job that made them says."""
+    takers = [job for job in jobs() for step in job.steps if step.get("with", {}).get("path") == "release"]
+    checks = [
+        (job.name, step["run"]) for job in takers for step in job.steps if step.get("working-directory") == "release"
+    ]
+    assert [name for name, _ in checks] == ["image", "draft", "pypi"]
+    [command] = {command for _, command in checks}
+    (tmp_path / "wheel").write_text("1")
+    sums = f"{hashlib.sha256(b'1').hexdigest()}  wheel\n"
+    (tmp_path / "SHA256SUMS").write_text(sums)
+    made = hashlib.sha256(sums.encode()).hexdigest()
+    assert run_step(command, tmp_path, SUMS=made).returncode == 0
+    assert run_step(command, tmp_path, SUMS="").returncode
+    (tmp_path / "more").touch()
+    assert run_step(command, tmp_path, SUMS=made).returncode
+    (tmp_path / "more").unlink()
+    (tmp_path / "wheel").write_text("2")
+    assert run_step(command, tmp_path, SUMS=made).returncode
+    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(b'2').hexdigest()}  wheel\n")
+    assert run_step(command, tmp_path, SUMS=made).returncode
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -1041,9 +1041,10 @@ def test_a_node_that_becomes_its_keeper_fails(tmp_path: Path, stack: ExitStack) 
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_what_comes_before_the_keeper_waits_for_it(dies: bool, tmp_path: Path, stack: ExitStack) -> None:
-    """A signal, and the end of the node."""
+    """A signal, and the end of the node; also if the process was started with SIGCHLD ignored."""
     before = f"""
-import os
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def execute(argv, state, kept):
     os.kill(os.getpid(), 1)
     {dies} and os.waitid(os.P_PID, state["node"][0], os.WEXITED | os.WNOWAIT)
@@ -1069,6 +1070,36 @@ def test_a_node_with_threads_is_executed_anew(tmp_path: Path, stack: ExitStack) 
     assert words[-len(kept.command) :] == kept.command
     node.end(4)
     kept.node().request("bye")
+
+
+def test_a_node_that_cannot_be_forked(tmp_path: Path, stack: ExitStack) -> None:
+    """The keeper starts it as soon as that is possible."""
+    before = """
+import os
+def fork():
+    raise BlockingIOError(11, "too many processes")
+if keeper.VARIABLE not in os.environ:
+    os.fork = fork
+"""
+    kept = Kept(tmp_path, stack, before=before)
+    node = kept.node()
+    node.up()
+    kept.process.send_signal(signal.SIGHUP)
+    assert node.signal() == signal.SIGHUP
+
+
+def test_closed_standard_files(tmp_path: Path, stack: ExitStack) -> None:
+    """Sockets do not take their places: what the keeper and new processes print would go there."""
+    before = "import os\nif keeper.VARIABLE not in os.environ: os.closerange(0, 3)"
+    kept = Kept(tmp_path, stack, before=before)
+    node = kept.node()
+    node.up()
+    for pid in kept.process.pid, node.pid:
+        assert {Path(f"/proc/{pid}/fd/{number}").readlink() for number in range(3)} == {Path(os.devnull)}
+    # It cannot be executed, which its process prints.
+    missing = [{}, [str(tmp_path / "missing")]]
+    node.request("next", command=missing, plain=missing, back=missing, patience=60.0)
+    assert node.event() == {"next": "it ended with exit status 127"}
 
 
 def test_a_keeper_that_cannot_be_executed(tmp_path: Path, stack: ExitStack) -> None:

@@ -180,6 +180,19 @@ def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert Program(("python", "twistd"), kept).back({})[0] == {}
 
 
+def test_modules_that_are_just_being_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy without the file that has the version is no way back."""
+    root, kept = tmp_path / "lib", tmp_path / "program"
+    for place in ("node/handover", "drivers", "protos", "twisted/plugins"):
+        (root / place).mkdir(parents=True)
+    (root / program.PLUGIN).touch()
+    monkeypatch.setattr(program, "__file__", str(root / "node" / "handover" / "program.py"))
+    with pytest.raises(FileNotFoundError):
+        program.copy(kept)
+    program.keep(kept)
+    assert {path.name for path in tmp_path.iterdir()} == {"lib"}
+
+
 def test_another_version_is_installed_while_this_one_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way back is the running version, which was copied before; a version installed since is not."""
     root, kept = tmp_path / "lib", tmp_path / "program"

@@ -57,6 +57,18 @@ def test_a_service(groups: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[s
     assert memory.available() == 60 * MIB
 
 
+@pytest.mark.parametrize("where", ["", "elsewhere", "elsewhere/within"])
+def test_control_groups_of_version_1(groups: Path, where: str) -> None:
+    """The limit of the memory controller's own hierarchy counts, also where a container sees its group as the root."""
+    (groups / "own").write_text("5:cpu,cpuacct:/other\n4:pids,memory:/elsewhere/within\n0::/\n")
+    group = groups / "memory" / where
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text(f"{100 * MIB}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{90 * MIB}\n")
+    (group / "memory.stat").write_text(f"inactive_file {MIB}\ntotal_inactive_file {50 * MIB}\n")
+    assert memory.available() == 60 * MIB
+
+
 @pytest.mark.parametrize("path", ["/", "/a/b", "/../../elsewhere"])
 def test_no_limit(groups: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """All of the machine's memory counts; a control group that cannot be seen is ignored."""
