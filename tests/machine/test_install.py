@@ -65,6 +65,24 @@ def test_an_upgrade_without_a_start(server: Server, wheel: Callable[..., Wheel])
     assert not users["dropped"] and users["echoed"]
 
 
+def test_versions_that_wait_for_a_start_and_fail(server: Server, wheel: Callable[..., Wheel]) -> None:
+    """The version that runs stays on disk and goes on, though the link names one that was never tried."""
+    before, link = server.visit("start")["version"], server.guest.root / "opt/txnode/current"
+    linked = link.readlink()
+    broken = server.give(wheel("9.2.0", "raise SystemExit('broken on purpose')"))
+    with server.staying() as users:
+        for given in (server.give(wheel("9.6.0")), broken):
+            server.install(*given, "--no-start")
+        said = server.install(*broken, check=False)
+        assert "The previous version goes on, and no connection ended." in said
+        assert server.visit("use")["version"] == before
+    assert not users["dropped"] and users["echoed"]
+    assert link.readlink() == linked
+    server.guest.run("test", "-x", f"{linked}/bin/twistd")
+    server.guest.run("systemctl", "restart", "node")
+    assert server.visit("use")["version"] == before
+
+
 def test_an_upgrade_with_another_unit(server: Server, wheel: Callable[..., Wheel]) -> None:
     """A changed comment needs no restart; a changed line does, and the script says what that ends."""
     server.visit("start")
