@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import grpc
 import psutil
 import pytest
+from packaging.version import Version
 
 from node.api.framing import arrived
 from node.api.framing import delimited as cut
@@ -561,7 +562,7 @@ def test_start_and_info(idle: NodeProcess, ground: Ground, controller: Controlle
     assert (before.running, before.state, before.core_type) == (False, "stopped", "xray")
     started = controller.start(BACKENDS[ground.name])
     assert (started.running, started.state, started.core_type) == (True, "running", ground.name)
-    assert tuple(map(int, started.version.split("."))) >= (0, 2, 0)
+    assert Version(started.version) >= Version("0.2.0")
     assert tuple(map(int, started.core_version.split("."))) >= (1, 8, 0)
     assert started.version == before.version
     assert controller.info() == started
