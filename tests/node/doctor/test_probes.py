@@ -70,8 +70,8 @@ def test_the_process_of_the_node(tmp_path: Path) -> None:
     with kept:
         assert kept.stdin is not None and kept.stdout is not None
         node = int(kept.stdout.readline())
-        # The one that took the lock has let go of it, as after an upgrade.
-        assert kernel.node_of(tmp_path) == node
+        # The one that took the lock has let go of it, as after an upgrade. A new process has no command line at first.
+        until(lambda: kernel.node_of(tmp_path) == node, 10, "the node has the lock")
         kept.stdin.close()
     until(lambda: kernel.node_of(tmp_path) is None, 10, "both have ended")
 
