@@ -29,6 +29,7 @@ from tests.harness.released import Copy
 from tests.machine.conftest import CLONE
 
 _WHEEL_OF_SING_BOX = "1.14.4"
+KEY = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
 
 
 class Builder:
@@ -112,19 +113,13 @@ def test_it_serves_users(image: Image, scratch: Path) -> None:
     A node that is killed leaves its core running, and the next one goes on with it. Another container with the same
     volume resumes the backend.
     """
-    key = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
-    place = Path(mkdtemp(dir=scratch))
-    settings = {"API_KEY": key, "PROXY_TO_SERVER": "allow"}  # users' targets are on the container's loopback
-    container = Container(image, place / "txnode-bundle", place / "volume", settings)
-    container.bundle.mkdir()
-    container.volume.mkdir(mode=0o700)
-    os.chown(container.volume, 65532, 65532)
+    container = _placed(image, scratch)
     for what in ("start", "use"):
         with container.start() as running:
             running.ready(lambda: _healthy(container), 60, "the container is healthy")
             assert _status(container)["Uid"].split() == ["65532"] * 4
             assert int(_status(container)["CapEff"], 16) == 0
-            said = _visited(container, what, key)
+            said = _visited(container, what)
             assert said["warnings"] == []
             before = _children(container)
             node, cores = before.pop("twistd"), before
@@ -132,12 +127,36 @@ def test_it_serves_users(image: Image, scratch: Path) -> None:
             until(lambda: "goes on with the core" in running.output, 30, "the next node goes on")
             after = _children(container)
             assert (after.pop("twistd") == node, after) == (False, cores)
-            _visited(container, "use", key)
+            _visited(container, "use")
             began = time.monotonic()
             container.stop()
             assert running.wait(30) == 0, running.output
             assert time.monotonic() - began < 20
     assert {path.name for path in container.volume.iterdir()} >= {"certificate.pem", "key.pem", "state.db"}
+
+
+def test_it_serves_the_conformance_suite(image: Image, scratch: Path) -> None:
+    """Both levels of the suite pass, over both protocols."""
+    container = _placed(image, scratch)
+    with container.start() as running:
+        running.ready(lambda: _healthy(container), 60, "the container is healthy")
+        ports = ("--address", "127.0.0.1:62051", "--grpc-port", "62050", "--level", "beyond")
+        certificate = str(container.volume / "certificate.pem")
+        said = _beside(container, "tests.conformance", *ports, "--key", KEY, "--certificate", certificate)
+        assert "FAILED" not in said
+        container.stop()
+        assert running.wait(30) == 0, running.output
+
+
+def _placed(image: Image, scratch: Path) -> Container:
+    """A container of this image, with an empty volume."""
+    place = Path(mkdtemp(dir=scratch))
+    settings = {"API_KEY": KEY, "PROXY_TO_SERVER": "allow"}  # users' targets are on the container's loopback
+    container = Container(image, place / "txnode-bundle", place / "volume", settings)
+    container.bundle.mkdir()
+    container.volume.mkdir(mode=0o700)
+    os.chown(container.volume, 65532, 65532)
+    return container
 
 
 def _healthy(container: Container) -> bool:
@@ -157,10 +176,16 @@ def _status(container: Container) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _visited(container: Container, what: str, key: str) -> dict[str, Any]:
-    program = [sys.executable, "-m", "tests.machine.visit", what, str(container.volume / "certificate.pem"), key]
-    command = ["nsenter", f"--net=/proc/{container.pid}/ns/net", *program, str(container.bundle / "visitor")]
-    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def _visited(container: Container, what: str) -> dict[str, Any]:
+    certificate, visitor = container.volume / "certificate.pem", container.bundle / "visitor"
+    said = _beside(container, "tests.machine.visit", what, str(certificate), KEY, str(visitor))
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
+
+
+def _beside(container: Container, module: str, *arguments: str) -> str:
+    """Run a module of this clone in the container's network. Returns its output."""
+    command = ["nsenter", f"--net=/proc/{container.pid}/ns/net", sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
