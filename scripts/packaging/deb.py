@@ -11,9 +11,10 @@ import hashlib
 import io
 import os
 import re
+import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,18 +143,23 @@ def ar(members: Mapping[str, bytes], seconds: int) -> bytes:
     return packed
 
 
-def main(arguments: Sequence[str]) -> None:
-    if len(arguments) != 3:
-        raise SystemExit("Usage: python -m scripts.packaging.deb WHEEL VERSION OUT_DIR")
-    wheel, version, out = Path(arguments[0]), arguments[1], Path(arguments[2])
-    try:
-        made = package(wheel, version, int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST)))
-    except ValueError as error:
-        raise SystemExit(str(error))
+def write(wheel: Path, version: str, out: Path, seconds: int) -> Path:
+    """Write the package into `out`. Raises as `package`."""
     file = out / f"txnode_{package_version(version)}_all.deb"
-    file.write_bytes(made)
-    print(file)
+    file.write_bytes(package(wheel, version, seconds))
+    return file
+
+
+def run(kind: str, make: Callable[[Path, str, Path, int], Path], arguments: Sequence[str]) -> None:
+    """The command of a kind of package: it makes the package, and prints its path."""
+    if len(arguments) != 3:
+        raise SystemExit(f"Usage: python -m scripts.packaging.{kind} WHEEL VERSION OUT_DIR")
+    wheel, version, out = arguments
+    try:
+        print(make(Path(wheel), version, Path(out), int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST))))
+    except (ValueError, subprocess.CalledProcessError) as error:
+        raise SystemExit(str(error))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run("deb", write, sys.argv[1:])

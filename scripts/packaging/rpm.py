@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scripts.packaging.deb import EARLIEST, PARTS, File, package_version, payload, require_version
+from scripts.packaging.deb import PARTS, File, package_version, payload, require_version, run
 
 
 def package(wheel: Path, version: str, out: Path, seconds: int) -> Path:
@@ -49,15 +49,10 @@ def lay_out(files: Iterable[File], into: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    if len(arguments) != 3:
-        raise SystemExit("Usage: python -m scripts.packaging.rpm WHEEL VERSION OUT_DIR")
-    wheel, version, out = Path(arguments[0]), arguments[1], Path(arguments[2])
     try:
-        print(package(wheel, version, out, int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST))))
+        run("rpm", package, arguments)
     except FileNotFoundError as error:
         raise SystemExit(f"{error}: rpmbuild is in the packages rpm (Debian) and rpm-build (Fedora)")
-    except (ValueError, subprocess.CalledProcessError) as error:
-        raise SystemExit(str(error))
 
 
 if __name__ == "__main__":
