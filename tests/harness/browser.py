@@ -8,9 +8,8 @@ import os
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from scripts.staging.ports import free_port
@@ -34,33 +33,30 @@ _SECONDS = 60
 
 
 class Browser:
-    """A browser with one window. Leaving the `with` block ends it."""
+    """A browser with one window. `url` is that of chromedriver's sessions."""
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
+    def __init__(self, url: str) -> None:
+        self._url = url
 
-    def __enter__(self) -> Self:
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[Self]:
+        """A browser that ends with the block."""
         with ExitStack() as stack:
             home = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             port = free_port()
             environment = {"PATH": os.environ["PATH"], "HOME": home}
             driver = stack.enter_context(Child(["chromedriver", f"--port={port}"], environment))
             driver.ready(lambda: accepts(port), _SECONDS, "chromedriver answers")
-            self._url = f"http://127.0.0.1:{port}/session"
+            one = cls(f"http://127.0.0.1:{port}/session")
             options = {"args": [*_QUIET, f"--user-data-dir={home}/profile"]}
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
-            made = self._ask("", {"capabilities": {"alwaysMatch": wanted}})
-            self._url += f"/{made['sessionId']}"
-            stack.callback(self._ask, "", None, "DELETE")
-            self.go("about:blank")
-            self._entries("performance")  # of the page that it opens with
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+            made = one._ask("", {"capabilities": {"alwaysMatch": wanted}})
+            one._url += f"/{made['sessionId']}"
+            stack.callback(one._ask, "", None, "DELETE")
+            one.go("about:blank")
+            one._entries("performance")  # of the page that it opens with
+            yield one
 
     def go(self, url: str) -> None:
         """Load a page, with all that it names."""

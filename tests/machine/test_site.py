@@ -50,7 +50,7 @@ def served(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with Browser() as browser:
+    with Browser.running() as browser:
         yield browser
 
 
