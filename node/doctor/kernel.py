@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from node.base.proc import parent
 from node.doctor.interpreter import is_optimised
 from node.doctor.machine import Machine
 
@@ -45,7 +46,7 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
     )
 
 
-def node_of(state: Path, proc: Path = Path("/proc")) -> int | None:
+def node_of(state: Path) -> int | None:
     """The node that holds the lock of this state directory; None if it is free.
 
     /proc/locks names the process that took the lock. After an upgrade that one is gone: the node that runs inherited
@@ -53,30 +54,33 @@ def node_of(state: Path, proc: Path = Path("/proc")) -> int | None:
     """
     try:
         lock = (state / "lock").stat()
-        lines = (proc / "locks").read_text().splitlines()
+        lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         words = line.split()
         if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(lock.st_ino):
-            holders = {pid: parent for pid, parent in _nodes(proc) if _has_open(proc / f"{pid}/fd", lock)}
-            below = [pid for pid, parent in holders.items() if parent in holders]
-            return max(below or holders, default=int(words[4]))
+            taken = int(words[4])
+            return taken if _has_open(taken, lock) else _heir(lock) or taken
     return None
 
 
-def _nodes(proc: Path) -> Iterator[tuple[int, int]]:
-    """Yield the PIDs of processes that run `twistd`, each with its parent's."""
-    for each in proc.glob("[0-9]*"):
+def _heir(lock: os.stat_result) -> int | None:
+    """The process that runs `twistd` with this file open, below another such one if there are two."""
+    holders = dict[int, int]()
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"twistd" in (each / "cmdline").read_bytes():
-                yield int(each.name), int((each / "stat").read_text().rpartition(") ")[2].split()[1])
+            pid = int(process.name)
+            if b"twistd" in (process / "cmdline").read_bytes() and _has_open(pid, lock):
+                holders[pid] = parent(pid)
+    below = [pid for pid, above in holders.items() if above in holders]
+    return max(below or holders, default=None)
 
 
-def _has_open(descriptors: Path, file: os.stat_result) -> bool:
-    """Whether one of these is of this file; not if they may not be read."""
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    """Whether the process has this file open; not if that may not be read."""
     with suppress(OSError):
-        for each in descriptors.iterdir():
+        for each in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
                 if os.path.samestat(each.stat(), file):
                     return True
