@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/columns.proto\x12\x0etxnode.columns\"\x15\n\x05Stats\x12\x0c\n\x04stat\x18\x01 \x03(\x0c\"\x1b\n\x06Values\x12\x11\n\x05value\x18\x04 \x03(\x03\x42\x02\x10\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/columns.proto\x12\x0etxnode.columns\"\x15\n\x05Stats\x12\x0c\n\x04stat\x18\x01 \x03(\x0c\"\x1b\n\x06Values\x12\x11\n\x05value\x18\x04 \x03(\x03\x42\x02\x10\x00\"+\n\x08\x43ounters\x12\x0c\n\x04name\x18\x01 \x03(\t\x12\x11\n\x05value\x18\x02 \x03(\x03\x42\x02\x10\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VALUES'].fields_by_name['value']._loaded_options = None
   _globals['_VALUES'].fields_by_name['value']._serialized_options = b'\020\000'
+  _globals['_COUNTERS'].fields_by_name['value']._loaded_options = None
+  _globals['_COUNTERS'].fields_by_name['value']._serialized_options = b'\020\000'
   _globals['_STATS']._serialized_start=40
   _globals['_STATS']._serialized_end=61
   _globals['_VALUES']._serialized_start=63
   _globals['_VALUES']._serialized_end=90
+  _globals['_COUNTERS']._serialized_start=92
+  _globals['_COUNTERS']._serialized_end=135
 # @@protoc_insertion_point(module_scope)

@@ -17,3 +17,11 @@ class Values(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     value: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, value: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Counters(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: _containers.RepeatedScalarFieldContainer[str]
+    value: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[_Iterable[str]] = ..., value: _Optional[_Iterable[int]] = ...) -> None: ...

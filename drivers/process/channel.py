@@ -23,7 +23,7 @@ from node.http2 import headers
 from node.http2.client import ClientConnection
 from node.http2.stream import End, Status, Stream
 from protos import xray_pb2
-from protos.columns_pb2 import Stats
+from protos.columns_pb2 import Counters, Stats
 from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for a connection attempt; the core is on this machine.
@@ -211,6 +211,15 @@ def _read(reply: type[M], message: bytes) -> M:
         raise ApiFailed(f"the core's answer cannot be read: {error}", Status.INTERNAL) from error
 
 
+def _counters(rows: Sequence[bytes]) -> Iterable[tuple[str, int]]:
+    """Parse the core's messages of single counters, all at once if each has a value. Raises `ApiFailed`."""
+    columns = _read(Counters, b"".join(rows))
+    if len(columns.name) == len(columns.value) == len(rows):
+        return zip(columns.name, columns.value, strict=True)
+    # A message has no value if that is zero.
+    return ((stat.name, stat.value) for stat in [_read(xray_pb2.Stat, row) for row in rows])
+
+
 def _require(end: End) -> None:
     """Raise `ApiFailed` unless the call ended with OK."""
     if end.status != Status.OK:
@@ -243,13 +252,10 @@ class StatsApi:
         now = set(reply.stat)
         if len(now) > SLICE:
             await a_turn(self._reactor)
-        new = now.difference(seen.rows if seen else ())
-        # To pick rows out costs more than to parse a few too many.
-        rows = reply if len(new) > len(now) / 2 else Stats(stat=new)
-        parsed = iter(_read(xray_pb2.QueryStatsResponse, rows.SerializeToString()).stat)
+        new = iter(now.difference(seen.rows if seen else ()))
         counters = dict[str, int]()
-        while part := {stat.name: stat.value for stat in islice(parsed, SLICE)}:
-            counters |= part
+        while part := [*islice(new, SLICE)]:
+            counters.update(_counters(part))
             if len(part) == SLICE:
                 await a_turn(self._reactor)
         if seen:
