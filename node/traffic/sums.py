@@ -50,7 +50,8 @@ class Sums:
 
     def add(self, more: Sums) -> None:
         for mine, theirs in ((self.up, more.up), (self.down, more.down)):
-            mine |= zip(theirs, map(add, theirs.values(), map(mine.get, theirs, repeat(0)))) if mine else theirs
+            sums = zip(theirs, map(add, theirs.values(), map(mine.get, theirs, repeat(0))), strict=True)
+            mine.update(sums if mine else theirs)
 
     def count(self, name: str, up: int = 0, down: int = 0) -> None:
         """Add the bytes of one name."""
