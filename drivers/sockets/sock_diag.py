@@ -54,8 +54,7 @@ _MOVED = struct.Struct("=44xI4xII60xQQ8xII")
 # At 72 the bytes that the process has not read; of a listener, the connections that wait to be accepted.
 _WAITING = struct.Struct("=I")
 _SIZE = 256 * 1024
-# More than /proc/net/snmp has. For a read of `_SIZE` bytes the kernel gives new memory each time, which takes as long as
-# the file does.
+# More than /proc/net/snmp has. A read of `_SIZE` bytes gets new memory from the kernel, which takes as long again.
 _PAGE = 16 * 1024
 
 # The kernel's filter is a program of steps: a test, and how far to jump if it holds, and if not. A socket passes if the
