@@ -189,6 +189,35 @@ def _restarted(guest: Guest, at: Host) -> None:
     assert at.play(playbook="rolling.yml") == []
 
 
+def test_another_version_takes_over(
+    guest: Guest, host: Callable[[Path, str], Host], wheel: Callable[..., Wheel]
+) -> None:
+    """The node hands over to another version without a restart. One that does not start leaves all as it was."""
+    at = host(guest.root, _INTO_GUEST % guest.pid)
+    at.play()
+    running, current = guest.shows("MainPID"), guest.root / "opt/txnode/current"
+
+    def play(made: Wheel) -> list[str]:
+        at.variables |= {
+            "txnode_version": made.version,
+            "txnode_sha256": made.digest,
+            "txnode_wheel": str(made.file),
+        }
+        return at.play(playbook="rolling.yml")
+
+    changed = play(good := wheel("7.1.1"))
+    assert "Reload the service" in changed
+    assert "Restart the service" not in changed
+    serving = current.readlink()
+    with pytest.raises(AssertionError, match=r"Version 7\.1\.2 did not take over within 20 seconds"):
+        at.variables["txnode_ready_seconds"] = 20
+        play(wheel("7.1.2", "raise RuntimeError"))
+    assert current.readlink() == serving
+    assert play(good) == []
+    assert guest.shows("MainPID") == running
+    assert f'"version": "{good.version}"' in guest.run("/opt/txnode/current/bin/nodectl", "info", "--json")
+
+
 def test_a_setting_that_the_node_does_not_have(guest: Guest, host: Callable[[Path, str], Host]) -> None:
     """An unknown setting is refused by name before any change."""
     at = host(guest.root, _INTO_GUEST % guest.pid)
