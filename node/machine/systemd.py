@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from twisted.internet.interfaces import IReactorTime
 
+from node import __version__
 from node.base.logs import Logger
 from node.base.part import Part
 from node.base.periodic import Periodic
@@ -44,8 +45,8 @@ class Notifier:
         return cls(address, _watchdog(environ) if address else None)
 
     def ready(self) -> None:
-        """Report that the node serves."""
-        self._send("READY=1")
+        """Report that the node serves, and its version, which `systemctl status` shows."""
+        self._send(f"READY=1\nSTATUS=txnode {__version__} serves")
 
     def reloading(self) -> None:
         """Report that another program takes over in this process, which sends `ready` again."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from node import __version__
 from node.command_line import SETTINGS
 from node.handover.keeper import DESCRIPTORS
 from scripts.staging import certs
@@ -389,21 +390,21 @@ class Systemd(threading.Thread):
         with self._socket:
             while "STOPPING=1" not in self.heard:
                 message = self._socket.recv(4096).decode()
-                if message == "READY=1":
+                if "READY=1" in message:
                     self.ready_accepts = all(map(accepts, self._ports))
-                self.heard.append(message)
+                self.heard += message.split("\n")
 
 
 @from_nothing
 def test_notify(place: Place) -> None:
-    """systemd receives READY=1 once both ports accept, and STOPPING=1 at the end, once each."""
+    """systemd receives READY=1 with the version once both ports accept, and STOPPING=1 at the end, once each."""
     systemd = Systemd(place.directory / "notify", [place.rest_port, place.grpc_port])
     systemd.start()
     with place.node(NOTIFY_SOCKET=str(systemd.path)):
         until(lambda: "READY=1" in systemd.heard, what="READY=1")
     systemd.join(timeout=10)
     assert systemd.ready_accepts
-    assert [message for message in systemd.heard if "STATUS" not in message] == ["READY=1", "STOPPING=1"]
+    assert systemd.heard == ["READY=1", f"STATUS=txnode {__version__} serves", "STOPPING=1"]
 
 
 def test_watchdog(place: Place) -> None:

@@ -13,7 +13,10 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
+from node import __version__
 from node.machine.systemd import Notifier, Systemd
+
+READY = f"READY=1\nSTATUS=txnode {__version__} serves"
 
 
 class Listener:
@@ -48,7 +51,7 @@ def test_an_abstract_address() -> None:
     name = f"txnode-{uuid.uuid4()}"
     listener = Listener(f"\0{name}")
     Notifier.from_environment({"NOTIFY_SOCKET": f"@{name}"}).ready()
-    assert listener.heard() == ["READY=1"]
+    assert listener.heard() == [READY]
     listener.socket.close()
 
 
@@ -105,7 +108,7 @@ class SystemdTests(SynchronousTestCase):
         service.start()
         self.assertEqual(self.listener.heard(), [])
         service.begin()
-        self.assertEqual(self.listener.heard(), ["READY=1", "WATCHDOG=1"])
+        self.assertEqual(self.listener.heard(), [READY, "WATCHDOG=1"])
         self.clock.advance(14.9)
         self.assertEqual(self.listener.heard(), [])
         self.clock.pump([0.2, 15])
