@@ -162,7 +162,7 @@ def _reloaded(guest: Guest, at: Host) -> None:
     at.variables["txnode_certificate_key"] = pair.key.read_text()
     at.variables["txnode_keys"] = [{"name": "panel", "scope": "all", "key": str(uuid.uuid4())}]
     changed = at.play("--diff")
-    assert "Reload the node" in changed
+    assert "Reload the service" in changed
     assert "Restart the service" not in changed
     assert guest.shows("MainPID") == running
     assert at.play() == []
