@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node import import_gc  # first: see there
+from node import __version__, import_gc  # first: see there
 
 # isort: split
 import sys
@@ -147,7 +147,8 @@ def _house(
     parts = Parts()
     store = Store(reactor, state.database, parts)
     notifier = Notifier(None, None, ties.alive) if ties else Notifier.from_environment(settings.systemd)
-    return House(ring, Journal(reactor, store.event), store, parts, Systemd(notifier, reactor), drivers.sweep)
+    systemd = Systemd(notifier, reactor, __version__)
+    return House(ring, Journal(reactor, store.event), store, parts, systemd, drivers.sweep)
 
 
 def _engine(reactor: Reactor, settings: Settings, drivers: Drivers, house: House, controllers: Passed) -> Engine:

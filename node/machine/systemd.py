@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from twisted.internet.interfaces import IReactorTime
 
-from node import __version__
 from node.base.logs import Logger
 from node.base.part import Part
 from node.base.periodic import Periodic
@@ -44,9 +43,9 @@ class Notifier:
             address = None
         return cls(address, _watchdog(environ) if address else None)
 
-    def ready(self) -> None:
-        """Report that the node serves, and its version, which `systemctl status` shows."""
-        self._send(f"READY=1\nSTATUS=txnode {__version__} serves")
+    def ready(self, version: str) -> None:
+        """Report that the node serves, in this version, which `systemctl status` shows."""
+        self._send(f"READY=1\nSTATUS=txnode {version} serves")
 
     def reloading(self) -> None:
         """Report that another program takes over in this process, which sends `ready` again."""
@@ -92,8 +91,9 @@ class Systemd(Part):
 
     title = "the systemd notifier"
 
-    def __init__(self, notifier: Notifier, clock: IReactorTime) -> None:
+    def __init__(self, notifier: Notifier, clock: IReactorTime, version: str) -> None:
         self._notifier = notifier
+        self._version = version
         # No ping at once: a node that stalls while it starts has not sent READY=1 yet, which has a timeout of its own.
         interval = notifier.watchdog_interval
         name = "the watchdog ping to systemd"
@@ -120,7 +120,7 @@ class Systemd(Part):
             self._notifier.watchdog()
 
     def begin(self) -> None:
-        self._notifier.ready()
+        self._notifier.ready(self._version)
         if self._pings:
             # The last ping may be that of the program before an upgrade, and the next one comes late.
             self._notifier.watchdog()

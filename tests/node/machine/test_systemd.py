@@ -13,10 +13,9 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from node import __version__
 from node.machine.systemd import Notifier, Systemd
 
-READY = f"READY=1\nSTATUS=txnode {__version__} serves"
+READY = "READY=1\nSTATUS=txnode 1.2.3 serves"
 
 
 class Listener:
@@ -40,7 +39,7 @@ def test_without_systemd_nothing_happens() -> None:
     for environ in ({}, {"NOTIFY_SOCKET": "", "WATCHDOG_USEC": "30000000"}):
         notifier = Notifier.from_environment(environ)
         with capturedLogs() as logged:
-            notifier.ready()
+            notifier.ready("1.2.3")
             notifier.watchdog()
             notifier.stopping()
         assert (notifier.address, notifier.watchdog_interval, logged) == (None, None, [])
@@ -50,7 +49,7 @@ def test_an_abstract_address() -> None:
     """An address with @ is a name in the abstract name space."""
     name = f"txnode-{uuid.uuid4()}"
     listener = Listener(f"\0{name}")
-    Notifier.from_environment({"NOTIFY_SOCKET": f"@{name}"}).ready()
+    Notifier.from_environment({"NOTIFY_SOCKET": f"@{name}"}).ready("1.2.3")
     assert listener.heard() == [READY]
     listener.socket.close()
 
@@ -59,14 +58,14 @@ def test_an_address_of_another_kind() -> None:
     """An address that is not a unix socket is reported once and then ignored."""
     with capturedLogs() as logged:
         notifier = Notifier.from_environment({"NOTIFY_SOCKET": "vsock:2:1234"})
-        notifier.ready()
+        notifier.ready("1.2.3")
     assert (notifier.address, len(logged)) == (None, 1)
 
 
 def test_a_failing_send_is_logged(tmp_path: Path) -> None:
     """If no program listens at the address, that is one error in the log and never an exception."""
     with capturedLogs() as logged:
-        Notifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
+        Notifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready("1.2.3")
     assert len(logged) == 1
     assert logged[0]["log_level"].name == "error"
 
@@ -100,7 +99,7 @@ class SystemdTests(SynchronousTestCase):
         self.environ = {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000"}
 
     def service(self) -> Systemd:
-        return Systemd(Notifier.from_environment(self.environ), self.clock)
+        return Systemd(Notifier.from_environment(self.environ), self.clock, "1.2.3")
 
     def test_a_life(self) -> None:
         """READY=1 only on `ready`, WATCHDOG=1 with it and at each half of the interval, STOPPING=1 and then silence."""
