@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -195,6 +196,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:], left_out = in_turn.choose(items)
         config.hook.pytest_deselected(items=left_out)
         items[:] = in_turn.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Never look for garbage among the thousands of tests: that would take a twentieth of a run."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -160,7 +160,6 @@ def test_torrents_are_blocked(tmp_path: Path, home: Place, peer: Peer, echo: Ech
         assert not any(OURS in stat.name for stat in controller.stats(pb.Outbounds).stats)
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_cut_for_a_time_and_back(tmp_path: Path, home: Place, peer: Peer, echo: EchoServer) -> None:
     """The user's connections end, they stay out for so long, and come back by themselves; no other user notices."""
@@ -216,7 +215,6 @@ def _seconds(link: socket.socket) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_a_scan_and_mail(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """200 ports in 10 s are reported within 5 s of the first; mail is blocked, and reported; mail to others passes."""

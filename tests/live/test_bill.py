@@ -39,7 +39,6 @@ def both(count: BilledBytes) -> int:
     return count.received + count.sent
 
 
-@pytest.mark.both
 @pytest.mark.slow
 def test_the_bill(
     tmp_path: Path, ground: Ground, all_kinds: dict[str, Kind], cover: CoverServer, echo: EchoServer

@@ -66,7 +66,7 @@ def end_soon(links: Sequence[socket.socket], place: Place) -> None:
     until(lambda: all(map(ended, links)), 1 + place.ground.late, "they end")
 
 
-@pytest.mark.both
+@pytest.mark.each_once("controller", "ground")
 @pytest.mark.slow
 def test_dropped(controller: Controller, home: Place, away: Place, echo: EchoServer) -> None:
     """By user, by address, by inbound: these connections end, none of 20 others does, and all come back at once."""
@@ -117,7 +117,7 @@ def test_dropped(controller: Controller, home: Place, away: Place, echo: EchoSer
     until(lambda: not online(controller), 5, "no user is online")
 
 
-@pytest.mark.both
+@pytest.mark.each_once("controller", "ground")
 def test_what_does_not_exist(controller: Controller, home: Place) -> None:
     """An unknown user or inbound, and what is no address, are errors; so is a request for everything."""
     run(controller, [home], [member(ANNA, home)])
@@ -139,7 +139,7 @@ def test_what_does_not_exist(controller: Controller, home: Place) -> None:
             work()
 
 
-@pytest.mark.both
+@pytest.mark.each_once("controller", "ground")
 @pytest.mark.slow
 def test_over_udp(controller: Controller, ground: Ground, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
     """Where the node cannot distinguish a core's connections over UDP the reply says so; else they end."""
@@ -160,7 +160,7 @@ def test_over_udp(controller: Controller, ground: Ground, all_kinds: Mapping[str
     assert bool(reply.unsupported) is ground.cuts
 
 
-@pytest.mark.both
+@pytest.mark.each_once("controller", "ground")
 @pytest.mark.slow
 def test_of_a_draining_core(node: NodeProcess, controller: Controller, home: Place, echo: EchoServer) -> None:
     """Users on every core are listed and dropped, and an event says who."""

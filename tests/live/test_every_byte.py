@@ -175,7 +175,6 @@ PLANNED: Mapping[str, Callable[[Street], object]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.both
 def test_planned_ends(street: Street) -> None:
     """Whatever calls are made during transfers, the bills add up to the bytes on the wire."""
     run(street.controller, [street.home], street.members)

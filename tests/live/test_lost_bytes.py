@@ -59,7 +59,7 @@ def billed(controller: Controller) -> Moved:
 
 
 @pytest.mark.slow
-@pytest.mark.both
+@pytest.mark.each_once("ground", "kill")
 @pytest.mark.parametrize("kill", [kill_core, kill_all])
 def test_bytes_of_a_second_or_two(
     kill: Callable[[NodeProcess], None], node: NodeProcess, home: Place, echo: EchoServer

@@ -235,7 +235,6 @@ CHANGES: Sequence[Callable[[Street], None]] = (
 
 
 @pytest.mark.slow
-@pytest.mark.both
 def test_changes_in_a_row(node: NodeProcess, town: Mapping[str, Place], cover: CoverServer, echo: EchoServer) -> None:
     """Through all changes connections stay, new ones succeed, and bytes are counted exactly; then the old cores end.
 

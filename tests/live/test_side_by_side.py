@@ -127,7 +127,6 @@ HAPPENINGS: Mapping[str, Callable[[Neighbour], object]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.both
 def test_what_happens_to_one_is_nothing_to_the_other(pair: tuple[Neighbour, Neighbour], echo: EchoServer) -> None:
     """Each in turn: the other's processes, events and connections stay as they were, and its users alone get in."""
     for it, other in (pair, pair[::-1]):
