@@ -21,7 +21,7 @@ from drivers.sockets.core_connections import Arrivals, CoreConnections, ignore_a
 from drivers.sockets.sock_diag import Connection, Endpoint, Ports, at, cookies
 from drivers.xray.access import Accepted, Records, inbound_in, parse
 from drivers.xray.ingress import Ingress
-from drivers.xray.ownership import Endpoints, OldCredentials, Online, Pair, Unlogged
+from drivers.xray.ownership import LATE, Endpoints, OldCredentials, Online, Pair, Unlogged
 from drivers.xray.requests import Requests
 from node.base.alarm import Alarm
 from node.base.pool import in_pool
@@ -221,6 +221,10 @@ class Connections(CoreConnections):
         self._removed |= {pair: until for pair in pairs if pair[0] in self._ingress}
         if self._removed:
             self._look_within(max(LEARN, self._rest))
+
+    def left_lately(self, pair: Pair) -> bool:
+        """Whether access lines of the user's connections from before a removal may still come."""
+        return self._reactor.seconds() < self._removed.get(pair, 0.0) - PRUNE + LATE
 
     async def _ask(self, kernel: Callable[[Ports], T]) -> T:
         """Ask the kernel for the connections to the inbounds; in the pool if the last look found many."""

@@ -191,7 +191,7 @@ class Users:
         refused += await self._remove_carefully([change for change in leaving if self._needs_care(change.tag)])
         # A failed removal leaves the user with the old account.
         gone = [change for change in leaving if not self._has(change)]
-        wanted = await self._old_connections(gone)
+        wanted = await self._old_connections(gone, changes)
         adds = [change for change in changes if not self._has(change) or self._is_replaced(change)]
         taken = self._still_held(adds)
         adds = [change for change in adds if change not in taken]
@@ -213,9 +213,14 @@ class Users:
             removals = map(self._removal, changes)
             return [Refusal(removal.email, f"{removal.tag}: not removed: {error}") for removal in removals]
 
-    async def _old_connections(self, gone: Sequence[Change]) -> dict[Endpoint, Ports]:
-        """List the connections of these users, whom the core admits by no credential at the moment."""
-        await self._connections.credentials_change(pair_of(change) for change in gone if change.packed is not None)
+    async def _old_connections(self, gone: Sequence[Change], changes: Sequence[Change]) -> dict[Endpoint, Ports]:
+        """List the connections of users who are `gone`: the core admits them by no credential at the moment.
+
+        Those of users who were, and come with these changes, are told from their new ones, too.
+        """
+        now, coming = set(gone), [change for change in changes if change.packed is not None]
+        left = [change for change in coming if change in now or self._connections.left_lately(pair_of(change))]
+        await self._connections.credentials_change(map(pair_of, left))
         # Last: the core may have reported more of them meanwhile.
         return self._connections.of(map(pair_of, gone))
 
@@ -304,7 +309,7 @@ class Users:
         gone = [change for change in changes if self._has(change)]
         try:
             with self._letting_in(changes):
-                wanted = await self._put(tag, apply(changes, {tag: before})[tag], gone)
+                wanted = await self._put(tag, apply(changes, {tag: before})[tag], gone, changes)
         except ApiFailed as error:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
@@ -312,7 +317,9 @@ class Users:
         self._connections.note_removed(pair_of(change) for change in gone if change.packed is None)
         return Applied([], [])
 
-    async def _put(self, tag: str, accounts: Accounts, gone: Sequence[Change] = ()) -> dict[Endpoint, Ports]:
+    async def _put(
+        self, tag: str, accounts: Accounts, gone: Sequence[Change] = (), changes: Sequence[Change] = ()
+    ) -> dict[Endpoint, Ports]:
         """Swap an inbound. Returns the connections that the users of `gone` had until then.
 
         Raises `ApiFailed`; then it is unknown whether the inbound exists, and with which users.
@@ -321,7 +328,7 @@ class Users:
         handler = await starting.built(self._host.reactor, {tag: accounts}, *making)
         await self._api.remove_inbound(tag)
         try:
-            wanted = await self._old_connections(gone)
+            wanted = await self._old_connections(gone, changes)
         finally:
             await self._api.add_inbound(handler)
         self.accounts[tag] = accounts
