@@ -77,7 +77,7 @@ class Renewal(Worker):
             return run
         plan = self._desired.accepted.runs
         try:
-            return await self._replacement.beside(plan, lambda: self._accounts(run, ()), 0.0, SECONDS)
+            return await self._replacement.beside(plan, lambda: self._accounts(run, ()), 0.0, SECONDS, whole=True)
         except (NodeError, NotShared) as error:
             self.log.info(
                 "no new core was started to forget removed users: {reason}; the running core keeps them out",

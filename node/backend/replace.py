@@ -85,10 +85,13 @@ class Replacement(Worker):
             self.log.warn("restarting the core, which ends all connections: {obstacle}", obstacle=obstacle)
         return await self._restart(plan, target, deadline, least)
 
-    async def beside(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
+    async def beside(
+        self, plan: Plan, target: Target, deadline: float, least: float, whole: bool = False
+    ) -> Generation:
         """Launch a run beside the newest serving one, which goes on even if this fails.
 
-        Raises `NotShared` if they cannot share listeners, and what `Plan.launch` raises.
+        Raises `NotShared` if they cannot share listeners, what `Plan.launch` raises, and with `whole` `CoreFailed` if
+        the new one lacks users who came meanwhile.
         """
         before = self._generations.serving[0]
         if not isinstance(before, Shares):
@@ -100,7 +103,7 @@ class Replacement(Worker):
         if reason := await self.drain.make_room(before):
             raise NotShared(reason)
         # The launch has its full time even if making room took long.
-        return await self._overlap(before, plan, target, max(deadline, self._reactor.seconds() + least))
+        return await self._overlap(before, plan, target, max(deadline, self._reactor.seconds() + least), whole)
 
     async def end_all(self) -> None:
         """End every run, also those whose end was aborted half-way."""
@@ -132,7 +135,7 @@ class Replacement(Worker):
         if not isinstance(found, Failure) or not found.check(CancelledError, NodeError):
             await self._wind_down.end(_unless_failed(found))
 
-    async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float) -> Generation:
+    async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float, whole: bool) -> Generation:
         """Launch beside the serving run and direct new connections to the new one once it has proved that it serves.
 
         Existing connections stay with their run. Raises `CoreFailed` if the new one does not serve, and `NotShared`.
@@ -141,18 +144,20 @@ class Replacement(Worker):
         run = await self._launch(plan, target, deadline, before)
         self._generations.come(run)
         try:
-            await self._take_over(run, target, min(PROOF, max(LAST_TRY, deadline - self._reactor.seconds())))
+            await self._take_over(run, target, min(PROOF, max(LAST_TRY, deadline - self._reactor.seconds())), whole)
         except BaseException:
             await self._give_up(before, run)
             raise
         return run
 
-    async def _take_over(self, run: Generation, target: Target, seconds: float) -> None:
+    async def _take_over(self, run: Generation, target: Target, seconds: float, whole: bool) -> None:
         assert isinstance(run, Shares)
         try:
             await run.join()
             await run.prove(seconds)
-            await catch_up(run, target)
+            missing = await catch_up(run, target)
+            if whole and any(change.packed is not None for change in missing):
+                raise CoreFailed("users came meanwhile whom the new core does not take while it runs")
             # Without a turn of the reactor between: users removed from now on are removed from this run, too.
             self._generations.take_over(run)
             await run.lead()
@@ -206,9 +211,10 @@ def _unless_failed(found: T | Failure) -> T:
     return found
 
 
-async def catch_up(run: Generation, target: Target) -> None:
-    """Apply the current target to a run that has just started, as far as it takes changes while it runs."""
+async def catch_up(run: Generation, target: Target) -> list[Change]:
+    """Apply the current target to a run that has just started. Returns the changes that it does not take now."""
     before: list[Change] = []
     while (changes := diff(run.accounts, target())) and changes != before:
         before = changes
         await run.apply(changes)
+    return changes

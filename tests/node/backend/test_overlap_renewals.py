@@ -248,6 +248,20 @@ class Refreshes(OverlapTests):
         self.pass_time(REFRESH + 0.5)
         self.assertEqual((self.names(self.current), self.current is old, old.alive), ({"bob"}, False, True))
 
+    def test_who_comes_back_meanwhile(self) -> None:
+        """A new run that lacks them does not take over; the next one has them."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.driver.launching.shut = True
+        self.pass_time(REFRESH + 0.5)
+        self.successResultOf(self.sync(ANN, BOB))
+        self.driver.dear = lambda change: change.key == "ann"
+        self.driver.launching.open()
+        self.pass_time(1)
+        self.assertEqual((self.names(self.current), self.current is old), ({"ann", "bob"}, True))
+        self.pass_time(RETRY + 1)
+        self.assertEqual((self.names(self.current), self.current is old), ({"ann", "bob"}, False))
+
     def test_one_that_does_not_come_up(self) -> None:
         """It is retried after a while, without another change."""
         self.started("a", ANN, BOB)
