@@ -400,6 +400,19 @@ class ConnectionsTests(TestCase):
         await self.over(before)
         self.assertFalse(ended(after))
 
+    async def test_late_line_of_a_user_who_came_back(self) -> None:
+        """It cuts a connection from before the removal, for some seconds."""
+        before = self.connect()
+        self.connections.note_removed([("home", "anna")])
+        self.assertTrue(self.connections.left_lately(("home", "anna")))
+        self.assertFalse(self.connections.left_lately(("home", "bert")))
+        await self.connections.credentials_change([("home", "anna")])
+        after = self.connect()
+        self.line(before, "anna")
+        self.line(after, "anna")
+        await self.over(before)
+        self.assertFalse(ended(after))
+
     async def test_a_new_connection_from_the_port_of_an_old_one(self) -> None:
         """After a change of credential, a client may use the port of a connection that was cut, or that it closed."""
         came: list[tuple[str, bytes]] = []

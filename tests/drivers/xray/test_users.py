@@ -78,6 +78,7 @@ class FakeConnections:
     def __init__(self) -> None:
         self.where: dict[str, Endpoint] = {}
         self.ended: set[Endpoint] = set()
+        self.left: set[tuple[str, str]] = set()
 
     def of(self, pairs: Any) -> dict[Endpoint, Ports]:
         return {self.where[key]: () for _, key in pairs if key in self.where}
@@ -86,7 +87,10 @@ class FakeConnections:
         pass
 
     def note_removed(self, pairs: Any) -> None:
-        pass
+        self.left |= {*pairs}
+
+    def left_lately(self, pair: Any) -> bool:
+        return pair in self.left
 
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         self.ended |= wanted.keys()
@@ -294,3 +298,18 @@ def test_a_connection_by_the_old_credential_in_the_last_moment(swapped: bool) ->
     asyncio.run(users._swap(TAG, [change]) if swapped else users.apply([change]))
     assert found == [["remove"]] and core.calls == ["remove", "add"]
     assert connections.ended == {b"old"}
+
+
+def test_connections_of_a_user_who_comes_back() -> None:
+    """Those from before the removal may be reported only after it: they are told from new ones before the addition."""
+    core = FakeCore(ANNA)
+    users, connections = made(core, ANNA)
+    found: list[tuple[list[str], list[tuple[str, str]]]] = []
+
+    async def credentials_change(changed: Iterable[tuple[str, str]]) -> None:
+        found.append((core.calls.copy(), [*changed]))
+
+    connections.credentials_change = credentials_change  # type: ignore[method-assign]
+    asyncio.run(users.apply([Change(TAG, "anna@test", None)]))
+    asyncio.run(users.apply([Change(TAG, "anna@test", ANNA), Change(TAG, "bert@test", BERT)]))
+    assert found == [(["remove"], []), (["remove"], [(TAG, "anna@test")])]

@@ -240,6 +240,9 @@ class NoConnections:
     async def credentials_change(self, changed: Iterable[object]) -> None:
         assert list(changed) is not None
 
+    def left_lately(self, _: object) -> bool:
+        return False
+
     def note_removed(self, pairs: Iterable[object]) -> None:
         assert list(pairs) is not None
 
