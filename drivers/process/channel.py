@@ -217,7 +217,8 @@ def _counters(rows: Sequence[bytes]) -> Iterable[tuple[str, int]]:
     if len(columns.name) == len(columns.value) == len(rows):
         return zip(columns.name, columns.value, strict=True)
     # A message has no value if that is zero.
-    return ((stat.name, stat.value) for stat in [_read(xray_pb2.Stat, row) for row in rows])
+    stats = _read(xray_pb2.QueryStatsResponse, Stats(stat=rows).SerializeToString()).stat
+    return ((stat.name, stat.value) for stat in stats)
 
 
 def _require(end: End) -> None:

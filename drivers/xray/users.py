@@ -219,10 +219,14 @@ class Users:
         Those of users who were, and come with these changes, are told from their new ones, too.
         """
         now, coming = set(gone), [change for change in changes if change.packed is not None]
-        left = [change for change in coming if change in now or self._connections.left_lately(pair_of(change))]
+        left = [change for change in coming if change in now or self._comes_back(change)]
         await self._connections.credentials_change(map(pair_of, left))
         # Last: the core may have reported more of them meanwhile.
         return self._connections.of(map(pair_of, gone))
+
+    def _comes_back(self, change: Change) -> bool:
+        """Whether a user who left lately is not in."""
+        return not self._has(change) and self._connections.left_lately(pair_of(change))
 
     def _needs_care(self, tag: str) -> bool:
         """Whether the inbound's users must not be removed during a handshake."""

@@ -54,17 +54,8 @@ class Batches:
 class Reconciler(Batches):
     """Batches and applies the changes of one run; nothing else changes its users."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        # Pairs whose old account was to leave when they began to wait: it leaves, even if a later change wants it back.
-        self._leaving: Pairs = set()
-
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         """The changes that these (tag, key) pairs need now."""
-        raise NotImplementedError
-
-    def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
-        """Removals and replacements, except those in `left`, whose old account is still in force."""
         raise NotImplementedError
 
     async def apply(self, changes: list[Change]) -> Applied:
@@ -76,8 +67,6 @@ class Reconciler(Batches):
         done = self._add(touched)
         if len(self._waiting) == 1:
             self._turn.run(self._batch)
-        if self._waiting:
-            self._leaving |= pairs(self.kept(self.changes(touched))) - self._asked
         return done
 
     def unsettled(self, differences: Iterable[Change]) -> Pairs:
@@ -86,14 +75,9 @@ class Reconciler(Batches):
 
     async def _batch(self) -> None:
         dirty, self._dirty = self._dirty, set()
-        leaving, self._leaving = self._leaving, set()
         waiting, self._waiting = self._waiting, []
         try:
-            # Users who come back as they were: their connections from before end, too.
-            back = leaving - pairs(self.changes(leaving))
-            await self._reconcile([Change(tag, key, None) for tag, key in back], dirty)
-            changes = self.changes(dirty)
-            applied = await self._reconcile(changes, pairs(changes))
+            applied = await self._reconcile(dirty)
         except Exception:  # noqa: BLE001 - every caller that waits gets it
             fault = Failure()
             for _, done in waiting:
@@ -101,10 +85,11 @@ class Reconciler(Batches):
         else:
             answer(waiting, applied)
 
-    async def _reconcile(self, changes: list[Change], asked: Pairs) -> Applied:
+    async def _reconcile(self, touched: Pairs) -> Applied:
+        changes = self.changes(touched)
         if not changes:
             return Applied([], [])
-        self._asked = asked
+        self._asked = pairs(changes)
         try:
             return await self.apply(changes)
         finally:

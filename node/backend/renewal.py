@@ -80,7 +80,7 @@ class Renewal(Worker):
             return await self._replacement.beside(plan, lambda: self._accounts(run, ()), 0.0, SECONDS, whole=True)
         except (NodeError, NotShared) as error:
             self.log.info(
-                "no new core was started to forget removed users: {reason}; the running core keeps them out",
+                "no new core took over to forget removed users: {reason}; the running core keeps the removed users out",
                 reason=str(error),
             )
             return run

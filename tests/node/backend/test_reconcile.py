@@ -37,11 +37,6 @@ class Core(Reconciler):
         here = [Change(tag, key, self.target[tag].get(key)) for tag, key in touched if tag in self.target]
         return [change for change in here if self.accounts[change.tag].get(change.key) != change.packed]
 
-    def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
-        assert not left
-        old = [(self.accounts.get(change.tag, {}).get(change.key), change) for change in changes]
-        return [change for packed, change in old if packed not in (None, change.packed)]
-
     async def apply(self, changes: list[Change]) -> Applied:
         """Apply removals and cheap additions; the others are left."""
         left = [change for change in changes if change.packed == b"dear"]
@@ -109,26 +104,6 @@ class ReconcilerTests(SynchronousTestCase):
             self.successResultOf(done)
         self.assertEqual(self.core.accounts["a"], {"ann": b"2", "bob": b"3"})
         self.assertEqual(len(self.core.batches), 2)
-
-    def test_who_leaves_and_comes_back_meanwhile_leaves(self) -> None:
-        """Users whose removal, or new credential, is taken back while it waits are removed before they come back."""
-        self.core.accounts = {"a": {"ann": b"1", "bob": b"1", "carl": b"1"}, "b": {}}
-        self.core.target = {"a": {**self.core.accounts["a"]}, "b": {}}
-        first = self.wish("a", "carl", b"2")
-        later = [self.wish("a", "ann", None), self.wish("a", "bob", b"2"), self.wish("a", "carl", b"3")]
-        later += [self.wish("a", "ann", b"1"), self.wish("a", "bob", b"1"), self.wish("a", "carl", b"2")]
-        self.core.finish()
-        self.successResultOf(first)
-        self.assertCountEqual(self.core.batches[-1], [Change("a", "ann", None), Change("a", "bob", None)])
-        self.assertTrue(self.reconciler.busy({("a", "ann")}))
-        self.core.finish()
-        self.assertCountEqual(self.core.batches[-1], [Change("a", "ann", b"1"), Change("a", "bob", b"1")])
-        for done in later:
-            self.assertNoResult(done)
-        self.core.finish()
-        for done in later:
-            self.assertEqual(self.successResultOf(done), NOTHING)
-        self.assertEqual(self.core.accounts["a"], {"ann": b"1", "bob": b"1", "carl": b"2"})
 
     def test_refusals_go_to_their_callers(self) -> None:
         """Each caller gets the refusals of its own users, by the e-mail in any case, and no others."""
