@@ -216,7 +216,7 @@ class Users:
     async def _old_connections(self, gone: Sequence[Change], changes: Sequence[Change]) -> dict[Endpoint, Ports]:
         """List the connections of users who are `gone`: the core admits them by no credential at the moment.
 
-        Those of users who were, and come with these changes, are told from their new ones, too.
+        Those of users who were, and come with these changes, are distinguished from their new ones, too.
         """
         now, coming = set(gone), [change for change in changes if change.packed is not None]
         left = [change for change in coming if change in now or self._comes_back(change)]

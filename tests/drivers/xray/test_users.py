@@ -301,7 +301,7 @@ def test_a_connection_by_the_old_credential_in_the_last_moment(swapped: bool) ->
 
 
 def test_connections_of_a_user_who_comes_back() -> None:
-    """Those from before the removal may be reported only after it: they are told from new ones before the addition."""
+    """Those from before the removal may be reported only after it: they are distinguished before the addition."""
     core = FakeCore(ANNA)
     users, connections = made(core, ANNA)
     found: list[tuple[list[str], list[tuple[str, str]]]] = []
