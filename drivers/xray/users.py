@@ -313,7 +313,7 @@ class Users:
         gone = [change for change in changes if self._has(change)]
         try:
             with self._letting_in(changes):
-                wanted = await self._put(tag, apply(changes, {tag: before})[tag], gone, changes)
+                wanted = await self._put(tag, apply(changes, {tag: before})[tag], changes)
         except ApiFailed as error:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
@@ -321,13 +321,12 @@ class Users:
         self._connections.note_removed(pair_of(change) for change in gone if change.packed is None)
         return Applied([], [])
 
-    async def _put(
-        self, tag: str, accounts: Accounts, gone: Sequence[Change] = (), changes: Sequence[Change] = ()
-    ) -> dict[Endpoint, Ports]:
-        """Swap an inbound. Returns the connections that the users of `gone` had until then.
+    async def _put(self, tag: str, accounts: Accounts, changes: Sequence[Change] = ()) -> dict[Endpoint, Ports]:
+        """Swap an inbound. Returns the connections that users with these changes had until then.
 
         Raises `ApiFailed`; then it is unknown whether the inbound exists, and with which users.
         """
+        gone = [change for change in changes if self._has(change)]
         making = self._plan.handler, tag, accounts, self._api.aliases
         handler = await starting.built(self._host.reactor, {tag: accounts}, *making)
         await self._api.remove_inbound(tag)
