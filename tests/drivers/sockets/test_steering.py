@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -404,10 +404,16 @@ def test_other_ports_are_left(port: Port) -> None:
         assert survey(one.pid, [range(0)]).tcp == frozenset()
 
 
-def open_files() -> int:
+def open_files() -> dict[str, str]:
+    """The files that this process has open, by descriptor."""
     # Garbage may have files open until it is collected, such as the traceback of an expected error.
     gc.collect()
-    return len(list(Path("/proc/self/fd").iterdir()))
+    found = {}
+    for each in Path("/proc/self/fd").iterdir():
+        # Threads of other tests may close one meanwhile.
+        with suppress(FileNotFoundError):
+            found[each.name] = str(each.readlink())
+    return found
 
 
 def test_nothing_stays_open(port: Port) -> None:
@@ -434,8 +440,14 @@ def test_nothing_stays_open(port: Port) -> None:
             own.steering.join(first.pid, own.ports)
         own.steering.close()
         assert len({meet(own.address) for _ in range(200)}) == 2
-    # One more is that greeter's output. Threads of other tests may have a file open for a moment.
-    until(lambda: open_files() <= before + 1, what="everything is closed")
+
+    def closed() -> bool:
+        # One more is that greeter's output. Threads of other tests may have a file open for a moment.
+        after = open_files()
+        assert len(after) <= len(before) + 1, f"{sorted(after.items() - before.items())} are new"
+        return True
+
+    until(closed, what="everything is closed")
 
 
 def test_closed_and_joined_again(port: Port) -> None:
