@@ -224,6 +224,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         _within_time(item, report)
     if report.failed:
         for name, found in getattr(item, "funcargs", {}).items():
+            # Some fixtures are a node with its controller.
+            found = getattr(found, "node", found)
             if isinstance(found, NodeProcess):
                 report.sections.append((f"{name}, its last lines", "\n".join(found.last_lines(_LAST))))
     return report

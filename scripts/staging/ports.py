@@ -30,14 +30,15 @@ def _candidates() -> Iterator[int]:
         except OSError:
             mark.close()
         else:
-            _marks.append(mark)
+            marks.append(mark)
             block = range(first, first + _BLOCK)
             own += block
             yield from block
     yield from itertools.cycle(own)
 
 
-_marks: list[socket.socket] = []
+# They stay open.
+marks: list[socket.socket] = []
 _ports = _candidates()
 _lock = threading.Lock()
 

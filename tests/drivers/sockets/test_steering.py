@@ -23,7 +23,7 @@ from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.sock_diag import Ports
 from drivers.sockets.steering import Steering
 from protos import handover_pb2
-from scripts.staging.ports import free_port
+from scripts.staging.ports import free_port, marks
 from scripts.staging.process import freeze
 from scripts.staging.wait import until
 from tests.harness import handed_on
@@ -405,15 +405,16 @@ def test_other_ports_are_left(port: Port) -> None:
 
 
 def open_files() -> dict[str, str]:
-    """The files that this process has open, by descriptor."""
+    """The files that this process has open, by descriptor, without the marks of the ports that tests have taken."""
     # Garbage may have files open until it is collected, such as the traceback of an expected error.
     gc.collect()
+    own = {str(mark.fileno()) for mark in marks}
     found = {}
     for each in Path("/proc/self/fd").iterdir():
         # Threads of other tests may close one meanwhile.
         with suppress(FileNotFoundError):
             found[each.name] = str(each.readlink())
-    return found
+    return {number: name for number, name in found.items() if number not in own}
 
 
 def test_nothing_stays_open(port: Port) -> None:
