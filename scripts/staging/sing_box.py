@@ -26,6 +26,7 @@ from scripts.staging.wait import accepts, bound
 
 BUILDS: Mapping[str, Core] = {"built": SING_BOX_BUILT, "wheel": SING_BOX_WHEEL}
 SERVER_NAME = "proxy.test"
+_STARTED = "sing-box started"
 # The server key of Shadowsocks-2022, which every client needs too.
 SERVER_KEY = shadowsocks_2022_key("server", 16)
 
@@ -51,7 +52,8 @@ class SingBoxClient(Child):
 
     def __init__(self, routes: Mapping[int, list[Json]]) -> None:
         super().__init__([str(find_sing_box()), "run", "-c", "stdin"], ENVIRONMENT, stdin=client_config(routes))
-        self.ready(lambda: all(map(accepts, routes)), 10, "sing-box listens")
+        # When a core has found its default interface, it ends its connections, which may be after it listens.
+        self.ready(lambda: all(map(accepts, routes)) and _STARTED in self.output, 10, "sing-box has started")
 
 
 def client_config(routes: Mapping[int, list[Json]]) -> bytes:
@@ -63,7 +65,7 @@ def client_config(routes: Mapping[int, list[Json]]) -> bytes:
         for outbound in chain
     ]
     rules = [{"inbound": [str(port)], "outbound": f"{port}-{chain[0]['tag']}"} for port, chain in routes.items()]
-    config = {"log": {"level": "warn"}, "inbounds": inbounds, "outbounds": outbounds, "route": {"rules": rules}}
+    config = {"log": {"level": "info"}, "inbounds": inbounds, "outbounds": outbounds, "route": {"rules": rules}}
     return json.dumps(config).encode()
 
 
