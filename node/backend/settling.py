@@ -212,7 +212,7 @@ class Settling(Worker, Follower):
 
     async def _take(self, keeper: Keeper, outcome: Applied, found: _Found) -> None:
         found.refused += outcome.refused
-        if outcome.left and keeper.serves and not found.brought:
+        if outcome.left and (keeper.serves or keeper.takes_over) and not found.brought:
             found.left.append(pairs(outcome.left))
             found.removes = found.removes or bool(keeper.kept(outcome.left))
         elif keeper.drains and keeper.kept(keeper.changes(pairs(outcome.left))):
@@ -244,7 +244,7 @@ class Settling(Worker, Follower):
 
 @dataclass
 class _Found:
-    """The outcome so far; `left` are the pairs that the current run left for a new one.
+    """The outcome so far; `left` are the pairs that the current run, or one that takes over, left for a new one.
 
     `removes`: some of these remove a user who is in until then.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, succeed
 
 from drivers.pretended.scripted import SharedGeneration
 from node.backend import drain
@@ -261,6 +261,22 @@ class Refreshes(OverlapTests):
         self.assertEqual((self.names(self.current), self.current is old), ({"ann", "bob"}, True))
         self.pass_time(RETRY + 1)
         self.assertEqual((self.names(self.current), self.current is old), ({"ann", "bob"}, False))
+
+    def test_who_comes_back_as_it_takes_over(self) -> None:
+        """The caller is answered when the run that gets new connections has them."""
+        self.started("a", ANN, BOB)
+        self.removed(BOB)
+        self.driver.leading.shut = True
+        self.pass_time(REFRESH + 0.5)
+        [new] = self.generations.taking_over
+        self.patch(new, "apply", lambda changes: succeed(Applied([], changes)))
+        led = list[SharedGeneration | None]()
+        back = self.sync(ANN, BOB).addCallback(lambda _: led.append(self.driver.led))
+        self.pass_time(1)
+        self.driver.leading.open()
+        self.pass_time(1)
+        self.successResultOf(back)
+        self.assertEqual([self.names(run) for run in led if run], [{"ann", "bob"}])
 
     def test_one_that_does_not_come_up(self) -> None:
         """It is retried after a while, without another change."""
