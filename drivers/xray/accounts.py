@@ -154,9 +154,11 @@ def email_of(packed: bytes) -> str:
 
 def named(packed: bytes, end: str) -> bytes:
     """A serialised protocol.User whose e-mail has this end besides."""
+    if not end:
+        return packed
     if packed[:1] == b"\x12" and packed[1] < 0x80 and len(end) < 0x80 - packed[1]:
         begin, size = 2 + packed[1], packed[1] + len(end)
-        return b"".join((b"\x12", SIZE[size], packed[2:begin], end.encode(), packed[begin:])) if end else packed
+        return b"".join((b"\x12", SIZE[size], packed[2:begin], end.encode(), packed[begin:]))
     user = xray_pb2.User.FromString(packed)
     user.email += end
     return user.SerializeToString()

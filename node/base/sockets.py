@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twisted.internet import tcp
+from twisted.internet.interfaces import IDelayedCall
 
 
 @dataclass
@@ -25,8 +26,11 @@ class Prompt(tcp.Server):
     """
 
     at_once = False
-    _due = False
+    # What writes at the end of this turn.
+    _due: IDelayedCall | None = None
     _now = False
+    # Whether the reactor waits until it can write.
+    _waits = False
 
     def write(self, data: bytes) -> None:
         self._now = self.at_once
@@ -36,17 +40,17 @@ class Prompt(tcp.Server):
     def startWriting(self) -> None:
         if self._now:
             self._write()
-        elif not self._due:
-            self._due = True
-            self.reactor.callLater(0, self.flush)  # type: ignore[attr-defined]
+        elif self._due is None:
+            self._due = self.reactor.callLater(0, self._write)  # type: ignore[attr-defined]
 
     def flush(self) -> None:
         """Write now what this turn has written so far."""
-        if self._due:
+        if self._due is not None:
+            self._due.cancel()
             self._write()
 
     def _write(self) -> None:
-        self._due = False
+        self._due = None
         if not self.connected:
             return
         # The reactor handles the end of the connection, errors, and data that the kernel does not take now.

@@ -34,16 +34,12 @@ class Generations:
         self._coming: list[Generation] = []
         # Runs that new connections are being directed to, though none of them is the current one yet.
         self._taking_over: list[Generation] = []
-        self._current: Generation | None = None
+        self.current: Generation | None = None
         self._draining: list[Generation] = []
         self._ending: list[Generation] = []
         # The serving and the draining runs, as the followers know them.
         self._known: tuple[Sequence[Generation], Sequence[Generation]] = (), ()
         self._followers: list[Follower] = []
-
-    @property
-    def current(self) -> Generation | None:
-        return self._current
 
     @property
     def taking_over(self) -> Sequence[Generation]:
@@ -65,7 +61,7 @@ class Generations:
 
         Runs that take over are last.
         """
-        return (*filter(None, (self._current,)), *reversed(self._draining), *self._taking_over)
+        return (*filter(None, (self.current,)), *reversed(self._draining), *self._taking_over)
 
     @property
     def counting(self) -> Sequence[Generation]:
@@ -89,16 +85,16 @@ class Generations:
 
     def adopt(self, generation: Generation) -> None:
         """Make a run, new or taken back, the current one; the one before it drains."""
-        self._draining += filter(None, (self._current,))
-        self._current = None
+        self._draining += filter(None, (self.current,))
+        self.current = None
         self._forget(generation)
-        self._current = generation
+        self.current = generation
         self._notify()
 
     def drain(self, generation: Generation) -> None:
         """Have a run drain that took over and was given up for an earlier one: it counts as older than that one."""
         self._forget(generation)
-        self._draining.insert(len(self._draining) - (self._current is None), generation)
+        self._draining.insert(len(self._draining) - (self.current is None), generation)
         self._notify()
 
     def inherit(self, draining: Iterable[Generation]) -> None:
@@ -108,9 +104,9 @@ class Generations:
 
     def retire(self) -> None:
         """Have the current run drain; there is no current one until the next is adopted."""
-        if self._current is not None:
-            self._draining.append(self._current)
-            self._current = None
+        if self.current is not None:
+            self._draining.append(self.current)
+            self.current = None
             self._notify()
 
     def end(self, generation: Generation) -> None:
@@ -129,8 +125,8 @@ class Generations:
         return served
 
     def _forget(self, generation: Generation) -> None:
-        if self._current is generation:
-            self._current = None
+        if self.current is generation:
+            self.current = None
         for place in (self._coming, self._taking_over, self._draining, self._ending):
             if generation in place:
                 place.remove(generation)

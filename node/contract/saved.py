@@ -55,7 +55,10 @@ class Changes:
     days: dict[str, bytes | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return self != Changes()
+        return vars(self) != _NONE
+
+
+_NONE = vars(Changes())
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class Lasting(Part):
     def save(self, changes: Changes) -> None:
         """Add everything that this part keeps on disk, for an empty state file."""
 
-    def stored(self, changes: Changes) -> None:
-        """Note that these changes are on disk."""
+    def stored(self, margins: Margins) -> None:
+        """Note that these margins of the journal are on disk."""
 
     def disk(self, fault: str) -> None:
         """Note that the disk fails or, with an empty text, that it works again."""

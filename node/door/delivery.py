@@ -77,7 +77,11 @@ def tcp(transport: Any) -> Any:
 def flush(transport: Any) -> None:
     """Have TLS write now what it buffers for a reactor turn. Twisted has no public API for this."""
     if isinstance(transport, BufferingTLSTransport):
-        transport._aggregator.flush()
+        aggregator: Any = transport._aggregator
+        aggregator.flush()
+        # What it has scheduled has nothing to do any more, and would cost the reactor a turn.
+        if scheduled := getattr(aggregator, "_scheduled", None):
+            aggregator._scheduled = scheduled.cancel()
 
 
 def written(transport: Any) -> int:

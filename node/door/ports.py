@@ -54,10 +54,16 @@ class Counted(Prompt):
     """A connection whose bytes its port counts, unless the client is on this machine."""
 
     server: Port
+    _host: Any = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._passed = Passed() if is_loopback(self.getPeer().host) else self.server.passed
+
+    def getHost(self) -> Any:
+        """Its own address. Twisted asks the kernel each time, which its web server does for each request."""
+        self._host = self._host or super().getHost()
+        return self._host
 
     def _dataReceived(self, data: bytes | None) -> Any:
         self._passed.received += len(data or b"")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from functools import partial
+from inspect import unwrap
 from io import BytesIO
 from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import unquote
@@ -109,7 +109,8 @@ class _Root(Resource):
         for rule in app.url_map.iter_rules():
             # Werkzeug adds HEAD wherever there is a GET.
             verbs = (rule.methods or set()) - ({"HEAD"} if rule.endpoint in operations else set())
-            handler = cast(Handler, partial(app.execute_endpoint, rule.endpoint))
+            # As it was before Klein made a Deferred of it.
+            handler = cast(Handler, unwrap(app.endpoints[rule.endpoint]))
             self._routes.setdefault(rule.rule, {}).update({verb.encode(): handler for verb in sorted(verbs)})
         self._calls = calls
 
@@ -123,7 +124,8 @@ class _Root(Resource):
         # Before the work, which may end at once.
         ended = request.notifyFinish()
         work = Deferred.fromCoroutine(self._respond(request))
-        ended.addErrback(lambda _: work.cancel())
+        # Other work goes on: it has begun.
+        ended.addErrback(lambda _: work.cancel() if request.endless else None)
         work.addErrback(lambda failure: _logger.failure("a REST reply could not be written", failure))
         return NOT_DONE_YET
 
@@ -183,28 +185,26 @@ def _header(request: Request, name: str) -> str:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body, caller = request.content.getvalue(), request.caller
-    return await _answer(request, await _accepted(calls.unary(method, body, caller, caller.address)))
+    return await _answer(request, await calls.unary(method, body, caller, caller.address))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-    return await _answer(request, await _accepted(_fed(calls, method, request)))
-
-
-async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
     feed, reactor = calls.open(method, request.caller), request.site.reactor
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
         await feed.feed(message)
         if number % TURN == 0:
             await a_turn(reactor)
-    return Reply(await feed.finish())
+    return await _answer(request, Reply(await feed.finish()))
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
+    request.endless = True
     await log_stream(request, calls, method).run()
     return b""
 
 
 async def _events(calls: Calls, method: Method, request: Request) -> bytes:
+    request.endless = True
     asked = parse(method, request.content.getvalue())
     assert isinstance(asked, EventsRequest)
     if accepts_events(request):
@@ -215,26 +215,15 @@ async def _events(calls: Calls, method: Method, request: Request) -> bytes:
     return b""
 
 
-def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Reply]:
-    """Return the outcome of work that goes on when the caller hangs up, which cancels only the returned Deferred."""
-    outcome: Deferred[Reply] = Deferred()
-
-    def answer(reply: Reply) -> None:
-        if outcome.called and reply.delivered is not None:  # the caller has hung up
-            fire(reply.delivered, False)
-        outcome.callback(reply)
-
-    done = Deferred.fromCoroutine(work).addErrback(lambda failure: Failure(_translated(failure)))
-    done.addCallbacks(answer, outcome.errback)
-    return outcome
-
-
 async def _answer(request: Request, reply: Reply) -> bytes:
     """Return the body to write; if its delivery is watched, write it here and return nothing."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
     request.setHeader(b"Content-Length", b"%d" % len(reply.body))
     if reply.delivered is None:
         return reply.body
+    if request.channel is None:  # the caller has hung up
+        fire(reply.delivered, False)
+        return b""
     request.site.deliveries.write(request, reply.body, reply.delivered)
     if not request.channel.persistent:
         # TLS's close_notify must not follow at once: it would lie unread when the client closes, and then its kernel

@@ -41,8 +41,8 @@ from node.door.delivery import flush, queued, tcp
 
 # Verbs of requests that change nothing.
 _LOOKING = (b"GET", b"HEAD")
-# Headers of every response.
-_EVERYWHERE = ((b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
+# The end of the headers of every response.
+_EVERYWHERE = b"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\r\n"
 
 _logger = Logger()
 
@@ -62,10 +62,21 @@ class Request(server.Request):
     content: BytesIO
     caller: Caller
     dialect = Dialect.DOCUMENT
+    # Whether the reply is a stream without an end: it ends when the client is gone.
+    endless = False
 
     def __init__(self, channel: Channel, *args: Any, **options: Any) -> None:
         super().__init__(channel, *args, **options)
         self.began = channel.site.reactor.seconds()
+
+    def process(self) -> None:
+        """Have the site's one resource answer. twisted.web would look for others, and name itself in a header."""
+        self.site = self.channel.site
+        self.setHeader(b"Date", http.datetimeToString())
+        try:
+            self.render(self.site.resource)
+        except BaseException:  # noqa: BLE001 - answered, and logged
+            self.processingFailed(Failure())
 
     def gotLength(self, length: int | None) -> None:
         self.content = BytesIO()
@@ -246,12 +257,10 @@ class Channel(http.HTTPChannel):
         self.connection.arm(late, answer)
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
-        for name, value in _EVERYWHERE:
-            headers.setRawHeaders(name, [value])
-        headers.removeHeader(b"Server")  # twisted.web's
         if self._last:
             headers.setRawHeaders(b"Connection", [b"close"])
-        super().writeHeaders(version, code, reason, headers)
+        lines = [b"%b: %b\r\n" % (name, value) for name, values in headers.getAllRawHeaders() for value in values]
+        self.transport.write(b"%b %b %b\r\n%b%b" % (version, code, reason, b"".join(lines), _EVERYWHERE))
 
     def hold(self) -> None:
         self._last = True

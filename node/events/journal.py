@@ -111,9 +111,9 @@ class Journal(Lasting):
     def save(self, changes: Changes) -> None:
         changes.margins, changes.events = self.margins, list(self._events)
 
-    def stored(self, changes: Changes) -> None:
-        if changes.margins is not None and changes.margins.epoch == self.epoch:
-            self._sure = changes.margins.ceiling
+    def stored(self, margins: Margins) -> None:
+        if margins.epoch == self.epoch:
+            self._sure = margins.ceiling
             self._show()
 
     def disk(self, fault: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -30,13 +30,15 @@ class UserEvents:
         self._refused = Gathering(journal, reactor, Kind.USERS_REFUSED, "could not be applied")
         self._cut = Gathering(journal, reactor, Kind.USERS_CUT, "were removed and are out of the core")
 
-    def refused(self, users: Iterable[tuple[str, str]]) -> None:
+    def refused(self, users: Collection[tuple[str, str]]) -> None:
         """Report users who could not be applied, each with the reason."""
-        self._refused.add(users)
+        if users:
+            self._refused.add(users)
 
-    def cut(self, users: Iterable[str]) -> None:
+    def cut(self, users: Collection[str]) -> None:
         """Report users who were removed and are out of the core."""
-        self._cut.add((name, "") for name in users)
+        if users:
+            self._cut.add((name, "") for name in users)
 
     def close(self) -> None:
         """Report what was collected."""

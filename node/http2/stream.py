@@ -66,10 +66,10 @@ class Stream:
         self._held = 0
         self._waiting: Deferred[None] | None = None
 
-    async def progress(self) -> None:
+    def progress(self) -> Deferred[None]:
         """Wait for the next message, or the end. One reader waits at a time."""
         self._waiting = Deferred()
-        await self._waiting
+        return self._waiting
 
     def close(self, end: End = End(None, "given up")) -> None:
         """End the call on this side: its caller wants no more messages."""

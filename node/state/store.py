@@ -273,7 +273,8 @@ class Store(Lasting):
         recovered = self.fault and not self._retry.pending
         if recovered:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
-        self._tell(lambda part: part.stored(changes))
+        if (margins := changes.margins) is not None:
+            self._tell(lambda part: part.stored(margins))
         if recovered:
             self.fault = ""
             self._tell(lambda part: part.disk(""))

@@ -51,6 +51,7 @@ def test_an_email_as_the_core_writes_it(email: str, level: int) -> None:
 
 
 @given(texts, texts, st.binary(max_size=300))
+@example("in", "a" * 128, b"")
 def test_an_operation_by_another_name(tag: str, email: str, account: bytes) -> None:
     """The core gets the user's name with an end, whatever the length; the account stays."""
     packed, end = pack(email, "some.Account", account), f"{SEPARATOR}12"

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Caller
 from node.api.readers import KINDS, LONGEST_KIND, EventReader
 from node.base.errors import InvalidRequest, Unauthenticated
-from node.contract.saved import Changes, Margins, Packed, Saved
+from node.contract.saved import Margins, Packed, Saved
 from node.events import journal as journal_module
 from node.events.journal import BYTES, EVENTS, MAX_FIELD, MAX_TEXT, READ, RESERVED, Journal
 from node.events.kinds import Kind, fits
@@ -47,15 +47,16 @@ class Disk:
             if event:
                 self.events[event.sequence] = event.body
             self.events = {number: body for number, body in self.events.items() if number >= margins.first}
-            journal.stored(Changes(margins=margins))
+            journal.stored(margins)
 
     def anew(self, journal: Journal) -> None:
         """The disk works again: write everything."""
         self.away, self.waiting = False, []
         kept = everything(journal)
+        assert kept.margins is not None
         self.margins = kept.margins
         self.events = {packed.sequence: packed.body for packed in kept.events}
-        journal.stored(kept)
+        journal.stored(kept.margins)
         journal.disk("")
         self.commit(journal)
 

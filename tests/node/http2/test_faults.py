@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from twisted.internet.defer import Deferred
 
 from node.http2.client import BLOCK
 from node.http2.frames import (
@@ -29,7 +28,7 @@ def test_an_answer_together_with_a_violation() -> None:
     """The caller of the answer is woken: it is complete."""
     core = Core()
     stream = core.call()
-    waiting = Deferred.fromCoroutine(stream.progress())
+    waiting = stream.progress()
     core.says(
         frame(Kind.HEADERS, END_HEADERS, 1, OK) + frame(Kind.DATA, 0, 1, framed(b"a")),
         frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE) + frame(Kind.GOAWAY, 0, 0, b""),
@@ -42,7 +41,7 @@ def test_an_answer_together_with_an_unforeseen_error() -> None:
     core = Core()
     stream = core.call()
     core.call()
-    waiting = Deferred.fromCoroutine(stream.progress())
+    waiting = stream.progress()
     done = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE)
     # 5,000 digits; their count as an HPACK integer with a prefix of 7 bits.
     strange = DONE[:-2] + b"\x7f\x89\x26" + b"1" * 5000
