@@ -122,12 +122,13 @@ def connection(place: Place, person: TestUser, echo: EchoServer) -> Iterator[soc
 
 def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 10.0) -> bool:
     """Whether a new client reaches the echo server through the inbound as this user."""
-    before = echo.connections
-    with way(place, person) as port:
+    before, port = echo.connections, free_port()
+    with XrayClient({port: place.outbound(person)}) as client:
         try:
             transfer.connect(port, echo, timeout).close()
-        except OSError:
+        except OSError as error:
             assert echo.connections == before, "he did not get an answer, but he got in"
+            print(f"{person.email} does not get in: {error!r}; output of the client:\n{client.output}")
             return False
         return True
 
