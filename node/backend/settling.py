@@ -137,7 +137,7 @@ class Settling(Worker, Follower):
         keeper = self._keepers.of(run)
         if keeper is not None:
             differences = keeper.differences()
-            if keeper.serves:
+            if keeper.serves or keeper.takes_over:
                 differences = self._pending.left_out.besides(differences)
             touched = pairs(differences)
             if touched:

@@ -29,8 +29,6 @@ class Prompt(tcp.Server):
     # What writes at the end of this turn.
     _due: IDelayedCall | None = None
     _now = False
-    # Whether the reactor waits until it can write.
-    _waits = False
 
     def write(self, data: bytes) -> None:
         self._now = self.at_once
@@ -46,11 +44,12 @@ class Prompt(tcp.Server):
     def flush(self) -> None:
         """Write now what this turn has written so far."""
         if self._due is not None:
-            self._due.cancel()
             self._write()
 
     def _write(self) -> None:
-        self._due = None
+        due, self._due = self._due, None
+        if due is not None and due.active():
+            due.cancel()
         if not self.connected:
             return
         # The reactor handles the end of the connection, errors, and data that the kernel does not take now.

@@ -124,8 +124,7 @@ class _Root(Resource):
         # Before the work, which may end at once.
         ended = request.notifyFinish()
         work = Deferred.fromCoroutine(self._respond(request))
-        # Other work goes on: it has begun.
-        ended.addErrback(lambda _: work.cancel() if request.endless else None)
+        ended.addErrback(lambda _: None if request.goes_on else work.cancel())
         work.addErrback(lambda failure: _logger.failure("a REST reply could not be written", failure))
         return NOT_DONE_YET
 
@@ -184,11 +183,12 @@ def _header(request: Request, name: str) -> str:
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
-    body, caller = request.content.getvalue(), request.caller
+    body, caller, request.goes_on = request.content.getvalue(), request.caller, True
     return await _answer(request, await calls.unary(method, body, caller, caller.address))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
+    request.goes_on = True
     feed, reactor = calls.open(method, request.caller), request.site.reactor
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
         await feed.feed(message)
@@ -198,13 +198,11 @@ async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
-    request.endless = True
     await log_stream(request, calls, method).run()
     return b""
 
 
 async def _events(calls: Calls, method: Method, request: Request) -> bytes:
-    request.endless = True
     asked = parse(method, request.content.getvalue())
     assert isinstance(asked, EventsRequest)
     if accepts_events(request):

@@ -62,8 +62,8 @@ class Request(server.Request):
     content: BytesIO
     caller: Caller
     dialect = Dialect.DOCUMENT
-    # Whether the reply is a stream without an end: it ends when the client is gone.
-    endless = False
+    # Whether its work goes on when the client is gone.
+    goes_on = False
 
     def __init__(self, channel: Channel, *args: Any, **options: Any) -> None:
         super().__init__(channel, *args, **options)

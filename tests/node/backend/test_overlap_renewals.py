@@ -14,7 +14,7 @@ from node.backend.options import BackendOptions
 from node.backend.pending import CROWDED_WINDOW, WINDOW
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import PATIENCE, REFRESH, RETRY, SESSIONS
-from node.base.errors import Aborted, CoreFailed, UsersRefused
+from node.base.errors import Aborted, CoreFailed, InvalidConfig, UsersRefused
 from node.contract.accounts import Change
 from node.contract.driver import Applied
 from protos.service_pb2 import User
@@ -277,6 +277,26 @@ class Refreshes(OverlapTests):
         self.pass_time(1)
         self.successResultOf(back)
         self.assertEqual([self.names(run) for run in led if run], [{"ann", "bob"}])
+
+    def test_repaired_as_it_takes_over(self) -> None:
+        """No run starts for a user whom the core has refused."""
+        self.started("a", ANN)
+        self.driver.dear = lambda change: change.key == "bob"
+        self.driver.faults = [InvalidConfig("no bob")]
+        refused = self.sync(ANN, BOB)
+        self.pass_time(1)
+        self.failureResultOf(refused)
+        self.current.lingering = True
+        self.driver.leading.shut = True
+        self.runner.supervisor.settling._pending.refresh.soon()
+        self.pass_time(REFRESH + 0.5)
+        [new] = self.generations.taking_over
+        launches = len(self.driver.launches)
+        repaired = ensureDeferred(self.runner.supervisor.settling.repair(new))
+        self.driver.leading.open()
+        self.pass_time(1)
+        self.successResultOf(repaired)
+        self.assertEqual((self.current is new, len(self.driver.launches)), (True, launches))
 
     def test_one_that_does_not_come_up(self) -> None:
         """It is retried after a while, without another change."""
