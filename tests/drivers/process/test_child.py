@@ -33,6 +33,7 @@ from drivers.process.spawn import Spawner, in_memory
 from node.base.errors import CoreFailed
 from node.contract.driver import Done, Exit
 from scripts.staging.wait import until
+from tests.harness.open_files import open_files
 
 reactor: Any = installed
 
@@ -126,25 +127,21 @@ class Spawning(TestCase):
             await deferLater(reactor, 0.005)
 
 
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
-
-
 class DescriptorTests(Spawning):
     async def test_no_descriptors_for_its_outputs(self) -> None:
         """If the machine runs out of descriptors, none stays open."""
-        before = descriptors()
+        before = open_files().keys()
         made = [os.memfd_create("test"), OSError(errno.EMFILE, "Too many open files")]
         with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(CoreFailed):
             await Spawner(reactor, OWNER, {}).run(python(""))
-        self.assertEqual(descriptors(), before)
+        self.assertEqual(open_files().keys(), before)
 
     def test_no_memory_for_its_input(self) -> None:
-        before = descriptors()
+        before = open_files().keys()
         full = mock.patch.object(os, "write", side_effect=OSError(errno.ENOSPC, "full"))
         with full, self.assertRaises(CoreFailed), ExitStack() as files:
             in_memory(b"text", files)
-        self.assertEqual(descriptors(), before)
+        self.assertEqual(open_files().keys(), before)
 
 
 class CoreProcessTests(Spawning):
@@ -314,19 +311,19 @@ class RunTests(TestCase):
     async def test_a_cancelled_caller(self) -> None:
         """The command is killed, and leaves nothing open."""
         await self.run_it(python("print('the reactor has its own by now')"))
-        before, running = psutil.Process().num_fds(), psutil.Process().children()
+        before, running = len(open_files()), psutil.Process().children()
         work = ensureDeferred(self.run_it(python("import time; time.sleep(60)")))
         self.assertGreater(len(psutil.Process().children()), len(running))
         work.cancel()
         with self.assertRaises(CancelledError):
             await work
-        while psutil.Process().num_fds() != before or any(one not in running for one in psutil.Process().children()):
+        while len(open_files()) != before or any(one not in running for one in psutil.Process().children()):
             await deferLater(reactor, 0.005)
 
     async def test_one_that_leaves_another_behind(self) -> None:
         """The outputs of a command that hangs are closed, although a process that it started holds them."""
         await self.run_it(python("print('the reactor has its own by now')"))
-        before = psutil.Process().num_fds()
+        before = len(open_files())
         work = ensureDeferred(self.run_it(["/bin/sh", "-c", "sleep 60 & wait"], seconds=1))
         left: list[psutil.Process] = []
         while not left:
@@ -335,7 +332,7 @@ class RunTests(TestCase):
         self.addCleanup(left[0].kill)
         with self.assertRaises(CoreFailed):
             await work
-        while psutil.Process().num_fds() != before:
+        while len(open_files()) != before:
             await deferLater(reactor, 0.005)
         self.assertTrue(left[0].is_running())
 
@@ -377,10 +374,10 @@ class RunTests(TestCase):
     async def test_nothing_is_left_open(self) -> None:
         """A command leaves no descriptor open, however it ends."""
         await self.run_it(python("print('the reactor has its own by now')"))
-        before = psutil.Process().num_fds()
+        before = len(open_files())
         for _ in range(3):
             await self.run_it(python("print('x')"))
-        self.assertEqual(psutil.Process().num_fds(), before)
+        self.assertEqual(len(open_files()), before)
 
 
 def test_the_largest_pipe_that_the_kernel_allows() -> None:

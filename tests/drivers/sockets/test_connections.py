@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from drivers.sockets.connections import cut, deafen, peers
 from drivers.sockets.sock_diag import endpoint
 from scripts.staging.process import tied
+from tests.harness.open_files import open_files
 
 # Accepts on the listening socket at descriptor 0, and echoes each byte on all connections.
 CHILD = """
@@ -140,11 +141,11 @@ def test_mapped_address(server: Server) -> None:
 
 def test_nothing_stays_open(server: Server) -> None:
     """A look leaves no descriptor open, and no duplicate keeps a cut connection open."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     with ExitStack() as stack:
         links = [server.connect(stack) for _ in range(10)]
         cut(server.pid, {name_of(link): server.ports for link in links})
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(open_files()) == before
     assert not peers(server.pid)
 
 

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 import pytest
 
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.sock_diag import endpoint, flows
+from tests.harness.open_files import open_files
 
 # Accepts connections, prints how many there are, closes those whose number it reads.
 _CHILD = """
@@ -102,7 +102,7 @@ def test_bytes_and_silence(child: Child) -> None:
 
 
 def test_reused_numbers(child: Child) -> None:
-    descriptors, before = Descriptors(child.pid), len([*Path("/proc/self/fd").iterdir()])
+    descriptors, before = Descriptors(child.pid), len(open_files())
     links = child.connect(3)
     mine = inodes(child, *links)
     assert {inode for inode, _ in descriptors.taken(mine)} == mine.keys()
@@ -113,7 +113,7 @@ def test_reused_numbers(child: Child) -> None:
     assert {inode for inode, _ in descriptors.taken([*mine, *after])} == after.keys()
     for link in links:
         link.close()
-    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    assert len(open_files()) == before
 
 
 def test_reset_of_the_given_connections_only(child: Child) -> None:

@@ -15,6 +15,7 @@ import pytest
 from drivers.sockets.connections import Descriptors
 from drivers.sockets.pacing import AHEAD, narrow, pace, set_all
 from drivers.sockets.sock_diag import listeners
+from tests.harness.open_files import open_files
 
 RATE, LOWAT = 47, 25
 ANY = 2 ** (8 * struct.calcsize("@L")) - 1
@@ -109,9 +110,9 @@ def test_a_window_is_narrowed_and_restored(pair: Pair, own: Descriptors) -> None
 
 def test_a_close_reaches_the_client(pair: Pair, own: Descriptors) -> None:
     """A close reaches the client at once, since no duplicate is left."""
-    before = {*Path("/proc/self/fd").iterdir()}
+    before = open_files()
     set_all(own, {inode(pair.core): MBYTE, inode(pair.listener): MBYTE}, pace)
-    assert {*Path("/proc/self/fd").iterdir()} == before
+    assert open_files() == before
     pair.core.close()
     pair.client.settimeout(5)
     assert pair.client.recv(1) == b""

@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -19,6 +18,7 @@ from drivers.sockets.sessions import Sessions, hide, show
 from scripts.staging.wait import until
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, answer, end
+from tests.harness.open_files import open_files
 
 # Where a process is bound, to which interface, and the addresses that clients use.
 WHERE = {
@@ -320,11 +320,11 @@ def test_hidden_twice() -> None:
 
 def test_no_descriptor_is_left(led: Led) -> None:
     """No duplicate stays open."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = len(open_files())
     led.join("a")
     new = led.join("b")
     led.lead(new)
     led.sessions.hold(new.pid)
     led.sessions.close()
     # The output of each process.
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2
+    assert len(open_files()) == before + 2

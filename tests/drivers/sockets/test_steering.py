@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.sock_diag import Ports
 from drivers.sockets.steering import Steering
 from protos import handover_pb2
-from scripts.staging.ports import free_port, marks
+from scripts.staging.ports import free_port
 from scripts.staging.process import freeze
 from scripts.staging.wait import until
 from tests.harness import handed_on
+from tests.harness.open_files import open_files
 from tests.harness.steered import Greeter, Visitors, ask, meet
 
 HOST = "127.0.0.1"
@@ -402,19 +402,6 @@ def test_other_ports_are_left(port: Port) -> None:
         assert {address.port for address in port.steering.waiting(one.pid)} == {port.number}
         assert {address.port for address in survey(one.pid, port.ports).tcp} == {port.number}
         assert survey(one.pid, [range(0)]).tcp == frozenset()
-
-
-def open_files() -> dict[str, str]:
-    """The files that this process has open, by descriptor, without the marks of the ports that tests have taken."""
-    # Garbage may have files open until it is collected, such as the traceback of an expected error.
-    gc.collect()
-    own = {str(mark.fileno()) for mark in marks}
-    found = {}
-    for each in Path("/proc/self/fd").iterdir():
-        # Threads of other tests may close one meanwhile.
-        with suppress(FileNotFoundError):
-            found[each.name] = str(each.readlink())
-    return {number: name for number, name in found.items() if number not in own}
 
 
 def test_nothing_stays_open(port: Port) -> None:
