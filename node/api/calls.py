@@ -150,7 +150,7 @@ class Calls:
     async def unary(self, method: Method, body: bytes, caller: Caller, link: str = "") -> Reply:
         """Parse, run and serialise one request. `link` names the connection for `again`."""
         repeated = method.name in REPEATED
-        with self.timed(method, changes=not repeated):
+        with self.timed(method), self.working(changes=not repeated):
             since, until = self._happened, time.monotonic() + AGE
             reply = await self._unary(method, body, caller)
         if repeated and not body:
@@ -189,19 +189,15 @@ class Calls:
             self._changes += changes
 
     @contextmanager
-    def timed(self, method: Method, changes: bool = True) -> Iterator[None]:
-        """Measure the call answered inside, which is `working`, and report its status and time to `called`."""
+    def timed(self, method: Method) -> Iterator[None]:
+        """Measure the call answered inside, and report its status and time to `called`."""
         began, status = time.monotonic(), OK
-        self._working += 1
-        self._changes += changes
         try:
             yield
         except BaseException as error:
             status = error.http if isinstance(error, NodeError) else Internal.http
             raise
         finally:
-            self._working -= 1
-            self._changes += changes
             self._called(method.name, status, time.monotonic() - began)
 
     async def _unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
@@ -334,7 +330,7 @@ class OpenFeed:
 
     async def finish(self) -> bytes:
         """End the stream. Returns the serialised reply."""
-        with self._calls.timed(self._method):
+        with self._calls.timed(self._method), self._calls.working():
             self._require_key()
             return await self._calls._guarded(self._method, self._feed.finish())
 

@@ -65,13 +65,18 @@ class Keeper(Worker, Reconciler):
         return self.run in self._generations.draining
 
     @property
+    def admits(self) -> bool:
+        """Whether its run gets new connections, so that it should have all wanted users."""
+        return self.serves or self.takes_over
+
+    @property
     def is_asked(self) -> bool:
         """Whether changes are applied to its run at all."""
-        return self.serves or self.takes_over or self.drains
+        return self.admits or self.drains
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
-        if self.serves or self.takes_over:
+        if self.admits:
             here = [Change(tag, key, wanted[tag].get(key)) for tag, key in touched if tag in wanted and tag in have]
             return [change for change in here if have[change.tag].get(change.key) != change.packed]
         if self.drains:
@@ -81,7 +86,7 @@ class Keeper(Worker, Reconciler):
     def differences(self) -> list[Change]:
         """All changes that the run needs. Takes a while with many users."""
         have = self.run.accounts
-        if self.serves or self.takes_over:
+        if self.admits:
             return diff(have, self._desired.target)
         # Whole inbounds are compared first: most of them are equal.
         wanted = self._desired.serving_roster.target

@@ -137,7 +137,7 @@ class Settling(Worker, Follower):
         keeper = self._keepers.of(run)
         if keeper is not None:
             differences = keeper.differences()
-            if keeper.serves or keeper.takes_over:
+            if keeper.admits:
                 differences = self._pending.left_out.besides(differences)
             touched = pairs(differences)
             if touched:
@@ -212,7 +212,7 @@ class Settling(Worker, Follower):
 
     async def _take(self, keeper: Keeper, outcome: Applied, found: _Found) -> None:
         found.refused += outcome.refused
-        if outcome.left and (keeper.serves or keeper.takes_over) and not found.brought:
+        if outcome.left and keeper.admits and not found.brought:
             found.left.append(pairs(outcome.left))
             found.removes = found.removes or bool(keeper.kept(outcome.left))
         elif keeper.drains and keeper.kept(keeper.changes(pairs(outcome.left))):

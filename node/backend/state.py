@@ -50,7 +50,6 @@ class Status:
         self._ring = ring
         self._journal = journal
         self.state = State.STOPPED
-        self.running = False
         self.reason = ""
 
     def enter(self, state: State, reason: str = "") -> None:
@@ -58,11 +57,14 @@ class Status:
         if state not in NEXT[self.state]:
             raise AssertionError(f"a backend that is {self.state} cannot be {state} next")
         self.state, self.reason = state, reason
-        self.running = state is State.RUNNING
         text = f"backend {state}" + (f": {reason}" if reason else "")
         self._ring.event(text)
         self._journal.tell(_KINDS[state], text, **({"reason": reason} if reason else {}))
         self.log.info("{text}", text=text, state=str(state), reason=reason)
+
+    @property
+    def running(self) -> bool:
+        return self.state is State.RUNNING
 
     @property
     def stopped(self) -> bool:

@@ -34,7 +34,7 @@ class Alarm:
 
     def within(self, seconds: float) -> None:
         """Ring after these seconds, unless it rings before."""
-        if self._call is None or self._call.getTime() > self._reactor.seconds() + seconds:
+        if (left := self.left) is None or left > seconds:
             self.set(seconds)
 
     def cancel(self) -> None:

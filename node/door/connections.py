@@ -142,14 +142,16 @@ class Connection:
 
     def cut(self) -> None:
         """Abort the connection at once, without an answer."""
+        self._end()
+        self.transport.abortConnection()
+
+    def _end(self) -> None:
         self._alarm.cancel()
         self.idle, self.over = False, True
-        self.transport.abortConnection()
 
     def leave(self) -> None:
         """The connection is lost: give its place up."""
-        self._alarm.cancel()
-        self.idle, self.over = False, True
+        self._end()
         self._left(self)
 
 
