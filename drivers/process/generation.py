@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
@@ -354,13 +355,22 @@ class CoreGeneration(Generic[A]):
 
     @property
     def shared(self) -> bool:
-        """Whether its listeners are shared, and so must not be closed or opened by the core."""
+        """Whether its listeners are shared, and so must not be closed or opened by the core, but inside `renewing`."""
         return self._sharing.has(self._number)
 
     @property
     def drains(self) -> bool:
-        """Whether it gets no new connections, any more or yet."""
+        """Whether it gets no new connections any more."""
         return self._sharing.drains(self._number)
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the core may close listeners and open them again now, inside `renewing`."""
+        return not (self.shared and self._sharing.awaits)
+
+    def renewing(self, ports: Ports) -> AbstractAsyncContextManager[None]:
+        """Let the core close its listeners at these ports and open them again inside the block. Raises `NotShared`."""
+        return self._sharing.renewing(self._number, ports)
 
     async def quieten(self) -> bool:
         """Steer new connections away before it ends. Returns False if its listeners are not shared."""

@@ -1,4 +1,4 @@
-"""Survey the listeners of a process, watch whether it accepts, and keep new clients off. Linux only, blocking."""
+"""Survey the listeners of a process, and watch whether it accepts. Linux only, blocking."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from dataclasses import dataclass
 
 from drivers.sockets.connections import duplicates, listens
 from drivers.sockets.pidfd import Unreachable
-from drivers.sockets.reuseport import SO_ATTACH_FILTER, SO_DETACH_FILTER, Address, address_of, attach, waiting
+from drivers.sockets.reuseport import Address, address_of
 from drivers.sockets.sock_diag import Ports, at
 
 _MPTCP = 262
 # Checks in a row, about a second apart, with connections in the backlog until the core counts as not accepting; and
 # checks without a listener until it counts as closed: an inbound that is replaced has none for a moment.
 WAITING, CLOSED = 5, 2
-# A filter that lets no byte of any packet pass.
-_DROP = [(0x06, 0, 0, 0)]
 
 
 @dataclass(frozen=True)
@@ -115,60 +113,3 @@ def _again(times: Mapping[int, int], ports: Iterable[int]) -> dict[int, int]:
 
 def _since(times: Mapping[int, int], looks: int) -> list[int]:
     return sorted(port for port, seen in times.items() if seen >= looks)
-
-
-class Hush:
-    """Between `begin` and `end` no new client reaches these ports of a process. One call at a time.
-
-    A filter (SO_ATTACH_FILTER) drops packets to its listeners, and its datagrams; its connections continue. A client
-    whose first packet is dropped sends it again after 1 s, or after 0.2 s if the handshake had begun.
-    `reuseport.deafen` would not do: a connection established meanwhile inherits its options and stays deaf. It takes no
-    capability.
-    """
-
-    def __init__(self, pid: int, ports: Ports) -> None:
-        self._pid, self._ports = pid, ports
-        self._sockets: list[socket.socket] = []
-
-    def begin(self) -> None:
-        """Attach the filters. Raises `Unreachable` and `OSError`; some may be attached then, until `end`."""
-        for one in _hearing(self._pid, self._ports):
-            self._sockets.append(one)
-            attach(one, _DROP, SO_ATTACH_FILTER)
-
-    def waiting(self) -> int:
-        """How many connections the process has not accepted yet; none are added."""
-        return sum(waiting(one) for one in self._sockets if one.type == socket.SOCK_STREAM)
-
-    @property
-    def datagrams(self) -> bool:
-        """Whether the ports include UDP sockets, where unread datagrams may be left."""
-        return any(one.type == socket.SOCK_DGRAM for one in self._sockets)
-
-    def end(self) -> None:
-        """Let clients through again."""
-        while self._sockets:
-            with self._sockets.pop() as one:
-                _open(one)
-
-
-def unhush(pid: int, ports: Ports) -> None:
-    """Remove the filters of a node that was killed between `begin` and `end`. Raises `Unreachable`."""
-    for one in _hearing(pid, ports):
-        with one:
-            _open(one)
-
-
-def _hearing(pid: int, ports: Ports) -> Iterator[socket.socket]:
-    """Duplicates of the sockets that new clients reach, for the caller to close."""
-    for duplicate in duplicates(pid):
-        one = socket.socket(fileno=os.dup(duplicate))
-        if (listens(one) or takes_datagrams(one)) and at(one.getsockname()[1], ports):
-            yield one
-        else:
-            one.close()
-
-
-def _open(one: socket.socket) -> None:
-    with suppress(OSError):  # it has no filter
-        one.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)

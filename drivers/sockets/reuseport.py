@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 # From include/uapi/asm-generic/socket.h.
 _SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
 SO_BINDTOIFINDEX = 62
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 # Names that Python lacks: socket options of Linux, and the offset of the accept queue in a listener's tcp_info.
 _IPV6_V6ONLY, _IPV6_MINHOPCOUNT, _IP_MINTTL = 26, 73, 21
 _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
@@ -173,8 +172,8 @@ def by_source(port: int, index: int, others: int) -> list[Instruction]:
     ]
 
 
-def attach(member: socket.socket, program: Sequence[Instruction], option: int = _SO_ATTACH_REUSEPORT_CBPF) -> None:
-    """Attach a classic BPF program to this socket, by default to pick within its group. Raises `OSError`."""
+def attach(member: socket.socket, program: Sequence[Instruction]) -> None:
+    """Attach a classic BPF program to this socket, to pick within its group. Raises `OSError`."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *instruction) for instruction in program))
     value = struct.pack("@HP", len(program), ctypes.addressof(code))
-    member.setsockopt(socket.SOL_SOCKET, option, value)
+    member.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, value)

@@ -5,7 +5,8 @@ Runs `Steering`, `Datagrams` and `Sessions` in the reactor's thread pool, one ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -61,8 +62,13 @@ class Sharing:
         self._members: dict[int, None] = {}
         self._ending: set[int] = set()
         self._led: int | None = None
+        # Those of them that have never got new connections, and what to call when one gets them because another exits.
+        self._coming: set[int] = set()
+        self._heirs: dict[int, Callable[[], None]] = {}
         # Another process is about to join. Listeners stay held for one process, else the new one would get connections.
-        self._awaits = False
+        self._awaits = self._joins = False
+        # Held while a process closes listeners and opens them again: their order must be known.
+        self._renewal = DeferredLock()
         # Processes closed to new connections; those that join them are closed, too.
         self._closed: set[int] = set()
 
@@ -71,8 +77,17 @@ class Sharing:
         return pid in self._members
 
     def drains(self, pid: int | None) -> bool:
-        """Whether a process shares its listeners and gets no new connections."""
-        return self.has(pid) and pid != self._led
+        """Whether a process shares its listeners and gets no new connections any more."""
+        return self.has(pid) and pid != self._led and pid not in self._coming
+
+    @property
+    def awaits(self) -> bool:
+        """Whether another process is about to join, or joins."""
+        return self._awaits or self._joins
+
+    def call_heir(self, pid: int, call: Callable[[], None]) -> None:
+        """Call this, once, when the process gets new connections because another has exited."""
+        self._heirs[pid] = call
 
     async def survey(self, pid: int, ports: Ports) -> Survey:
         """Survey the sockets of a process. Raises `NotShared`."""
@@ -91,6 +106,8 @@ class Sharing:
         self._members[pid] = None
         if first:
             self._led = pid
+        (self._coming.discard if first else self._coming.add)(pid)
+        self._joins = True
         try:
             await self._steered(self._join, pid, ports, datagrams, sessions)
         except NotShared:
@@ -98,6 +115,19 @@ class Sharing:
                 self._members.clear()
                 self._led = None
             raise
+        finally:
+            self._joins = False
+
+    @asynccontextmanager
+    async def renewing(self, pid: int, ports: Ports) -> AsyncIterator[None]:
+        """Let a process close its listeners at these ports and open them again inside the block.
+
+        No other process may be about to join. Raises `NotShared`: then new connections may not reach the process.
+        """
+        async with self._renewal:
+            yield
+            if self.has(pid):
+                await self._steered(self._renew, pid, ports)
 
     async def prove(self, pid: int, seconds: float) -> None:
         """Check that a process accepts a connection on each of its addresses. Raises `CoreFailed`."""
@@ -120,6 +150,7 @@ class Sharing:
         if not self.has(pid):
             return
         before, self._led = self._led, pid
+        self._coming.discard(pid)
         try:
             await self._steered(self._lead, pid)
         except NotShared:
@@ -201,6 +232,8 @@ class Sharing:
         joined = self.has(pid)
         self._members.pop(pid, None)
         self._closed.discard(pid)
+        self._coming.discard(pid)
+        self._heirs.pop(pid, None)
         self._awaits = self._awaits and joined
         heir = None
         if joined and pid == self._led:
@@ -213,6 +246,10 @@ class Sharing:
         if joined or alone:
             text = "releasing the listeners of a core that exited failed: new connections may not reach the other core"
             self._do(self._leave, pid, heir, alone).addErrback(lambda failure: self.log.failure(text, failure))
+        if heir is not None:
+            self._coming.discard(heir)
+            if call := self._heirs.pop(heir, None):
+                call()
 
     def _packed(self) -> handover_pb2.Sharing:
         sharing = handover_pb2.Sharing(members=list(self._members), led=self._led, closed=self._closed)
@@ -233,6 +270,10 @@ class Sharing:
                 self._datagrams.detach()
                 self._sessions.close()
             raise
+
+    def _renew(self, pid: int, ports: Ports) -> None:
+        self._steering.renew(pid, ports)
+        self._datagrams.renew(pid, ports)
 
     def _quieten(self, pid: int) -> None:
         self._deafen(pid, True)
@@ -264,6 +305,8 @@ class Sharing:
 
     def _lead_again(self, pid: int) -> None:
         self._sessions.settle()
+        # The node may have been killed before it took over listeners that the process had renewed.
+        self._renew(pid, [*self._steering.ports, *self._datagrams.ports])
         self._lead(pid)
 
     def _is_closed(self) -> bool:

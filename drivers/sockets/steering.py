@@ -114,6 +114,17 @@ class Group:
             self.tidy()
         return lost
 
+    def renew(self, member: Member, listener: socket.socket) -> None:
+        """Put a process's new listener, the last to be opened, in place of its old one. Raises `Unsteerable`.
+
+        The process has closed the old one; connections that reached it since are reset.
+        """
+        leads, fresh = self.members[self.current] is member, Member(member.pid, listener, member.order)
+        self.admit(fresh)
+        if leads:
+            self.steer(self.members.index(fresh))
+        self.leave(self.members.index(member))
+
     def tidy(self) -> None:
         """Close the listeners of gone processes, unless that would move the one that gets connections."""
         while dead := [index for index, member in enumerate(self.members) if not member.alive]:
@@ -147,6 +158,11 @@ class Group:
             pick(self.listener, 0)
 
 
+def _is_same(one: socket.socket, other: socket.socket) -> bool:
+    """Whether both are duplicates of one socket."""
+    return os.fstat(one.fileno()).st_ino == os.fstat(other.fileno()).st_ino
+
+
 def _empty(listener: socket.socket) -> int:
     """Accept and reset all waiting connections. Returns how many."""
     count = 0
@@ -164,7 +180,7 @@ def _empty(listener: socket.socket) -> int:
 class Steering:
     """Processes that listen on the same addresses, and which of them gets new connections. One call at a time.
 
-    From its `join` to its `leave` a process must not open or close a listener itself.
+    From its `join` to its `leave` a process must not open or close a listener itself, but to `renew` it.
     """
 
     # The kind of the sockets, and of their groups.
@@ -196,6 +212,25 @@ class Steering:
             for listener in listeners:
                 listener.close()
 
+    def renew(self, pid: int, ports: Ports) -> None:
+        """Take over the listeners that a process has opened at these ports in place of those that it had.
+
+        No other process may have opened one there meanwhile. Raises `Unsteerable`.
+        """
+        opened = self._shelf.hold_of(pid, ports, self.kind)
+        try:
+            while opened:
+                listener = opened.pop()
+                group = self._groups.get(address_of(listener))
+                index = group.find(pid) if group else None
+                if group is None or index is None or _is_same(listener, group.members[index].listener):
+                    listener.close()
+                else:
+                    group.renew(group.members[index], listener)
+        finally:
+            for listener in opened:
+                listener.close()
+
     def steer(self, pid: int) -> None:
         """Steer all new connections of the addresses on which this process listens to it. Raises `Unsteerable`."""
         for group, index in self._of(pid):
@@ -215,6 +250,11 @@ class Steering:
     def waiting(self, pid: int) -> Mapping[Address, int]:
         """By address: how many established connections the process has not accepted."""
         return {group.address: waiting(group.members[index].listener) for group, index in self._of(pid)}
+
+    @property
+    def ports(self) -> Ports:
+        """The ports of all addresses."""
+        return [range(address.port, address.port + 1) for address in self._groups]
 
     def missing(self, pid: int) -> frozenset[Address]:
         """The addresses on which others listen and this process does not."""

@@ -21,10 +21,9 @@ from drivers.xray.abuse import Added
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound, named, unnamed
 from drivers.xray.closed import OPEN, Closing
-from drivers.xray.ingress import HandshakePorts, Ingress, Listens, handshake_ports, ingress_of
+from drivers.xray.ingress import Ingress, Listens, ingress_of
 from drivers.xray.messages import SIZE, Version, edited
 from drivers.xray.text import Hints, hints
-from drivers.xray.user_changes import NEEDS_PAUSE
 from node.base.errors import InvalidConfig
 from node.contract.abuse import NO_RULES, AbuseRules
 from node.contract.accounts import Account, Accounts
@@ -88,13 +87,6 @@ class Plan(Listens):
     def fronted(self) -> frozenset[str]:
         """The tags of managed inbounds for which a reverse proxy may report clients' addresses."""
         return frozenset(tag for tag, entry in self.ingress.items() if entry.fronted)
-
-    @property
-    def pausable(self) -> Mapping[str, HandshakePorts]:
-        """By tag: where the handshakes begin that must not overlap a removal, if the node can pause them."""
-        tags = {tag for tag, inbound in self.inbounds.items() if inbound.protocol == NEEDS_PAUSE}
-        found = {handler.tag: handshake_ports(handler) for handler in self.base.inbound if handler.tag in tags}
-        return {tag: one for tag, one in found.items() if one is not None}
 
     def same_credential(self, one: bytes, other: bytes) -> bool:
         return unnamed(one) == unnamed(other)

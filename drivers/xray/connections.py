@@ -244,9 +244,18 @@ class Connections(CoreConnections):
         for where in ended:
             self._forget(where)
 
-    def knows(self, where: Endpoint, socket: int) -> bool:
-        """Whether an access line named the owner of this connection. `socket` is the kernel's cookie for it."""
-        return any(endpoints.knows(where, socket) for endpoints in self._endpoints.values())
+    async def end_crowded(self, tags: Collection[str]) -> None:
+        """Cut all connections to those of these inbounds where a connection can carry several users."""
+        crowded = [entry.ports for tag, entry in self._ingress.items() if tag in tags and entry.crowded]
+        ports = [some for each in crowded for some in each]
+        if not ports or self.descriptors is None:
+            return
+        try:
+            found = await in_pool(self._reactor, diag.flows, ports, diag.connected(ports))
+        except OSError as error:
+            self._complain(_NOT_ENDED, error)
+            return
+        await self._on_sockets(_NOT_ENDED, self.descriptors.reset, {flow.inode for flow in found})
 
     async def close_all(self, ports: Ports) -> None:
         """Close all connections to these ports. Returns when the core has read what had arrived, or after `DRY`."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import DeferredLock, ensureDeferred
 
 from drivers.process.aliases import unaliased
 from drivers.process.channel import COUNTERS, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
@@ -23,7 +23,6 @@ from drivers.xray.closed import BARE
 from drivers.xray.compat import UNTRUSTED, UNTRUSTED_SEEN
 from drivers.xray.config import ApiAddress, Plan, measures
 from drivers.xray.connections import LOCAL, Connections
-from drivers.xray.handshakes import Busy, Handshakes
 from drivers.xray.ingress import transport_of, unseen
 from drivers.xray.messages import OURS
 from drivers.xray.overrides import BLACKHOLE
@@ -123,9 +122,8 @@ class XrayGeneration(CoreGeneration[Api]):
         self._bars = bars
         # Users who are kept out from some networks since it began, or as the previous node process left it.
         self.barred: Mapping[str, Sequence[str]] = {}
-        self._handshakes = Handshakes(host.reactor, plan.pausable, process.pid or 0, connections.knows)
-        self._users = Users(host, plan, api, connections, self._handshakes, accounts, self)
-        # Held while inbounds are swapped, which closes listeners, or while listeners are shared with another core.
+        self._users = Users(host, plan, api, connections, accounts, self)
+        # Held while inbounds are swapped, which closes listeners, or while it begins to share them with another core.
         self._listeners = DeferredLock()
         connections.begin(process.pid, self._users.is_in, self._online)
         paced = Paced(
@@ -311,23 +309,49 @@ class XrayGeneration(CoreGeneration[Api]):
                 if coming:
                     with suppress(CoreFailed, Unsupported):
                         await self._bar(coming)
-                return await self._users.apply(changes)
+                return await self._apply(changes)
             finally:
                 # A swapped inbound has a new listener.
                 await self.keep_closed()
                 await self._paced.listeners_changed()
 
+    async def _apply(self, changes: Sequence[Change]) -> Applied:
+        try:
+            return await self._users.apply(changes)
+        finally:
+            if self._users.kept_out:
+                self._sharing.call_heir(self._number, self._led_again)
+
     async def join(self) -> None:
         async with self._listeners:
             await super().join()
+
+    async def lead(self) -> None:
+        await self._put_out()
+        await super().lead()
+
+    async def _put_out(self) -> None:
+        if self._users.kept_out:
+            async with self._listeners:
+                await self._users.put_out()
+
+    def _led_again(self) -> None:
+        """It gets new connections, as the core that got them has exited."""
+        text = "a core that leads again may let in removed users, until it is replaced"
+        ensureDeferred(self._put_out()).addErrback(lambda failure: self.log.failure(text, failure))
 
     async def leave(self) -> None:
         await self._connections.flush()
         await super().leave()
 
     def packed(self, exact: bool) -> bytes:
-        """Without `exact` the core will list its users, but for those of WireGuard, whose list lacks their e-mails."""
-        some = self.accounts if exact else {tag: self.accounts[tag] for tag in self._tunnels if tag in self.accounts}
+        """Without `exact` the core will list its users, but for those of WireGuard, whose list lacks their e-mails.
+
+        Those who are kept out count as users: the next node keeps them out, too.
+        """
+        kept_out = self._users.kept_out
+        tags = self.accounts if exact else [tag for tag in self._tunnels if tag in self.accounts]
+        some = {tag: {**self.accounts[tag], **kept_out[tag]} if tag in kept_out else self.accounts[tag] for tag in tags}
         run = XrayRun(
             process=left(self._process),
             socket=self._endpoint.socket,
@@ -343,11 +367,6 @@ class XrayGeneration(CoreGeneration[Api]):
 
     async def take_stock(self) -> None:
         """Read users and connections from a core about which little is known. Raises `CoreFailed`."""
-        try:
-            await self._handshakes.resume()
-        except Busy as error:
-            text = "Shadowsocks-2022 inbounds may drop new connections, as the previous node left them: {fault}"
-            self.log.warn(text, fault=error)
         with asking(USERS):
             await self._users.take_stock()
             await self._connections.take_stock(await self._online())

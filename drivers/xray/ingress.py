@@ -48,7 +48,8 @@ class Ingress:
     `shared`: access lines with one endpoint may belong to several users. `datagrams`: lines with a UDP target belong to
     users who connect over UDP. `either`: lines do not tell those users from the ones by TCP. `forwards`: connections to
     the same ports may be passed on to another inbound or server. `fronted`: a reverse proxy may report clients'
-    addresses, and have their sockets.
+    addresses, and have their sockets. `crowded`: one connection can carry several handshakes, or access lines do not
+    name it.
     """
 
     ports: Ports
@@ -57,36 +58,13 @@ class Ingress:
     either: bool = False
     forwards: bool = False
     fronted: bool = False
-
-
-@dataclass(frozen=True)
-class HandshakePorts:
-    """The ports where handshakes of one inbound begin. A connection's handshake is over when an access line names it.
-
-    `plain`: it is also over when the core has sent anything. `crowded`: one connection can carry many handshakes, or
-    access lines do not name it.
-    """
-
-    ports: Ports
-    plain: bool = False
     crowded: bool = False
-
-
-def handshake_ports(handler: InboundHandlerConfig) -> HandshakePorts | None:
-    """Where an inbound's handshakes begin; None for UDP, or a socket in the file system."""
-    receiver = receiver_of(handler)
-    stream = receiver.stream_settings
-    if is_over_udp(handler) or is_on_path(receiver):
-        return None
-    raw = stream.protocol_name in _RAW and not stream.security_type
-    crowded = stream.protocol_name not in _ONE_TO_ONE or _takes_proxy_protocol(stream)
-    return HandshakePorts(_ports(receiver), raw and not crowded, crowded)
 
 
 def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Ingress]:
     """The TCP ingress of the managed inbounds by tag, without those on UDP alone."""
     handlers = list(handlers)
-    front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(receiver_of(handler)))
+    front = tuple(some for handler in handlers if _falls_back(handler) for some in ports_of(receiver_of(handler)))
     found = {}
     for handler in handlers:
         receiver = receiver_of(handler)
@@ -94,7 +72,7 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
             # With the PROXY protocol access lines have the endpoint that the sender names. The sender may be an
             # inbound of this core that falls back on this one: then clients connect to the ports of that.
             proxied = _takes_proxy_protocol(receiver.stream_settings)
-            own = () if is_on_path(receiver) else _ports(receiver)
+            own = () if is_on_path(receiver) else ports_of(receiver)
             protocol, transport = inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name
             found[handler.tag] = Ingress(
                 front if proxied else own,
@@ -103,6 +81,7 @@ def ingress_of(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, 
                 either=protocol == "shadowsocks_2022",
                 forwards=proxied or _falls_back(handler),
                 fronted=(proxied and not front) or _believes_forwarded(receiver.stream_settings),
+                crowded=proxied or transport not in _ONE_TO_ONE,
             )
     return found
 
@@ -121,7 +100,7 @@ class Listens:
 
     @property
     def ports(self) -> tuple[range, ...]:
-        return tuple(ports for handler in self.base.inbound for ports in _ports(receiver_of(handler)))
+        return tuple(ports for handler in self.base.inbound for ports in ports_of(receiver_of(handler)))
 
     @property
     def listens(self) -> Mapping[int, frozenset[bytes]]:
@@ -188,7 +167,7 @@ def _listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[by
     for receiver in map(receiver_of, handlers):
         if not is_on_path(receiver):
             options = receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
-            for port in (port for ports in _ports(receiver) for port in ports):
+            for port in (port for ports in ports_of(receiver) for port in ports):
                 found[port] = found.get(port, frozenset()) | {_host(receiver) + b" " + options}
     return found
 
@@ -198,7 +177,8 @@ def _host(receiver: ReceiverConfig) -> bytes:
     return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
 
 
-def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+def ports_of(receiver: ReceiverConfig) -> tuple[range, ...]:
+    """The ports on which an inbound listens."""
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
 
 

@@ -114,10 +114,6 @@ class Endpoints:
         """Whether an endpoint has no owner because several users claimed it."""
         return self._shared and any(key == self._NO_OWNER for part in (self._young, self._old) for key in part.values())
 
-    def knows(self, where: Endpoint, socket: int) -> bool:
-        """Whether a line named the owner of this connection, and no other socket was seen at the endpoint."""
-        return self.holder(where) is not None and where not in self._presumed and not self._is_another(where, socket)
-
     def of(self, keys: Iterable[str]) -> set[Endpoint]:
         """The endpoints from which these users are connected, or may be."""
         return set[Endpoint]().union(*(self._places.get(key, ()) for key in keys))

@@ -37,8 +37,9 @@ DARK = 4
 RUN, RUN_USER = 1.5, 20e-6
 
 
-# The protocol whose users must not be removed during a handshake: the core can panic, or bill another user.
-NEEDS_PAUSE = "shadowsocks_2022"
+# The protocol whose users must not be removed by calls from an inbound that gets connections: the core finds them by
+# their place in a list, which such a call changes under the handshakes of others.
+UNSAFE_REMOVALS = "shadowsocks_2022"
 
 
 class Swap(Enum):
@@ -46,7 +47,7 @@ class Swap(Enum):
 
     GO_ON = 1
     END = 2
-    # The port may stay deaf, as where other runs share it: no swap.
+    # The port may stay deaf: no swap.
     DEAF = 3
 
 
@@ -64,22 +65,18 @@ _TRANSPORTS = {
 
 @dataclass(frozen=True)
 class Batch:
-    """The changes of a batch in one inbound that has `users`. A changed account counts as removed and added.
-
-    `pauses`: its handshakes can be paused.
-    """
+    """The changes of a batch in one inbound that has `users`. A changed account counts as removed and added."""
 
     protocol: str
     swap: Swap
     users: int
     removed: int = 0
     added: int = 0
-    pauses: bool = True
 
     @property
-    def needs_pause(self) -> bool:
-        """Whether these changes must not overlap a handshake."""
-        return self.protocol == NEEDS_PAUSE and self.removed > 0
+    def needs_swap(self) -> bool:
+        """Whether these changes must not be made by calls."""
+        return self.protocol == UNSAFE_REMOVALS and self.removed > 0
 
     @property
     def live(self) -> float:
@@ -109,9 +106,9 @@ def choose(batches: Mapping[str, Batch], new_run_users: float, fits: Callable[[s
 
     `new_run_users`: the number of accounts in a new run. `fits`: whether an inbound can be added in one call.
     """
-    # A swap neither needs a pause of handshakes nor breaks them.
-    swapped = {tag for tag, batch in batches.items() if batch.needs_pause and _swaps(tag, batch, fits)}
-    if any(batch.needs_pause and not batch.pauses and tag not in swapped for tag, batch in batches.items()):
+    # A swap does not disturb handshakes: those under way go on with the users from before it.
+    swapped = {tag for tag, batch in batches.items() if batch.needs_swap and _swaps(tag, batch, fits)}
+    if any(batch.needs_swap and tag not in swapped for tag, batch in batches.items()):
         return None
     if not swapped and _seconds(batches, swapped) <= LIVE_SECONDS:
         return frozenset()
@@ -130,9 +127,7 @@ def stuck(batches: Mapping[str, Batch], new_run_users: float, fits: Callable[[st
     """The inbounds whose removals need a new run, or are much faster with one."""
     patience = max(_new_run(new_run_users), RUN_SECONDS)
     leaving = {tag: batch for tag, batch in batches.items() if batch.removed and not _swaps(tag, batch, fits)}
-    return frozenset(
-        tag for tag, batch in leaving.items() if batch.live > patience or (batch.needs_pause and not batch.pauses)
-    )
+    return frozenset(tag for tag, batch in leaving.items() if batch.live > patience or batch.needs_swap)
 
 
 def _swaps(tag: str, batch: Batch, fits: Callable[[str], bool]) -> bool:

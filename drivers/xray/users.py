@@ -14,20 +14,20 @@ from drivers.process.generation import CoreGeneration
 from drivers.sockets.sock_diag import Endpoint, Ports
 from drivers.xray import wireguard
 from drivers.xray.accounts import as_given, email_of
-from drivers.xray.api import IN_FLIGHT, Api, Operation
+from drivers.xray.api import Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
-from drivers.xray.handshakes import Busy, Handshakes
+from drivers.xray.ingress import ports_of
+from drivers.xray.messages import receiver_of
 from drivers.xray.ownership import Pair
-from drivers.xray.user_changes import NEEDS_PAUSE, Batch, Swap, choose, stuck, swap_of
+from drivers.xray.user_changes import LIVE_SECONDS, Batch, Swap, choose, stuck, swap_of
 from node.base.logs import Logger
+from node.contract.abilities import NotShared
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Applied, Host
 
 # The most bytes of framing around an account in its inbound.
 FRAME = 5
-# Calls in flight for removals that the core runs one at a time, 0.1 s each with 50,000 users: each has a deadline.
-CAREFUL = 4
 
 
 class Method(NamedTuple):
@@ -48,7 +48,6 @@ class Users:
         plan: Plan,
         api: Api,
         connections: Connections,
-        handshakes: Handshakes,
         accounts: dict[str, Accounts],
         run: CoreGeneration[Any],
     ) -> None:
@@ -56,12 +55,12 @@ class Users:
         self._plan = plan
         self._api = api
         self._connections = connections
-        self._handshakes = handshakes
         self._run = run
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
         self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
+        self._ports = {handler.tag: ports_of(receiver_of(handler)) for handler in managed}
         # Users being added: the core may have them before its reply arrives.
         self._entering: set[Pair] = set()
         # Inbounds with failed calls, which the core may have applied or may apply late.
@@ -70,6 +69,8 @@ class Users:
         self._uncertain: set[str] = set()
         # Inbounds that were removed and could not be added again: only a new run has them.
         self._lost: set[str] = set()
+        # By tag: removed users whom the core still has. It drains, and gets them no connection unless it leads again.
+        self.kept_out: dict[str, Accounts] = {}
 
     def is_in(self, pair: Pair) -> bool:
         """Whether the core has this user, or may have soon, in this inbound; in any if the tag is empty."""
@@ -86,6 +87,8 @@ class Users:
         # A lost inbound has no users.
         lost = frozenset(self._lost)
         some = [change for change in changes if change.tag not in lost]
+        if self._run.drains:
+            some = await self._keep_out(some)
         method = self._method(some)
         without = lost if method else frozenset(self.accounts)
         if method is None:
@@ -104,6 +107,33 @@ class Users:
         """Whether a change waits for a new run: `without` are inbounds without additions, `stuck` without removals."""
         return change.tag in without if change.packed is not None else change.tag in stuck and self._has(change)
 
+    async def _keep_out(self, changes: Sequence[Change]) -> list[Change]:
+        """Cut the removed users of a run that drains, where calls are slow or unsafe. Returns the other changes.
+
+        They stay in the core's list: a connection that they had begun before is cut when its access line comes.
+        """
+        by_tag = grouped(changes)
+        batches = {tag: self._batch(tag, some) for tag, some in by_tag.items()}
+        slow = {tag for tag, batch in batches.items() if batch.live > LIVE_SECONDS and batch.swap is not Swap.DEAF}
+        dear = slow | {tag for tag, batch in batches.items() if batch.needs_swap}
+        gone = [change for tag in dear for change in by_tag[tag] if self._has(change)]
+        if gone:
+            await self._cut(map(pair_of, gone))
+            for change in gone:
+                self.kept_out.setdefault(change.tag, {})[change.key] = self.accounts[change.tag].pop(change.key)
+            await self._connections.end_crowded(dear)
+        return [change for change in changes if change.tag not in dear]
+
+    async def put_out(self) -> None:
+        """Remove those who are only kept out, before the run gets new connections again. Raises `NotShared`."""
+        for tag in list(self.kept_out):
+            if self._swaps[tag] is Swap.DEAF:
+                raise NotShared(f"inbound {tag} still has removed users, and cannot be swapped")
+            try:
+                await self._put(tag, self.accounts[tag])
+            except ApiFailed as error:
+                raise NotShared(f"inbound {tag} still has removed users: {error}") from error
+
     async def audit(self) -> int:
         """Compare `accounts` with the core and correct them. Returns how many users differed. Raises `ApiFailed`."""
         return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
@@ -121,10 +151,10 @@ class Users:
 
     async def _audit(self, tag: str, accounts: Accounts) -> int:
         """Compare the number of users; list them only if it differs, or may be equal by chance."""
-        before = dict(accounts)
-        if await self._api.count_users(tag) == len(accounts) and tag not in self._doubtful:
+        before, kept_out = dict(accounts), self.kept_out.get(tag, {})
+        if await self._api.count_users(tag) == len(accounts) + len(kept_out) and tag not in self._doubtful:
             return 0
-        users = await self._api.list_users(tag)
+        users = [user for user in await self._api.list_users(tag) if key_of(user.email) not in kept_out]
         if self.accounts[tag] is not accounts or accounts != before:
             return 0  # users changed meanwhile, or were swapped: the next audit decides
         self._doubtful.discard(tag)
@@ -171,9 +201,8 @@ class Users:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
-        swap = Swap.DEAF if self._run.shared else self._swaps[tag]
-        pauses = self._handshakes.can_pause(tag)
-        return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, pauses)
+        swap = self._swaps[tag] if self._run.renewable else Swap.DEAF
+        return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added)
 
     def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
         """Whether the changed inbound fits in one call."""
@@ -186,9 +215,7 @@ class Users:
 
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
         leaving = list(filter(self._is_removed, changes))
-        safe = [change for change in leaving if not self._needs_care(change.tag)]
-        refused = await self._alter([*map(self._removal, safe), *additions(self._yielding(changes))])
-        refused += await self._remove_carefully([change for change in leaving if self._needs_care(change.tag)])
+        refused = await self._alter([*map(self._removal, leaving), *additions(self._yielding(changes))])
         # A failed removal leaves the user with the old account.
         gone = [change for change in leaving if not self._has(change)]
         wanted = await self._old_connections(gone, changes)
@@ -201,17 +228,6 @@ class Users:
         await self._connections.end(wanted)
         self._connections.note_removed(map(pair_of, gone))
         return refused
-
-    async def _remove_carefully(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Remove users while the inbounds' handshakes are paused."""
-        if not changes:
-            return []
-        try:
-            async with self._handshakes.paused({change.tag for change in changes}):
-                return await self._alter(list(map(self._removal, changes)), CAREFUL)
-        except Busy as error:
-            removals = map(self._removal, changes)
-            return [Refusal(removal.email, f"{removal.tag}: not removed: {error}") for removal in removals]
 
     async def _old_connections(self, gone: Sequence[Change], changes: Sequence[Change]) -> dict[Endpoint, Ports]:
         """List the connections of users who are `gone`: the core admits them by no credential at the moment.
@@ -227,10 +243,6 @@ class Users:
     def _comes_back(self, change: Change) -> bool:
         """Whether a user who left lately is not in."""
         return not self._has(change) and self._connections.left_lately(pair_of(change))
-
-    def _needs_care(self, tag: str) -> bool:
-        """Whether the inbound's users must not be removed during a handshake."""
-        return self._plan.inbounds[tag].protocol == NEEDS_PAUSE
 
     def _is_removed(self, change: Change) -> bool:
         return self._has(change) and not self._is_replaced(change)
@@ -277,12 +289,12 @@ class Users:
         finally:
             self._entering = set()
 
-    async def _alter(self, operations: list[Operation], in_flight: int = IN_FLIGHT) -> list[Refusal]:
+    async def _alter(self, operations: list[Operation]) -> list[Refusal]:
         """Run operations and record those that the core confirmed."""
         if not operations:
             return []
         try:
-            results = await self._api.alter(operations, in_flight)
+            results = await self._api.alter(operations)
         except BaseException:
             for operation in operations:
                 self._doubt(operation.tag)
@@ -314,7 +326,7 @@ class Users:
         try:
             with self._letting_in(changes):
                 wanted = await self._put(tag, apply(changes, {tag: before})[tag], changes)
-        except ApiFailed as error:
+        except (ApiFailed, NotShared) as error:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
         await self._connections.end(wanted)
@@ -324,26 +336,28 @@ class Users:
     async def _put(self, tag: str, accounts: Accounts, changes: Sequence[Change] = ()) -> dict[Endpoint, Ports]:
         """Swap an inbound. Returns the connections that users with these changes had until then.
 
-        Raises `ApiFailed`; then it is unknown whether the inbound exists, and with which users.
+        Raises `ApiFailed` and `NotShared`; then it is unknown whether users reach the inbound, and which it has.
         """
         gone = [change for change in changes if self._has(change)]
         making = self._plan.handler, tag, accounts, self._api.aliases
         handler = await starting.built(self._host.reactor, {tag: accounts}, *making)
-        await self._api.remove_inbound(tag)
-        try:
-            wanted = await self._old_connections(gone, changes)
-        finally:
-            await self._api.add_inbound(handler)
+        async with self._run.renewing(self._ports[tag]):
+            await self._api.remove_inbound(tag)
+            try:
+                wanted = await self._old_connections(gone, changes)
+            finally:
+                await self._api.add_inbound(handler)
         self.accounts[tag] = accounts
+        self.kept_out.pop(tag, None)
         return wanted
 
-    async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
+    async def _put_back(self, tag: str, changes: Sequence[Change], why: Exception) -> Applied:
         """After a failed swap, restore the inbound with the users who stay; if that fails, leave all to a new run."""
         staying = apply([change._replace(packed=None) for change in changes], {tag: self.accounts[tag]})[tag]
         gone = [pair_of(change) for change in changes if self._has(change)]
         try:
             await self._put(tag, staying)
-        except ApiFailed as error:
+        except (ApiFailed, NotShared) as error:
             text = "inbound {tag} could not be restored: starting another core with its users: {fault}"
             self.log.error(text, tag=tag, fault=error)
             await self._cut(gone)
@@ -355,7 +369,8 @@ class Users:
         await self._cut(gone)
         return Applied(refusals(changes, unaliased(str(why))), [])
 
-    async def _cut(self, gone: Sequence[Pair]) -> None:
+    async def _cut(self, gone: Iterable[Pair]) -> None:
+        gone = [*gone]
         await self._connections.end(self._connections.of(gone))
         self._connections.note_removed(gone)
 

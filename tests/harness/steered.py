@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import subprocess
@@ -17,26 +18,33 @@ from typing import Self
 from scripts.staging.process import tied
 
 # Listens on the given addresses, reports that, greets each connection with its name, and echoes. Replies to "came?"
-# with the number of connections.
+# with the number of connections. At SIGUSR1 it closes all listeners, opens them again, and reports that.
 PROGRAM = """
-import select, socket, sys
+import select, signal, socket, sys
 name, reuse, *addresses = sys.argv[1:]
-listeners = []
-for address in addresses:
-    host, port = address.rsplit("|", 1)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    one = socket.socket(family)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse))
-    if family == socket.AF_INET6:
-        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    one.bind((host, int(port)))
-    one.listen(1024)
-    one.setblocking(False)
-    listeners.append(one)
-print("listens", flush=True)
-poll = select.epoll()
-for one in listeners:
-    poll.register(one, select.EPOLLIN)
+poll, listeners = select.epoll(), []
+
+def listen(*_):
+    while listeners:
+        one = listeners.pop()
+        poll.unregister(one)
+        one.close()
+    for address in addresses:
+        host, port = address.rsplit("|", 1)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        one = socket.socket(family)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse))
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        one.bind((host, int(port)))
+        one.listen(1024)
+        one.setblocking(False)
+        listeners.append(one)
+        poll.register(one, select.EPOLLIN)
+    print("listens", flush=True)
+
+signal.signal(signal.SIGUSR1, listen)
+listen()
 links, came = {}, 0
 while True:
     for number, _ in poll.poll():
@@ -81,8 +89,7 @@ class Greeter:
         self._process = tied(
             [*through, sys.executable, "-I", "-S", "-c", PROGRAM, name, str(int(reuse)), *where], stdout=subprocess.PIPE
         )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"listens\n":
+        if not self._listens():
             self.kill()
             raise AssertionError(f"{name} does not listen on {where}")
 
@@ -92,6 +99,15 @@ class Greeter:
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def renew(self) -> None:
+        """Have it close its listeners and open them again."""
+        self.signal(signal.SIGUSR1)
+        assert self._listens()
+
+    def _listens(self) -> bool:
+        assert self._process.stdout is not None
+        return bool(self._process.stdout.readline() == b"listens\n")
 
     def kill(self) -> None:
         """Kill it and wait for its end."""

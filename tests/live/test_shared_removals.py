@@ -1,6 +1,6 @@
 """Shadowsocks-2022 users are removed while runs of Xray share their listeners and others make handshakes all the time.
 
-A removal during another user's handshake can crash the core, or bill another user: drivers/xray/handshakes.py.
+Their inbound is swapped, which gives it a new listener: the next connections must reach that one.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SharingTests(TestCase):
         new = await self.joined("b")
         self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
         await self.sharing.prove(new.pid, 5)
-        self.assertTrue(self.sharing.drains(new.pid))
+        self.assertFalse(self.sharing.drains(new.pid))
         link = self.link(self.first)
         await self.sharing.lead(new.pid)
         self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
@@ -112,6 +112,36 @@ class SharingTests(TestCase):
         await self.end(old)
         self.assertFalse(self.sharing.has(current.pid))
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+
+    async def test_listeners_that_are_renewed(self) -> None:
+        """Connections reach the process led to before and after, also if the node was killed in between."""
+        old, current = await self.joined("a"), await self.joined("b")
+        await self.sharing.lead(current.pid)
+        async with self.sharing.renewing(current.pid, self.ports):
+            current.renew()
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
+        current.renew()
+        self.sharing = handed_on.killed(self.sharing, reactor)
+        await self.sharing.remain([old.pid, current.pid], lead=current.pid)
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
+        await self.sharing.lead(old.pid)
+        self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
+
+    async def test_an_heir(self) -> None:
+        """A process that gets connections again, because another exits, is told once; one that never got any is new."""
+        old, current = await self.joined("a"), await self.joined("b")
+        self.assertFalse(self.sharing.drains(current.pid))
+        await self.sharing.lead(current.pid)
+        told = list[str]()
+        self.sharing.call_heir(old.pid, lambda: told.append("a"))
+        await self.sharing.join(current.pid, self.ports)
+        self.assertTrue(self.sharing.awaits)
+        new = await self.joined("c")
+        self.assertFalse(self.sharing.awaits)
+        await self.end(new)
+        self.assertEqual(told, [])
+        await self.end(current)
+        self.assertEqual(told, ["a"])
 
     async def test_one_alone_is_not_handed_over(self) -> None:
         """A process alone is released."""

@@ -15,9 +15,9 @@ from drivers.process.channel import ApiFailed
 from drivers.sockets.sock_diag import Endpoint, Ports
 from drivers.xray.accounts import Inbound, pack
 from drivers.xray.api import Operation
-from drivers.xray.handshakes import Busy
 from drivers.xray.users import Users
-from node.contract.accounts import Accounts, Change, Refusal
+from node.contract.abilities import NotShared
+from node.contract.accounts import Accounts, Change
 from protos import xray_pb2
 
 TAG, OTHER = "home", "work"
@@ -36,9 +36,8 @@ class FakeCore:
         self.failures = 0
         # Of users and of inbounds.
         self.calls: list[str] = []
-        # Removed users, and whether handshakes were paused then.
-        self.removed: list[tuple[str, str, bool]] = []
-        self.paused = set[str]()
+        # Users removed by calls.
+        self.removed: list[tuple[str, str]] = []
         self.meanwhile: list[Callable[[], Coroutine[Any, Any, object]]] = []
 
     async def _do(self) -> None:
@@ -54,10 +53,10 @@ class FakeCore:
     async def list_users(self, tag: str) -> list[xray_pb2.User]:
         return [xray_pb2.User.FromString(account) for account in self.accounts]
 
-    async def alter(self, operations: Iterable[Operation], in_flight: int) -> list[None]:
+    async def alter(self, operations: Iterable[Operation]) -> list[None]:
         some = list(operations)
         self.calls += ["remove" if each.packed is None else "add" for each in some]
-        self.removed += [(each.tag, each.email, each.tag in self.paused) for each in some if each.packed is None]
+        self.removed += [(each.tag, each.email) for each in some if each.packed is None]
         return [None] * len(some)
 
     async def remove_inbound(self, tag: str) -> None:
@@ -79,6 +78,7 @@ class FakeConnections:
         self.where: dict[str, Endpoint] = {}
         self.ended: set[Endpoint] = set()
         self.left: set[tuple[str, str]] = set()
+        self.crowded: set[str] = set()
 
     def of(self, pairs: Any) -> dict[Endpoint, Ports]:
         return {self.where[key]: () for _, key in pairs if key in self.where}
@@ -95,27 +95,22 @@ class FakeConnections:
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         self.ended |= wanted.keys()
 
+    async def end_crowded(self, tags: Iterable[str]) -> None:
+        self.crowded |= {*tags}
 
-class FakeHandshakes:
-    """Can pause these inbounds, unless a handshake does not end."""
 
-    def __init__(self, core: FakeCore, tags: Iterable[str]) -> None:
-        self._core, self._tags = core, set(tags)
-        self.go_on = False
+class Listeners:
+    """The listeners of a run: whether they can be renewed, and whether it drains."""
 
-    def can_pause(self, tag: str) -> bool:
-        return tag in self._tags
+    def __init__(self, renewable: bool, drains: bool) -> None:
+        self.renewable, self.drains = renewable, drains
+        self.faults: list[Exception] = []
 
     @asynccontextmanager
-    async def paused(self, tags: set[str]) -> AsyncIterator[None]:
-        assert tags <= self._tags
-        if self.go_on:
-            raise Busy("somebody goes on")
-        self._core.paused = tags
-        try:
-            yield
-        finally:
-            self._core.paused = set()
+    async def renewing(self, _: Ports) -> AsyncIterator[None]:
+        yield
+        if self.faults:
+            raise self.faults.pop()
 
 
 def made(core: FakeCore, *accounts: bytes) -> tuple[Users, FakeConnections]:
@@ -124,13 +119,8 @@ def made(core: FakeCore, *accounts: bytes) -> tuple[Users, FakeConnections]:
 
 
 def several(
-    core: FakeCore,
-    protocols: Mapping[str, str],
-    *accounts: bytes,
-    shared: bool = False,
-    drains: bool = False,
-    pauses: bool = True,
-) -> tuple[Users, FakeConnections, FakeHandshakes]:
+    core: FakeCore, protocols: Mapping[str, str], *accounts: bytes, renewable: bool = True, drains: bool = False
+) -> tuple[Users, FakeConnections, Listeners]:
     """The same accounts in all inbounds."""
     base = xray_pb2.Config(inbound=[xray_pb2.InboundHandlerConfig(tag=tag) for tag in protocols])
     inbounds = {tag: Inbound(tag, protocol) for tag, protocol in protocols.items()}
@@ -138,10 +128,9 @@ def several(
     host: Any = SimpleNamespace(reactor=None)
     connections: Any = FakeConnections()
     api: Any = core
-    listeners: Any = SimpleNamespace(shared=shared, drains=drains)
-    handshakes: Any = FakeHandshakes(core, protocols if pauses else ())
+    run: Any = Listeners(renewable, drains)
     have = {tag: {xray_pb2.User.FromString(account).email: account for account in accounts} for tag in protocols}
-    return Users(host, plan, api, connections, handshakes, have, listeners), connections, handshakes
+    return Users(host, plan, api, connections, have, run), connections, run
 
 
 def test_an_audit_during_a_swap() -> None:
@@ -159,7 +148,7 @@ def test_changes_that_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     core = FakeCore(ANNA, BERT)
     users, _ = made(core, ANNA, BERT)
 
-    async def alter(operations: Iterable[Operation], in_flight: int) -> list[None]:
+    async def alter(operations: Iterable[Operation]) -> list[None]:
         for operation in operations:
             core.accounts = [ANNA] if operation.packed is None else [*core.accounts, operation.packed]
         raise asyncio.CancelledError
@@ -216,70 +205,89 @@ def test_a_lost_inbound_has_no_users() -> None:
     assert asyncio.run(users.apply([Change(TAG, "carl@test", CARL)])) == ([], [Change(TAG, "carl@test", CARL)])
 
 
-def test_a_shared_inbound_loses_a_user_at_once() -> None:
-    """With shared listeners no handshake overlaps a removal, and none is paused without need."""
+def test_a_removal_by_a_swap() -> None:
+    """Shadowsocks-2022 users are removed by a swap of their inbound, those of others by a call."""
     core = FakeCore(ANNA, BERT)
-    users, connections, _ = several(core, {TAG: SS, OTHER: VLESS}, ANNA, BERT, shared=True)
+    users, connections, _ = several(core, {TAG: SS, OTHER: VLESS}, ANNA, BERT)
     connections.where = {"bert@test": b"bert"}
     assert asyncio.run(users.apply([REMOVAL, Change(OTHER, "bert@test", None)])) == ([], [])
-    assert set(core.removed) == {(TAG, "bert@test", True), (OTHER, "bert@test", False)}
+    assert core.removed == [(OTHER, "bert@test")]
+    assert core.accounts == [ANNA]
     assert users.accounts == {TAG: {"anna@test": ANNA}, OTHER: {"anna@test": ANNA}}
     assert connections.ended == {b"bert"}
 
 
-def test_another_credential_in_a_shared_inbound() -> None:
-    """A user with a changed credential is removed like that, and added again."""
-    core, changed = FakeCore(ANNA), pack("anna@test", "xray.proxy.vless.Account", b"new")
-    users, _, _ = several(core, {TAG: SS}, ANNA, shared=True)
-    assert asyncio.run(users.apply([Change(TAG, "anna@test", changed)])) == ([], [])
-    assert core.removed == [(TAG, "anna@test", True)]
-    assert users.accounts == {TAG: {"anna@test": changed}}
-
-
-def test_handshakes_that_do_not_end() -> None:
-    """A user who cannot be removed safely stays and is named, and does not delay users of other inbounds."""
+def test_a_swap_whose_listener_gets_no_connections() -> None:
+    """It is done again; if that fails, too, a new run brings the users."""
     core = FakeCore(ANNA, BERT)
-    users, _, handshakes = several(core, {TAG: SS, OTHER: VLESS}, ANNA, BERT, shared=True)
-    handshakes.go_on = True
-    refused, left = asyncio.run(users.apply([REMOVAL, Change(OTHER, "bert@test", None)]))
-    assert refused == [Refusal("bert@test", "home: not removed: somebody goes on")]
-    assert not left
-    assert core.removed == [(OTHER, "bert@test", False)]
-    assert users.accounts[TAG].keys() == {"anna@test", "bert@test"}
+    users, connections, run = several(core, {TAG: SS}, ANNA, BERT)
+    connections.where = {"bert@test": b"bert"}
+    run.faults = [NotShared("another process also listens")]
+    assert asyncio.run(users.apply([REMOVAL])) == ([], [])
+    assert (core.calls, users.accounts) == (["remove", "add"] * 2, {TAG: {"anna@test": ANNA}})
+    run.faults = [NotShared("another process also listens")] * 2
+    assert asyncio.run(users.apply([Change(TAG, "carl@test", None), *[Change(TAG, "anna@test", None)]])) == ([], [])
+    assert users.accounts == {TAG: {}} and connections.ended == {b"bert"}
 
 
-@pytest.mark.parametrize("protocol", [SS, VLESS])
-def test_additions_wait_without_the_removals(protocol: str) -> None:
+def test_kept_out_of_a_draining_run() -> None:
+    """A draining run gets no call for Shadowsocks-2022: removed users are cut, and no user again when audited."""
+    core = FakeCore(ANNA, BERT)
+    users, connections, run = several(core, {TAG: SS}, ANNA, BERT, drains=True)
+    connections.where = {"bert@test": b"bert"}
+    assert asyncio.run(users.apply([REMOVAL])) == ([], [])
+    assert (core.calls, users.accounts) == ([], {TAG: {"anna@test": ANNA}})
+    assert (connections.ended, connections.left, connections.crowded) == ({b"bert"}, {(TAG, "bert@test")}, {TAG})
+    assert not users.is_in((TAG, "bert@test"))
+    users._doubt(TAG)
+    assert asyncio.run(users.audit()) == 0
+    assert users.accounts == {TAG: {"anna@test": ANNA}}
+    run.drains = False
+    asyncio.run(users.put_out())
+    assert (core.accounts, users.kept_out) == ([ANNA], {})
+    assert asyncio.run(users.audit()) == 0
+
+
+def test_a_draining_run_that_keeps_removed_users() -> None:
+    """It must not lead again."""
+    core = FakeCore(ANNA, BERT)
+    users, _, _ = several(core, {TAG: SS}, ANNA, BERT, drains=True)
+    asyncio.run(users.apply([REMOVAL]))
+    core.failures = 1
+    with pytest.raises(NotShared, match="still has removed users: Deadline Exceeded"):
+        asyncio.run(users.put_out())
+    assert users.kept_out == {TAG: {"bert@test": BERT}}
+
+
+def test_additions_wait_without_the_removals() -> None:
     """If additions need a new run, only they wait: removals and changed credentials apply at once."""
     core, changed = FakeCore(ANNA, BERT), pack("anna@test", "xray.proxy.vless.Account", b"new")
-    users, connections, _ = several(core, {TAG: protocol, OTHER: VLESS}, ANNA, BERT, shared=True)
+    users, connections, _ = several(core, {TAG: VLESS, OTHER: VLESS}, ANNA, BERT, renewable=False)
     connections.where = {"anna@test": b"anna", "bert@test": b"bert"}
     changes = [REMOVAL, Change(TAG, "anna@test", changed), *MANY]
     assert asyncio.run(users.apply(changes)) == ([], changes[1:])
-    careful = protocol == SS
-    assert set(core.removed) == {(TAG, "bert@test", careful), (TAG, "anna@test", careful)}
+    assert set(core.removed) == {(TAG, "bert@test"), (TAG, "anna@test")}
     assert users.accounts == {TAG: {}, OTHER: {"anna@test": ANNA, "bert@test": BERT}}
     assert connections.ended == {b"anna", b"bert"}
 
 
 def test_a_removal_that_takes_a_new_run() -> None:
-    """If handshakes cannot be paused the removal waits for a new run; those in other inbounds do not."""
+    """If the inbound cannot be swapped the removal waits for a new run; those in other inbounds do not."""
     core = FakeCore(ANNA, BERT)
-    users, _, _ = several(core, {TAG: SS, OTHER: VLESS}, ANNA, BERT, shared=True, pauses=False)
+    users, _, _ = several(core, {TAG: SS, OTHER: VLESS}, ANNA, BERT, renewable=False)
     changes = [REMOVAL, Change(OTHER, "bert@test", None)]
     assert asyncio.run(users.apply(changes)) == ([], [REMOVAL])
-    assert core.removed == [(OTHER, "bert@test", False)]
+    assert core.removed == [(OTHER, "bert@test")]
 
 
-@pytest.mark.parametrize("drains", [False, True])
-def test_many_removals(drains: bool) -> None:
-    """A draining run does any number of removals itself: no other run could."""
+@pytest.mark.parametrize(("protocol", "calls"), [(SS, 0), (VLESS, 3_000), ("vmess", 3_000)])
+def test_many_removals_from_a_draining_run(protocol: str, calls: int) -> None:
+    """It makes calls only where they are safe and fast; all users are out."""
     crowd = [pack(f"{number}@test", "xray.proxy.vless.Account", b"") for number in range(3_000)]
     core = FakeCore(*crowd)
-    users, _, _ = several(core, {TAG: SS}, *crowd, shared=True, drains=drains)
-    changes = [Change(TAG, key, None) for key in users.accounts[TAG]]
-    assert asyncio.run(users.apply(changes)) == ([], [] if drains else changes)
-    assert len(core.removed) == (3_000 if drains else 0)
+    users, _, _ = several(core, {TAG: protocol}, *crowd, drains=True)
+    assert asyncio.run(users.apply([Change(TAG, key, None) for key in users.accounts[TAG]])) == ([], [])
+    assert (len(core.removed), users.accounts) == (calls, {TAG: {}})
 
 
 @pytest.mark.parametrize("swapped", [False, True])

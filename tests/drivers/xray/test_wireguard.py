@@ -201,7 +201,7 @@ class Peers:
     def users(self) -> dict[str, frozenset[bytes]]:
         return {email: wireguard.claims(packed) for email, packed in self.peers.values()}
 
-    async def alter(self, operations: Sequence[Operation], _: int) -> list[str | None]:
+    async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
         results: list[str | None] = [None] * len(operations)
         for place in self._order.sample(range(len(operations)), len(operations)):
             if next(self.fails, False):
@@ -254,10 +254,9 @@ def running(core: Peers) -> Users:
     host: Any = SimpleNamespace(reactor=None)
     api: Any = core
     nobody: Any = NoConnections()
-    listeners: Any = SimpleNamespace(shared=False, drains=False)
+    listeners: Any = SimpleNamespace(renewable=True, drains=False)
     have = {key_of(email): packed for email, packed in core.peers.values()}
-    handshakes: Any = SimpleNamespace(can_pause=lambda _: False)
-    return Users(host, planned(), api, nobody, handshakes, {TAG: have}, listeners)
+    return Users(host, planned(), api, nobody, {TAG: have}, listeners)
 
 
 def roster_of(*users: User) -> Roster:
