@@ -1,10 +1,13 @@
 """Shadowsocks-2022 users are removed while runs of Xray share their listeners and others make handshakes all the time.
 
-Their inbound is swapped, which gives it a new listener: the next connections must reach that one.
+Their inbound is swapped in the current run, which gives it a new listener: the next connections must reach that one. From
+a run that drains they are kept out.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -140,3 +143,35 @@ def test_removals_among_handshakes(
     assert stays_out(place, crowd[0], echo)
     assert stays_out(place, crowd[-1], echo)
     until(lambda: controller.info().running, what="it runs")
+
+
+@pytest.mark.slow
+@over("grpc")
+def test_thousands_leave_while_a_core_drains(
+    node: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
+) -> None:
+    """Within a panel's patience those who leave are cut from the draining core, and stay out if it must lead again."""
+    home, place = Place(all_kinds["vless-raw"], "home"), Place(all_kinds["shadowsocks-2022-aes-128"], "shared")
+    few = [member(CARL, home), member(BERT, place)]
+    crowd = [member(person, place) for person in (ANNA, *(TestUser.new(f"{number}@test") for number in range(6_000)))]
+    controller.stop()
+    run(controller, [home, place], few + crowd)
+    with (
+        connection(home, CARL, echo) as far,
+        connection(place, BERT, echo) as near,
+        connection(place, ANNA, echo) as leaves,
+    ):
+        run(controller, [home, place], few + crowd, log={"loglevel": "error"})
+        pids = node.core_pids()
+        assert len(pids) == 2
+        controller.sync_users(few)
+        assert over_after(leaves, time.monotonic()) < AT_WORST
+        assert node.core_pids() == pids
+        os.kill(node.newest_core(), signal.SIGKILL)
+        for link in (far, near):
+            transfer.echo(link, b"still here")
+        assert stays_out(place, ANNA, echo)
+        until(lambda: controller.info().running, what="it runs again")
+        assert gets_in(place, BERT, echo)
+        assert stays_out(place, ANNA, echo)
+    controller.stop()
