@@ -1,7 +1,7 @@
 """Shadowsocks-2022 users are removed while runs of Xray share their listeners and others make handshakes all the time.
 
-Their inbound is swapped in the current run, which gives it a new listener: the next connections must reach that one. From
-a run that drains they are kept out.
+Their inbound is swapped in the current run, which gives it a new listener: the next connections must reach that one.
+From a run that drains they are kept out.
 """
 
 from __future__ import annotations
