@@ -24,6 +24,7 @@ from drivers.xray.ingress import Ingress
 from drivers.xray.ownership import LATE, Endpoints, OldCredentials, Online, Pair, Unlogged
 from drivers.xray.requests import Requests
 from node.base.alarm import Alarm
+from node.base.governor import Governor
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
 from node.contract.accounts import key_of
@@ -77,7 +78,7 @@ class Connections(CoreConnections):
         self._noted = 0
         self._looked = 0.0
         self._looking = False
-        self._rest = 0.0
+        self._governor = Governor(reactor, SHARE)
         # How many connections the last look found.
         self._crowd = 0
         # How many connections of removed users were cut.
@@ -220,7 +221,7 @@ class Connections(CoreConnections):
         until = self._reactor.seconds() + PRUNE
         self._removed |= {pair: until for pair in pairs if pair[0] in self._ingress}
         if self._removed:
-            self._look_within(max(LEARN, self._rest))
+            self._look_within(max(LEARN, self._governor.left))
 
     def left_lately(self, pair: Pair) -> bool:
         """Whether access lines of the user's connections from before a removal may still come."""
@@ -297,19 +298,19 @@ class Connections(CoreConnections):
         if self._ingress[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
             return  # A late line of a removed user must not cost a current user their connection.
         if endpoints.note(where, key):
-            self._look_within(max(LEARN, self._rest))
+            self._look_within(max(LEARN, self._governor.left))
             self._cut_if_outdated((tag, key), where)
             if holder != key:
                 self._announce_at(where, key)
         else:
-            self._look_within(max(GATHER, self._rest))
+            self._look_within(max(GATHER, self._governor.left))
         self._count()
 
     def _guess(self, tag: str, accepted: Accepted) -> None:
         key = key_of(accepted.email)
         if self._is_in((tag, key)):
             self._endpoints[tag].guess(accepted.endpoint, key)
-            self._look_within(max(LEARN, self._rest))
+            self._look_within(max(LEARN, self._governor.left))
             self._count()
 
     def _count(self) -> None:
@@ -359,7 +360,7 @@ class Connections(CoreConnections):
             for where, key in self._endpoints[tag].settle(there).items():
                 self._cut_if_outdated((tag, key), where)
                 self._announce_at(where, key)
-        self._rest = (self._reactor.seconds() - self._looked) / SHARE
+        self._governor.worked(self._looked)
         await self._claim(live)
         self._old_credentials.prune(self._reactor.seconds())
         if self._old_credentials or any(map(len, self._endpoints.values())):
@@ -390,7 +391,7 @@ class Connections(CoreConnections):
         for (tag, where), keys in found.items():
             self._attribute(tag, where, keys)
         if self._unlogged.fresh:
-            self._look_within(max(LEARN, self._rest))
+            self._look_within(max(LEARN, self._governor.left))
 
     def _attribute(self, tag: str, where: Endpoint, keys: Collection[str]) -> None:
         """Attribute a connection to the only user online at its address; cut it if a removed one is online there."""

@@ -16,6 +16,7 @@ from typing import Any
 from twisted.internet.interfaces import IReactorTime
 
 from drivers.sockets.sock_diag import Endpoint
+from node.base.governor import Governor
 from node.contract.connections import Address
 from protos.handover_pb2 import Places, Suspect
 from protos.handover_pb2 import Suspects as Packed
@@ -300,7 +301,7 @@ class Unlogged:
         # Whether some connections need another look.
         self.fresh = False
         self._asking = False
-        self._rest_until = float("-inf")
+        self._governor = Governor(reactor, SHARE, shortest=PAUSE)
 
     async def claim(self, strays: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], Collection[str]]:
         """For unattributed connections (inbound, endpoint): the users online at their address, if known by now.
@@ -309,7 +310,7 @@ class Unlogged:
         """
         now = self._reactor.seconds()
         again = self._seen.intersection(strays)
-        rests = self._asking or now < self._rest_until
+        rests = self._asking or self._governor.left > 0
         self.fresh = len(again) < len(strays) or (rests and bool(again))
         self._seen = set(strays)
         if not again or rests:
@@ -320,5 +321,4 @@ class Unlogged:
             return {stray: online[stray[1][:-2]] for stray in again if stray[1][:-2] in online}
         finally:
             self._asking = False
-            took = self._reactor.seconds() - now
-            self._rest_until = now + took + max(PAUSE, took / SHARE)
+            self._governor.worked(now)

@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 
 from node import __version__
 from node.base.alarm import Alarm
+from node.base.governor import Governor
 from node.base.logs import Logger, LogRing
 from node.contract.driver import Generation
 from node.contract.generations import Follower
@@ -42,6 +43,7 @@ class Snapshots(Follower):
         # Why the last one failed.
         self._fault = ""
         self._next = Alarm(reactor, self._tick)
+        self._governor = Governor(reactor, SHARE, shortest=PAUSE)
         self._on = False
 
     def go_on(self, left: Handover) -> None:
@@ -111,7 +113,7 @@ class Snapshots(Follower):
         began = time.thread_time()
         self._write()
         took = time.thread_time() - began
-        self._next.set(max(PAUSE, took / SHARE))
+        self._next.set(self._governor.rest(took))
 
 
 def memory_of(packed: bytes) -> int:

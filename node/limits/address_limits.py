@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, Unsupported
+from node.base.governor import Governor
 from node.base.logs import Logger
 from node.contract.connections import Address, KeepsOut, Live, SeesConnections
 from node.limits.connections import Connections, Enforcer, forwarded, look
@@ -80,7 +81,7 @@ class AddressLimits(Enforcer):
         self._keeping: Sequence[KeepsOut] = ()
         # Whether a core may not know who is barred; and until when the cores get no new list.
         self._untold = False
-        self._rest_until = -math.inf
+        self._governor = Governor(reactor, SHARE)
         self._fault = ""
         # Connections closed so far.
         self.ended = 0
@@ -230,7 +231,7 @@ class AddressLimits(Enforcer):
     async def _keep_out(self) -> None:
         """Tell the cores who is barred, unless the last time was too short a time ago."""
         now = self._reactor.seconds()
-        if now < self._rest_until:
+        if self._governor.left:
             return
         self._untold = False
         barred = {key: list(map(self._grouping.shown, groups)) for key, groups in self._barred.items()}
@@ -239,7 +240,7 @@ class AddressLimits(Enforcer):
                 await run.keep_out(barred)
             except (CoreFailed, Unsupported) as error:
                 self._fault, self._untold = error.text, True
-        self._rest_until = self._reactor.seconds() + (self._reactor.seconds() - now) / SHARE
+        self._governor.worked(now)
 
     def _remember(self, known: _Addresses, staying: Iterable[Address], leaving: set[Address], began: int) -> None:
         """Keep the addresses that stay and those that arrived since the check `began`.

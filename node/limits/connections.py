@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from twisted.internet.interfaces import IReactorTime
 
 from node.base.errors import CoreFailed, Unsupported
+from node.base.governor import Governor
 from node.base.periodic import Periodic
 from node.base.slices import slices
 from node.contract.accounts import Accounts
@@ -170,7 +171,7 @@ class NewConnections:
         # By tag of an inbound that was paced before: until when connections from that time may still be reported.
         self._ended: dict[str, float] = {}
         self._stale = True
-        self._rest_until = float("-inf")
+        self._governor = Governor(reactor, SHARE)
 
     def changed(self) -> None:
         """Called when users came or went, or have another speed."""
@@ -190,14 +191,14 @@ class NewConnections:
         runs = self._connections.paced
         now = self._reactor.seconds()
         sizes = {(run, tag): len(accounts) for run in runs for tag, accounts in run.accounts.items()}
-        if now < self._rest_until or not (self._stale or sizes != self._sizes):
+        if self._governor.left or not (self._stale or sizes != self._sizes):
             return
         self._stale, self._sizes = False, sizes
         for place in [place for place in self._told if place not in sizes]:
             self._told.pop(place)
         for run in runs:
             await self._tell(run)
-        self._rest_until = self._reactor.seconds() + (self._reactor.seconds() - now) / SHARE
+        self._governor.worked(now)
 
     async def _tell(self, run: PacedRun) -> None:
         # Connections of these inbounds may be of anybody.

@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.members import Members
 from node.base.alarm import Alarm
+from node.base.governor import Governor
 from node.base.logs import Logger
 from node.base.reactor import PooledReactor
 from node.base.slices import a_turn, slices
@@ -245,8 +246,7 @@ class QuotaReadings:
         self._sights: dict[str, _Sight] = {}
         self._alarm = Alarm(reactor, self._wake)
         self._busy = False
-        # No reading before this time.
-        self._rest_until = -math.inf
+        self._governor = Governor(reactor, SHARE, shortest=SHORTEST)
 
     def moved(self, key: str, added: int) -> None:
         """The user has carried so many bytes since their last reading."""
@@ -275,7 +275,7 @@ class QuotaReadings:
         due = min(self._reactor.seconds() + wait, latest)
         self._sights[key] = _Sight(seen, speed, due)
         if not self._busy:
-            self._alarm.within(max(0.0, max(due, self._rest_until) - self._reactor.seconds()))
+            self._alarm.within(max(due - self._reactor.seconds(), self._governor.left))
 
     def _patience(self, key: str, speed: float) -> float:
         """Seconds until the user has to be read again, at this speed; infinite if no quota can bar them."""
@@ -288,8 +288,8 @@ class QuotaReadings:
     def _arm(self) -> None:
         """Set the alarm for the user who is due first."""
         if self._sights:
-            due = max(min(sight.due for sight in self._sights.values()), self._rest_until)
-            self._alarm.set(max(0.0, due - self._reactor.seconds()))
+            due = min(sight.due for sight in self._sights.values())
+            self._alarm.set(max(due - self._reactor.seconds(), self._governor.left))
         else:
             self._alarm.cancel()
 
@@ -315,7 +315,7 @@ class QuotaReadings:
             await self._traffic.read(wanted=frozenset((Scope.USER, key) for key in names))
         finally:
             now = self._reactor.seconds()
-            self._rest_until = now + max(SHORTEST, (now - began) * (1 / SHARE - 1))
+            self._governor.worked(began)
         for key in names:
             sight = self._sights.get(key)
             if sight is not None and sight.seen < began:

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.base.alarm import Alarm
 from node.base.errors import CoreFailed, shown
+from node.base.governor import Governor
 from node.base.logs import Logger
 from node.base.slices import slices
 from node.contract.connections import Address, Handle, Live, Paces
@@ -47,7 +48,9 @@ class Pacer(Enforcer):
         self._new_connections = NewConnections(reactor, connections)
         self._lock = DeferredLock()
         self._alarm = Alarm(reactor, self._wake)
-        self._rest_until = self._looked = self._due = float("-inf")
+        self._governor = Governor(reactor, SHARE, longest=LONGEST)
+        self._all_users = Governor(reactor, SHARE, EVERYBODY, LONGEST)
+        self._looked = self._due = float("-inf")
 
     def start(self) -> None:
         super().start()
@@ -71,7 +74,7 @@ class Pacer(Enforcer):
     def arrived(self, key: str, address: Address) -> None:
         limit = self._in_force.of(key)
         if limit.down or limit.up or self._new_connections.may_be_held(key):
-            self._look_at({key}, max(GATHER, self._rest_until - self._reactor.seconds()))
+            self._look_at({key}, max(GATHER, self._governor.left))
 
     def changed(self, keys: Iterable[str]) -> None:
         self._new_connections.changed()
@@ -107,8 +110,7 @@ class Pacer(Enforcer):
             await self._new_connections.settle()
             if soon := self._take_soon():
                 await self._round(soon, soon, 0.0)
-            now = self._reactor.seconds()
-            self._rest_until = now + min((now - began) / SHARE, LONGEST)
+            self._governor.worked(began)
 
     async def _tick(self) -> None:
         async with self._lock:
@@ -126,7 +128,7 @@ class Pacer(Enforcer):
                 await self._apply(dict.fromkeys(self._down.lose(flows)), dict.fromkeys(self._up.lose(flows)))
                 took = self._reactor.seconds() - now
                 # Half a tick less, because a tick may come a little early.
-                self._due = now + min(max(EVERYBODY, took / SHARE), LONGEST) - TICK / 2
+                self._due = now + self._all_users.rest(took) - TICK / 2
 
     def _take_soon(self) -> set[str]:
         soon, self._soon = self._soon, set()

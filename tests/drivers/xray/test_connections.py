@@ -133,7 +133,7 @@ class ConnectionsTests(TestCase):
         self.assertEqual(await self.where("bert"), {endpoint(*lined.getsockname())})
         self.there = {here: {"bert"}}
         assert self.connections._unlogged is not None
-        self.connections._unlogged._rest_until = 0
+        self.connections._unlogged._governor.until = 0
         await self.connections._look_around()
         self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname()) for link in (lined, unlined)})
         self.assertEqual(came, [("bert", here)] * 2)
@@ -197,7 +197,7 @@ class ConnectionsTests(TestCase):
         await first
         self.assertEqual(len(asked), 1)
         self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname())})
-        self.assertLess(self.connections._rest, 0.2 / connections.SHARE)
+        self.assertLess(self.connections._governor.left, 0.2 / connections.SHARE)
 
     def test_a_core_that_is_slow_to_list_users_online(self) -> Deferred[None]:
         return ensureDeferred(self._slow_to_list())
