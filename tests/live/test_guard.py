@@ -23,7 +23,7 @@ from scripts.staging.wait import until
 from tests.conftest import Place, gets_in, member, over
 
 ANNA = TestUser.new("anna@test")
-# A name that the guard catches, and that any core refuses in good order; and one that the guard lets pass.
+# A name that the guard catches, and that any core refuses with an error; and one that the guard lets pass.
 CAUGHT, FREE = ("a" * 62 + ".") * 4 + "bc", "free.test"
 _TCP, _MUX = 1, 3
 _NEW, _KEEP = 1, 2

@@ -151,8 +151,8 @@ def test_left_alone() -> None:
 
 def test_an_unreadable_secret() -> None:
     """An inbound whose secret key cannot be read is refused by name."""
-    unreadable = mock.patch.object(wireguard, "X25519PrivateKey", **{"from_private_bytes.side_effect": ValueError})
-    with unreadable, pytest.raises(InvalidConfig, match=r"'wg'.*secretKey"):
+    keys = mock.Mock(from_private_bytes=mock.Mock(side_effect=ValueError))
+    with mock.patch.object(wireguard, "X25519PrivateKey", keys), pytest.raises(InvalidConfig, match=r"'wg'.*secretKey"):
         planned()
 
 
