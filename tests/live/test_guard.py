@@ -52,7 +52,7 @@ def connect(link: socket.socket, name: str, echo: EchoServer) -> None:
 
 
 def datagrams(link: socket.socket, name: str, echo: EchoServer) -> None:
-    """A datagram to the name, between two to the echo server in one session: routing sees only the first."""
+    """A datagram to the name, between two to the echo server in one session."""
     here = struct.pack("!HB4B", echo.port, 1, 127, 0, 0, 1)
     link.sendall(_header(_MUX) + _frame(_NEW, here, b"first-datagram"))
     _receive(link, b"first-datagram")
