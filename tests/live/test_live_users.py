@@ -191,10 +191,7 @@ def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event,
 def test_removal_inside_a_handshake(
     beside: bool, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
 ) -> None:
-    """A Shadowsocks-2022 user who is removed during their handshake is not taken for another user.
-
-    If runs share their listeners the inbound is not swapped: the handshake is cut.
-    """
+    """A Shadowsocks-2022 user who is removed during their handshake is not taken for another user."""
     place = Place(all_kinds["shadowsocks-2022-aes-128"], "stalled")
     controller.stop()
     if beside:
