@@ -287,9 +287,7 @@ def _against(plan: Plan, tree: Mapping[str, Any], target: Mapping[str, Accounts]
 def roll(plan: Plan, api: ApiAddress, target: Mapping[str, Accounts], aliases: Aliases = PLAIN) -> bytes:
     """Write the file of live users, by these names, that the core reads when it starts: a cache file of ssm-api.
 
-    It contains a counter of 0 for each user. Otherwise the core adds the counter at the user's first connection, and
-    crashes if it iterates over the counters at that moment to save them, which it does once a minute
-    (`service/ssmapi/cache.go`).
+    It contains a counter of 0 for each user: this guards against a crash of the core, which 1.14.4 still has.
     """
     endpoints: dict[str, Json] = {}
     target = _named({tag: target[tag] for tag in plan.live}, aliases)

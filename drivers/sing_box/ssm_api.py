@@ -50,9 +50,8 @@ _ROW = re.compile(rb'"username":("(?:[^"\\]|\\.)*"),"downlinkBytes":(\d+),"uplin
 class LiveUsers:
     """The live users of one core process in the inbounds `tags`, by label.
 
-    A removed user stays in the core's list, with a random key. So their counters do not vanish, and the list never
-    becomes shorter: a connection that is being accepted holds an index into it, and would crash the core if that was
-    out of range (`protocol/shadowsocks/inbound_multi.go`).
+    A removed user stays in the core's list, with a random key. So their counters do not vanish, and a crash of the core
+    is avoided, which 1.14.4 still has.
     """
 
     def __init__(self, reactor: PooledReactor, endpoint: ApiAddress, tags: Sequence[str]) -> None:

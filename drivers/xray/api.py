@@ -1,7 +1,7 @@
 """Xray's gRPC API over its unix socket.
 
-A malformed call kills the whole core (no recover handler): only this module builds requests, and only from accounts
-that were built for the inbound they go to.
+The core trusts the callers of its API: only this module builds requests, and only from accounts that were built for
+the inbound they go to.
 """
 
 from __future__ import annotations

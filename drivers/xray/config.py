@@ -141,7 +141,7 @@ def plan(
     """Take over a configuration that was converted from `text`. `against`, `anywhere`: as for `abuse.add`.
     `closing`: what keeps users from the server itself.
 
-    Raises `InvalidConfig` for settings that would crash the core, and for those neither known nor allowed.
+    Raises `InvalidConfig` for settings neither known nor allowed, and for those that the core takes but cannot use.
     """
     try:
         base = _judged(converted, text, version, allowed)
@@ -194,7 +194,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     inbounds: dict[str, Inbound] = {}
     warnings = list(compat.warnings(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
-        _refuse_deadly(handler)
+        _require_port(handler)
         messages.override_transport(handler)
         overrides.distrust_forwarded(handler, version)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
@@ -219,9 +219,9 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     effect = closing.close(base, text, version)
     warnings += effect.warnings
     overrides.have_reloaded(base, text, version)
-    first = overrides.block_long_names(base, version)
+    first = overrides.add_guard(base, version)
     if first:
-        warnings.append(overrides.LONG_NAMES.format(".".join(map(str, version))))
+        warnings.append(overrides.UNSAFE.format(".".join(map(str, version))))
     ingress = ingress_of(base.inbound, inbounds)
     if any(entry.fronted for entry in ingress.values()):
         overrides.add_blackhole(base)
@@ -258,13 +258,13 @@ def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
     return b"".join([tag + SIZE[len(account)] + account for account in accounts])
 
 
-def _refuse_deadly(handler: InboundHandlerConfig) -> None:
+def _require_port(handler: InboundHandlerConfig) -> None:
+    """Raise `InvalidConfig` for an inbound that lacks a port which the core needs."""
     if handler.proxy_settings.type == messages.DOKODEMO:
         settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
         if _UNIX in settings.networks and not settings.port:
             raise InvalidConfig(
-                f"inbound {handler.tag!r}: a dokodemo-door on a unix socket needs a port in its settings; "
-                "without one the first connection would crash the core"
+                f"inbound {handler.tag!r}: a dokodemo-door on a unix socket needs a port in its settings"
             )
 
 
@@ -337,10 +337,7 @@ def _add_api(config: Config, api: ApiAddress) -> None:
 
 
 def _add_api_inbound(config: Config, api: ApiAddress) -> None:
-    """Add the API for a core whose `api.listen` takes no unix socket: an inbound on one, and the first routing rule.
-
-    Without a port in the inbound the first connection would crash the core.
-    """
+    """Add the API for a core whose `api.listen` takes no unix socket: an inbound on one, and the first routing rule."""
     receiver = xray_pb2.ReceiverConfig(listen=xray_pb2.IPOrDomain(domain=f"{api.socket},0600"))
     loopback = xray_pb2.IPOrDomain(ip=bytes([127, 0, 0, 1]))
     dokodemo = xray_pb2.DokodemoConfig(address=loopback, port=1, networks=[_UNIX])

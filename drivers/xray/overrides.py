@@ -1,9 +1,7 @@
 """Override the apps of a configuration: counters on, logs to the console, its own APIs off, geo files reloaded. Pure.
 
-And keep domain names of 255 bytes or more from the DNS of cores that panic over them, before 26.6.1
-(`app/dns/dnscommon.go`). There a routing rule before all others sends such names to a blackhole, and the DNS answers
-that they do not exist. The second is for names that no rule sees: of datagrams to another name within a session, and
-the requested name where rules match a sniffed one. Numbers of fields: Xray-core 26.3.27.
+And guard cores before 26.6.1 against a crash by a request of a user: there a routing rule before all others sends such
+requests to a blackhole, and the DNS answers those that no rule sees. Numbers of fields: Xray-core 26.3.27.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ _CONSOLE = 1
 SENT_BY_NO_CLIENT = f"X-{secrets.token_hex(16)}"
 # The first version with the app that reloads geo files; older ones do not start with it.
 RELOADS_SINCE: Version = (26, 4, 25)
-# The first version whose DNS takes long names.
-LONG_NAMES_FIXED: Version = (26, 6, 1)
-LONG_NAMES = (
+# The first version that needs no guard.
+SAFE_SINCE: Version = (26, 6, 1)
+UNSAFE = (
     "one request of a user can crash this Xray ({}); the node blocks those requests that it knows. Get a safer core: "
     "`nodectl core update xray`"
 )
@@ -34,8 +32,8 @@ LONG_NAMES = (
 BLACKHOLE = f"{messages.OURS}guard"
 # The form of the node's own rules, which controllers never see.
 _RULE_TAG = f"{messages.OURS}rule-guard"
-# The expression counts characters, the messages.DNS bytes; only sniffed names have characters of several bytes.
-_TOO_LONG = rb"(?s)^.{254}|[^\x00-\x7F].{31}|.{31}[^\x00-\x7F]"
+# The names that the guard catches: all that the DNS cannot have, and some more.
+_GUARDED = rb"(?s)^.{254}|[^\x00-\x7F].{31}|.{31}[^\x00-\x7F]"
 NO_SUCH_NAME = "#3"
 # From this version on both messages wrap the domain in another one (common/geodata).
 GEODATA = (26, 4, 13)
@@ -115,12 +113,12 @@ def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
     system.outbound_uplink = system.outbound_downlink = True
 
 
-def block_long_names(base: Config, version: Version) -> bytes:
-    """Add a blackhole outbound, and answers of the messages.DNS for such names, if this version needs them.
+def add_guard(base: Config, version: Version) -> bytes:
+    """Add a blackhole outbound, and answers of the DNS, if this version needs the guard.
 
     Returns router settings with the first rule, to put before the others; empty for a core without the fault.
     """
-    if version >= LONG_NAMES_FIXED:
+    if version >= SAFE_SINCE:
         return b""
     hosts = _host(version)
     for app in base.app:
@@ -145,12 +143,12 @@ def _rule(version: Version) -> bytes:
 def _host(version: Version) -> bytes:
     """Config.static_hosts of the messages.DNS: type = 1, Regex is 3, and domain = 2; proxied_domain = 4."""
     old = version < GEODATA
-    name = b"\x08\x03" + field(b"\x12", _TOO_LONG) if old else field(b"\x12", _domain(version))
+    name = b"\x08\x03" + field(b"\x12", _GUARDED) if old else field(b"\x12", _domain(version))
     return field(b"\x22", name + field(b"\x22", NO_SUCH_NAME.encode()))
 
 
 def _domain(version: Version) -> bytes:
-    return domain_rule(b"\x08\x01", _TOO_LONG, version)
+    return domain_rule(b"\x08\x01", _GUARDED, version)
 
 
 def domain_rule(kind: bytes, value: bytes, version: Version) -> bytes:

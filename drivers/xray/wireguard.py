@@ -121,7 +121,6 @@ def strip(handler: InboundHandlerConfig) -> bytes:
         try:
             secret = X25519PrivateKey.from_private_bytes(binascii.unhexlify(settings.secret_key))
         except ValueError as error:
-            # The core would panic.
             text = f"inbound {handler.tag!r}: the secretKey of WireGuard is not 32 bytes in base64"
             raise InvalidConfig(text) from error
         settings.ClearField("users")

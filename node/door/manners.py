@@ -1,9 +1,9 @@
 """Limits for what a client may do on an HTTP/2 connection. Pure: frames in both directions and the time in.
 
-The request headers of clients without a key are checked here, before gRPC's server gets them. It decodes the path
-outside any error handling: a path that is not text ends the loop that serves all clients. The key is checked here, too:
-a controller may begin with hundreds of calls, and gRPC's server starts the first one only after many have come. Once a
-client has shown a key, its headers are not read any more: that would cost as much as a call.
+The request headers of clients without a key are checked here, before gRPC's server gets them, as some could end the
+loop that serves all clients. The key is checked here, too: a controller may begin with hundreds of calls, and gRPC's
+server starts the first one only after many have come. Once a client has shown a key, its headers are not read any
+more: that would cost as much as a call.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Headings:
             self._judge(decode(self._decoder, block))
 
     def _judge(self, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raises `Violation` if a field that gRPC takes for text is not text."""
+        """Raises `Violation` if a pseudo-header is not ASCII."""
         for name, value in fields:
             if name.startswith(b":") and not value.isascii():
                 raise Violation("a pseudo-header of the request is not ASCII")

@@ -106,8 +106,8 @@ class RpcServer:
 class Serving:
     """Runs one server at a time. `make` returns one that is bound, and not started yet.
 
-    One call whose path is not UTF-8 ends gRPC's serving loop: gRPC decodes the path outside any handler. A failed
-    server takes no more calls, but its open ones go on, so that no controller loses a stream.
+    A call can end gRPC's serving loop. A failed server takes no more calls, but its open ones go on, so that no
+    controller loses a stream.
     """
 
     log = Logger()

@@ -19,7 +19,7 @@ from scripts.attack.mutate import mutated, pieces
 from scripts.staging.node import NodeProcess
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_PATHS = (b"", b"/", b"*", b"/a/b/c", b"/grpc.health.v1.Health/Watch", b"/" + b"x" * 9000, b"/\xff")
+_PATHS = (b"", b"/", b"*", b"/a/b/c", b"/grpc.health.v1.Health/Watch", b"/" + b"x" * 9000, "/é".encode())
 _HEADERS = (
     (b"te", b"x"),
     (b"content-type", b"text/html"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from drivers.xray import messages
 from drivers.xray.config import ApiAddress, Plan, plan, render
-from drivers.xray.overrides import LONG_NAMES_FIXED
+from drivers.xray.overrides import SAFE_SINCE
 from node.contract.accounts import Accounts
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
@@ -23,7 +23,7 @@ DIRECT = ApiAddress("/nowhere/api.sock", "0123", direct=True)
 
 def taken_over(text: str, *exclude: str) -> Plan:
     """The plan for the oldest core version that needs no guard."""
-    return plan(convert(text), text, frozenset(exclude), LONG_NAMES_FIXED)
+    return plan(convert(text), text, frozenset(exclude), SAFE_SINCE)
 
 
 def of(**parts: object) -> Plan:

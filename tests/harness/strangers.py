@@ -110,8 +110,11 @@ def blind() -> ssl.SSLContext:
     return context
 
 
-def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
-    """Make one gRPC call without a key, of any path and with any headers, and read the reply to its end."""
+def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> bool:
+    """Make one gRPC call without a key, of any path and with any headers, and read the reply to its end.
+
+    Returns whether there was one: the node ends a connection that it does not pass on.
+    """
     configuration = H2Configuration(header_encoding=None, validate_outbound_headers=False)
     connection = H2Connection(configuration)
     connection.initiate_connection()
@@ -122,8 +125,11 @@ def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
         link.sendall(connection.data_to_send())
         # h2 accepts no frames after the node's GOAWAY.
         with suppress(ProtocolError):
-            while (data := link.recv(65_536)) and not any(map(_ends, connection.receive_data(data))):
+            while data := link.recv(65_536):
+                if any(map(_ends, connection.receive_data(data))):
+                    return True
                 link.sendall(connection.data_to_send())
+    return False
 
 
 def _ends(event: Event) -> bool:

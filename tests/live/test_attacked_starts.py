@@ -61,15 +61,6 @@ def test_spoiled_starts(
     assert not [line for line in attacked.lines if "Traceback" in line or "Unhandled" in line]
 
 
-def test_what_breaks_the_cores_converter(attacked: NodeProcess) -> None:
-    """Xray's converter panics at an empty address. That is the caller's fault, too."""
-    with control(attacked, "rest") as controller:
-        text = '{"inbounds": [{"listen": "", "port": 1, "protocol": "socks"}]}'
-        with pytest.raises(ControllerError, match="panic: runtime error: index out of range") as refused:
-            controller.start(service_pb2.Backend(type=service_pb2.XRAY, config=text))
-        assert refused.value.status in THEIRS
-
-
 def _start(controller: Controller, kind: service_pb2.BackendType, text: str) -> str | None:
     try:
         controller.start(service_pb2.Backend(type=kind, config=text))

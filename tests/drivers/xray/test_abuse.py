@@ -22,7 +22,7 @@ from node.contract.accounts import Accounts
 from node.contract.routing import Added, Routing
 from protos.xray_pb2 import Config, FreedomConfig, ReceiverConfig, RouterConfig, RoutingRule, SenderConfig
 from scripts.staging.core import Json, xray_number
-from tests.drivers.xray.test_long_names import API
+from tests.drivers.xray.test_guard import API
 from tests.harness.convert import accepts, convert
 from tests.harness.rendering import vless
 

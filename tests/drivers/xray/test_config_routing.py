@@ -54,7 +54,7 @@ def test_a_core_that_listens_itself() -> None:
 
 
 def test_the_api_has_its_own_inbound() -> None:
-    """Older cores get an inbound on a private unix socket; without its port a connection would crash the core."""
+    """Older cores get an inbound on a private unix socket, with the port that such an inbound needs."""
     (handler,) = rendered(of(outbounds=[{"protocol": "freedom"}])).inbound
     settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
     receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
