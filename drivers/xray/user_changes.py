@@ -37,8 +37,7 @@ DARK = 4
 RUN, RUN_USER = 1.5, 20e-6
 
 
-# The protocol whose users must not be removed by calls from an inbound that gets connections: the core finds them by
-# their place in a list, which such a call changes under the handshakes of others.
+# The protocol whose users must not be removed by calls from an inbound that gets connections.
 UNSAFE_REMOVALS = "shadowsocks_2022"
 
 

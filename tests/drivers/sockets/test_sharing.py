@@ -128,20 +128,20 @@ class SharingTests(TestCase):
         self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
 
     async def test_an_heir(self) -> None:
-        """A process that gets connections again, because another exits, is told once; one that never got any is new."""
+        """A process that gets connections again, because another exits, gets one call; one that never got any is new."""
         old, current = await self.joined("a"), await self.joined("b")
         self.assertFalse(self.sharing.drains(current.pid))
         await self.sharing.lead(current.pid)
-        told = list[str]()
-        self.sharing.call_heir(old.pid, lambda: told.append("a"))
+        calls = list[str]()
+        self.sharing.call_heir(old.pid, lambda: calls.append("a"))
         await self.sharing.join(current.pid, self.ports)
         self.assertTrue(self.sharing.awaits)
         new = await self.joined("c")
         self.assertFalse(self.sharing.awaits)
         await self.end(new)
-        self.assertEqual(told, [])
+        self.assertEqual(calls, [])
         await self.end(current)
-        self.assertEqual(told, ["a"])
+        self.assertEqual(calls, ["a"])
 
     async def test_one_alone_is_not_handed_over(self) -> None:
         """A process alone is released."""
