@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
@@ -29,9 +29,6 @@ OK = 200
 _EVENTS = {"Start", "Stop"}
 # How many pairs of method and caller are remembered; then the node forgets all, and logs each again.
 _REMEMBERED = 1000
-# Methods with an empty request whose reply also answers the same call again, and for how many seconds.
-REPEATED = {"GetBaseInfo", "GetSystemStats"}
-AGE = 0.1
 
 
 class Feed(Protocol):
@@ -87,14 +84,6 @@ class Reply:
     delivered: Deferred[bool] | None = None
 
 
-class Kept(NamedTuple):
-    """A reply that answers the same call again until a time, if nothing has happened `since`: see `Calls._happened`."""
-
-    since: tuple[int, int]
-    until: float
-    reply: Reply
-
-
 class Audit:
     """Logs each Start and Stop; of frequent calls, the first one of each key from each address."""
 
@@ -140,53 +129,23 @@ class Calls:
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
-        # The number of calls, and of messages of streams, under way; and how often one began or ended that may change
-        # the replies to REPEATED.
-        self._working = self._changes = 0
-        # By method, key and connection.
-        self._kept: dict[tuple[str, Key, str], Kept] = {}
+        # The number of calls, and of messages of streams, under way.
+        self._working = 0
         self._open: WeakSet[OpenFeed | LogReader | EventReader] = WeakSet()
 
-    async def unary(self, method: Method, body: bytes, caller: Caller, link: str = "") -> Reply:
-        """Parse, run and serialise one request. `link` names the connection for `again`."""
-        repeated = method.name in REPEATED
-        with self.timed(method), self.working(changes=not repeated):
-            since, until = self._happened, time.monotonic() + AGE
-            reply = await self._unary(method, body, caller)
-        if repeated and not body:
-            if len(self._kept) >= _REMEMBERED:
-                self._kept.clear()
-            self._kept[method.name, caller.key, link] = Kept(since, until, reply)
-        return reply
-
-    def again(self, method: Method, caller: Caller, link: str) -> Reply | None:
-        """Return the reply to the last such call of this key on this connection, if it still answers it.
-
-        It does for AGE seconds, unless another operation began or ended meanwhile, or there was an event, as at every
-        change of the backend's state or of the keys. For any thread; the caller's key must be valid.
-        """
-        began, happened = time.monotonic(), self._happened
-        kept = self._kept.get((method.name, caller.key, link))
-        if kept is None or kept.since != happened or kept.until < began:
-            return None
-        self._called(method.name, OK, time.monotonic() - began)
-        return kept.reply
-
-    @property
-    def _happened(self) -> tuple[int, int]:
-        """The numbers of the last change by an operation and of the last event."""
-        return self._changes, self._journal.told if self._journal is not None else 0
+    async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
+        """Parse, run and serialise one request."""
+        with self.timed(method), self.working():
+            return await self._unary(method, body, caller)
 
     @contextmanager
-    def working(self, changes: bool = True) -> Iterator[None]:
-        """Count a call as under way while inside. `changes`: it may change the replies to REPEATED."""
+    def working(self) -> Iterator[None]:
+        """Count a call as under way while inside."""
         self._working += 1
-        self._changes += changes
         try:
             yield
         finally:
             self._working -= 1
-            self._changes += changes
 
     @contextmanager
     def timed(self, method: Method) -> Iterator[None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from node.http2.frames import Messages
 
 # Bytes of all bodies together. A body smaller than `SMALL` costs no more than the call itself, and is not counted.
@@ -13,8 +11,6 @@ SMALL = 64 * 1024
 LARGEST = 64 * 1024 * 1024
 # Seconds after which a refused client may retry.
 AGAIN = 1.0
-# A message without a byte, and not compressed, as gRPC frames it.
-_EMPTY = bytes(5)
 
 
 class Bodies:
@@ -36,10 +32,9 @@ class Bodies:
 
 
 class _Stream(Messages):
-    """One stream, the bytes reserved for its current message, and whether all of its data is one empty message."""
+    """One stream, and the bytes reserved for its current message."""
 
     held = 0
-    empty: bool | None = None
 
 
 class Requests:
@@ -58,16 +53,9 @@ class Requests:
     def data(self, stream: int, payload: memoryview) -> None:
         """Take the next bytes of an unanswered stream."""
         one = self._streams.setdefault(stream, _Stream())
-        if payload:
-            one.empty = one.empty is None and payload == _EMPTY
         for found in one.split(payload):
             if isinstance(found, int):
                 self._hold(stream, one, found)
-
-    def empty(self, streams: Iterable[int]) -> bool:
-        """Whether an empty message is all that each of these streams has."""
-        found = map(self._streams.get, streams)
-        return all(one is not None and one.empty is True for one in found)
 
     def over(self, stream: int) -> None:
         """The stream is answered, or ended."""

@@ -226,11 +226,6 @@ class Manners:
         return not self.whole <= self.begun
 
     @property
-    def empty(self) -> bool:
-        """Whether each open call is complete, with an empty message."""
-        return self.open == self.whole and self.requests.empty(self.open)
-
-    @property
     def interruptible(self) -> bool:
         """Whether a frame of the door's own may be sent to the client now."""
         return self.bundles.between and not self._sent_block

@@ -87,7 +87,6 @@ class Relay(Protocol, Client):
         elif self._manners.astray and not self.connection.known:
             self._turn_away()
             return
-        self.sends_nothing = self._manners.empty
         self._look_after()
         self._look_for_room()
         self._for_server += self._bundles.give_back()

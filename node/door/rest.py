@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from node.api.auth import Dialect
-from node.api.calls import REPEATED, Calls, Reply, parse
+from node.api.calls import Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
 from node.api.pages import Answer, Button, Page, answer
 from node.api.readers import PlacedReader
@@ -45,13 +45,6 @@ SSE = "text/event-stream"
 LAST = b"Last-Event-ID"
 MOST_SEQUENCE = 2**64 - 1
 
-_REPEATED = {
-    (verb.encode(), method.path.encode()): method
-    for method in METHODS
-    for verb in method.verbs
-    if method.name in REPEATED
-}
-
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[bytes]]
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
@@ -69,7 +62,7 @@ def make_app(calls: Calls | None, pages: Iterable[Page] = (), buttons: Iterable[
     if calls is not None:
         for method in METHODS:
             app.route(method.path, methods=method.verbs, endpoint=method.name)(_handler(calls, method))
-    return _Root(app, calls)
+    return _Root(app)
 
 
 def _shower(page: Page) -> Handler:
@@ -102,7 +95,7 @@ class _Root(Resource):
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, app: Klein, calls: Calls | None) -> None:
+    def __init__(self, app: Klein) -> None:
         super().__init__()
         self._routes: dict[str, dict[bytes, Handler]] = {}
         operations = {method.name for method in METHODS}
@@ -112,15 +105,8 @@ class _Root(Resource):
             # As it was before Klein made a Deferred of it.
             handler = cast(Handler, unwrap(app.endpoints[rule.endpoint]))
             self._routes.setdefault(rule.rule, {}).update({verb.encode(): handler for verb in sorted(verbs)})
-        self._calls = calls
 
     def render(self, request: Any) -> Any:
-        method, caller = _REPEATED.get((request.method, request.path)), request.caller
-        if self._calls is not None and method is not None and not request.content.getvalue():
-            reply = self._calls.again(method, caller, caller.address)
-            if reply is not None:
-                request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
-                return reply.body
         # Before the work, which may end at once.
         ended = request.notifyFinish()
         work = Deferred.fromCoroutine(self._respond(request))
@@ -183,8 +169,8 @@ def _header(request: Request, name: str) -> str:
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
-    body, caller, request.goes_on = request.content.getvalue(), request.caller, True
-    return await _answer(request, await calls.unary(method, body, caller, caller.address))
+    request.goes_on = True
+    return await _answer(request, await calls.unary(method, request.content.getvalue(), request.caller))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from twisted.internet.defer import Deferred
 
 from node.api.auth import Authenticator, Caller
-from node.api.calls import REPEATED, Calls, OpenFeed, Reply, parse, watched
+from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.api.readers import EventReader, LogReader, PlacedReader
 from node.base.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
@@ -131,24 +131,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             # A stream of one reply is the same on the wire, and costs a second write. But only for a stream a failed
             # write can be noticed: after a unary reply gRPC reports OK in any case.
             return grpc.unary_stream_rpc_method_handler(partial(self._watched, method, caller))
-        if method.name in REPEATED:
-            return grpc.stream_unary_rpc_method_handler(partial(self._repeated, method, caller))
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, caller))
 
     async def _unary(self, method: Method, caller: Caller, body: bytes, context: Context) -> bytes:
         reply: Reply = await _answered(self._aio.outlast(self._unary_of, context.peer(), method, caller, body), context)
         return reply.body
-
-    async def _repeated(
-        self, method: Method, caller: Caller, messages: AsyncIterator[bytes], context: Context
-    ) -> bytes:
-        """Answer again if possible, without the empty message: for gRPC to read it takes a change between threads."""
-        peer = context.peer()
-        if self._upstream.client(peer).sends_nothing and (reply := self._calls.again(method, caller, peer)):
-            return reply.body
-        if (body := await anext(aiter(messages), None)) is None:
-            raise await _refused(InvalidRequest("the call has no message"), context)
-        return await self._unary(method, caller, body, context)
 
     async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
         work = asyncio.ensure_future(self._aio.call(self._unary_of, context.peer(), method, caller, body))
@@ -166,7 +153,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._upstream.client(peer).watch(delivered)
 
     async def _unary_of(self, peer: str, method: Method, caller: Caller, body: bytes) -> Reply:
-        reply = await self._calls.unary(method, body, self._known(peer, caller), peer)
+        reply = await self._calls.unary(method, body, self._known(peer, caller))
         if reply.delivered is not None:
             self._upstream.client(peer).expect(reply.delivered)
         return reply

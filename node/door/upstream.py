@@ -35,9 +35,8 @@ GATHER = 0.005
 class Client:
     """The connection of one client, for the server's side. This one is gone."""
 
-    # Their IP address, and whether each call that is open now is complete, with an empty message.
+    # Their IP address.
     address = ""
-    sends_nothing = False
 
     @property
     def takes_bundles(self) -> bool:

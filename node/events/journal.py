@@ -155,11 +155,6 @@ class Journal(Lasting):
         """The newest number that readers may see."""
         return min(self._last, self._sure)
 
-    @property
-    def told(self) -> int:
-        """The newest number, also if readers may not see it yet."""
-        return self._last
-
     def read(self, after: int) -> list[Packed]:
         """The next visible events after this number, oldest first."""
         begin = bisect_right(self._events, after, key=_number)

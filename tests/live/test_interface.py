@@ -9,7 +9,7 @@ import itertools
 import json
 import queue
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -571,30 +571,6 @@ def test_start_and_info(idle: NodeProcess, ground: Ground, controller: Controlle
     assert after.reason
     after.reason = before.reason
     assert after == before
-
-
-def test_info_after_a_change(idle: NodeProcess, controllers: dict[str, Controller]) -> None:
-    """Once a Start or a Stop is answered, `info` has its state over both protocols, also where others keep asking."""
-    changes: list[tuple[Callable[[Controller], object], str]] = [
-        (lambda changer: changer.start(BACKEND), "running"),
-        (lambda changer: changer.stop(), "stopped"),
-    ]
-    asking, rpc = True, controllers["grpc"]
-
-    def keep_asking() -> None:
-        while asking:
-            rpc.info()
-
-    with ThreadPoolExecutor(1) as pool:
-        asker = pool.submit(keep_asking)
-        try:
-            for changer in (*controllers.values(),) * 3:
-                for change, state in changes:
-                    change(changer)
-                    assert [each.info().state for each in controllers.values()] == [state, state]
-        finally:
-            asking = False
-        asker.result()
 
 
 @each_transport

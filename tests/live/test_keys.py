@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import signal
@@ -86,25 +85,6 @@ def test_rotation(node: NodeProcess, transport: str) -> None:
     assert status(node, transport, node.key) == "OK"
     assert any(f"Stop by key {name} from 127.0.0.1" in line for line in node.lines)
     assert not any(key in line for line in node.lines)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_calls_without_pause(node: NodeProcess, transport: str) -> None:
-    """A client that repeats a call is refused as soon as any other with its revoked key."""
-    key = program(node, "new", f"repeating-{transport}").strip()
-    reload(node)
-    until(lambda: status(node, transport, key) == "OK", 10, "the key opens")
-    controller = TRANSPORTS[transport](node, key=key)
-    controller.info()
-    program(node, "revoke", f"repeating-{transport}")
-    reload(node)
-    while status(node, transport, key) == "OK":
-        with contextlib.suppress(ControllerError):
-            controller.info()
-    with pytest.raises(ControllerError) as refused:
-        controller.info()
-    assert refused.value.status == REFUSED[transport]
-    controller.close()
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.api import calls
 from node.api.auth import Caller, Dialect
 from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
@@ -30,8 +28,6 @@ from node.base.errors import (
 )
 from node.base.logs import COALESCE, REPLAY, LogRing
 from node.base.waiting import fire
-from node.events.journal import Journal
-from node.events.kinds import Kind as Happened
 from node.keys.keyfile import Key, Scope
 from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
 
@@ -269,105 +265,6 @@ class CallTests(SynchronousTestCase):
         self.clock.advance(COALESCE)
         self.assertEqual([self.successResultOf(lines) for lines in waiting], [["live"], ["live"]])
         self.assertEqual(self.backend.touched, 2)
-
-
-class AgainTests(SynchronousTestCase):
-    """A repeated call is answered by the reply before, for a moment, while nothing happens."""
-
-    info = BY_NAME["GetBaseInfo"]
-
-    def setUp(self) -> None:
-        self.backend, self.clock, self.counted = Recorder(), Clock(), list[tuple[str, int]]()
-        self.patch(calls, "time", SimpleNamespace(monotonic=self.clock.seconds))
-        self.journal = Journal(self.clock)
-        ring = LogRing(self.clock, 1000)
-        called = lambda name, status, _: self.counted.append((name, status))  # noqa: E731
-        self.calls = Calls(self.backend, ring, journal=self.journal, called=called)
-
-    def ask(self, method: Method = info, body: bytes = b"", link: str = "1") -> None:
-        self.successResultOf(ensureDeferred(self.calls.unary(method, body, CALLER, link)))
-
-    def again(self, caller: Caller = CALLER, link: str = "1", method: Method = info) -> bool:
-        """Whether the call is answered again."""
-        reply = self.calls.again(method, caller, link)
-        self.assertIn(reply, (None, Reply(BaseInfoResponse(version="1.0.0").SerializeToString())))
-        return reply is not None
-
-    def test_the_same_call(self) -> None:
-        """It is answered without the backend for a tenth of a second, from the call on, and counted as any other."""
-        self.assertFalse(self.again())
-        self.ask()
-        self.clock.advance(0.1)
-        self.assertTrue(self.again())
-        self.clock.advance(0.001)
-        self.assertFalse(self.again())
-        self.assertEqual((len(self.backend.asked), self.backend.touched), (1, 1))
-        self.assertEqual(self.counted, [("GetBaseInfo", 200)] * 2)
-
-    def test_other_calls(self) -> None:
-        """Another key, connection or method is not answered by it; nor does it answer after a request with a body."""
-        self.ask()
-        self.assertFalse(self.again(Caller(Key("bob", Scope.READ, b"2"))))
-        self.assertFalse(self.again(link="2"))
-        self.assertFalse(self.again(method=BY_NAME["GetSystemStats"]))
-        self.assertTrue(self.again())
-        self.ask(body=b"\xf8\x7f\x01", link="3")
-        self.assertFalse(self.again(link="3"))
-
-    def test_failed_calls(self) -> None:
-        """An error does not answer again, nor do other methods' replies."""
-        self.backend.fault = NotInitialized()
-        self.failureResultOf(ensureDeferred(self.calls.unary(self.info, b"", CALLER, "1")), NotInitialized)
-        self.assertFalse(self.again())
-        self.backend.fault = None
-        self.ask(BY_NAME["Stop"])
-        self.assertIsNone(self.calls.again(BY_NAME["Stop"], CALLER, "1"))
-
-    def test_operations(self) -> None:
-        """The beginning of another operation ends it, and the end does, also of one that fails."""
-        self.ask()
-        self.backend.hold = Deferred()
-        online = ensureDeferred(self.calls.unary(BY_NAME["GetUserOnlineStats"], b"", CALLER))
-        self.assertFalse(self.again())
-        self.ask()
-        self.assertTrue(self.again())
-        self.backend.hold.errback(NotInitialized())
-        self.failureResultOf(online, NotInitialized)
-        self.assertFalse(self.again())
-
-    def test_operations_during_the_call(self) -> None:
-        """A reply that was made while an operation ended does not answer again."""
-
-        async def info(request: Empty, call: Call) -> Message:
-            await self.calls.unary(BY_NAME["Stop"], b"", CALLER)
-            return BaseInfoResponse(version="1.0.0")
-
-        self.patch(self.backend, "info", info)
-        self.ask()
-        self.assertFalse(self.again())
-
-    def test_streams_of_requests(self) -> None:
-        """Each message is an operation, and so is the end."""
-        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
-        for work in (lambda: feed.feed(User(email="ann").SerializeToString()), feed.finish):
-            self.ask()
-            self.assertTrue(self.again())
-            self.successResultOf(ensureDeferred(work()))
-            self.assertFalse(self.again())
-
-    def test_events(self) -> None:
-        """Every event ends it: of the backend's state, of the keys."""
-        for kind in (Happened.RESTARTING, Happened.KEYS_LOADED):
-            self.ask()
-            self.assertTrue(self.again())
-            self.journal.tell(kind, "")
-            self.assertFalse(self.again())
-
-    def test_many_connections(self) -> None:
-        """Replies of connections that are gone do not pile up."""
-        for number in range(1001):
-            self.ask(link=str(number))
-        self.assertEqual(len(self.calls._kept), 1)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,27 +69,3 @@ def test_what_grpc_refuses_reserves_nothing() -> None:
     messages.count()
     fed(messages, 1, message(LARGEST + 1, 10), [])
     assert (messages.refused, bodies.taken) == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("parts", "empty"),
-    [
-        ([bytes(5)], True),
-        ([bytes(5), b""], True),
-        ([b"", bytes(5)], True),
-        ([], False),
-        ([b""], False),
-        ([bytes(3)], False),
-        ([bytes(10)], False),
-        ([bytes(5), bytes(5)], False),
-        ([b"\1" + bytes(4)], False),
-        ([b"\0\0\0\0\1", b"a", bytes(5)], False),
-    ],
-)
-def test_streams_that_send_nothing(parts: list[bytes], empty: bool) -> None:
-    """All that they send is one empty message, uncompressed, with its end in a frame of its own or not."""
-    messages = Requests(Bodies())
-    for part in parts:
-        messages.data(1, memoryview(part))
-    assert messages.empty([1]) is empty
-    assert not messages.empty([1, 3])

@@ -339,21 +339,6 @@ class RelayTests(DoorCase):
         goodbye = await self.goodbye(client)
         self.assertEqual((goodbye.error_code, goodbye.last_stream_id), (0, 1))
 
-    async def test_a_call_again(self) -> None:
-        """It is answered without the backend; one with a message, or an unfinished one, is not answered so."""
-        client, backend = await self.connect(Http2()), cast("Any", self.calls._backend)
-        for stream in (1, 3):
-            await self.asked(client, stream)
-        self.assertEqual(len(backend.heard), 1)
-        client.events.clear()
-        client.ask(5, message=b"\0\0\0\0\3\xf8\x7f\x01")
-        await until(client.heard(StreamEnded))
-        self.assertEqual(len(backend.heard), 2)
-        client.events.clear()
-        client.ask(7, message=bytes(5), end=False)
-        await until(client.heard(StreamEnded))
-        self.assertEqual(len(backend.heard), 3)
-
     async def test_a_stranger(self) -> None:
         """A request with neither a key nor a service's path is 404, as of a web server; after a key it is not."""
         client = await self.connect(Http2())

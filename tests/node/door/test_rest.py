@@ -15,7 +15,6 @@ from twisted.trial.unittest import TestCase
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
-from node.api import calls
 from node.api.auth import Authenticator, Dialect
 from node.api.calls import Call, Calls, watched
 from node.api.methods import METHODS, Kind, Method
@@ -178,23 +177,6 @@ class RowTests(RestCase):
                 self.assertEqual(method.response.FromString(body), expected)
                 dialect = Dialect.DOCUMENT if method.kind is Kind.UNARY else None
                 self.assertEqual(self.backend.heard, [(method.call, message, dialect)])
-
-    async def test_again(self) -> None:
-        """A call that is repeated at once is answered without the backend, in the same words; not one with a body."""
-        # However busy the machine is.
-        self.patch(calls, "AGE", 60.0)
-        replies = []
-        for _ in range(2):
-            response = await self.send("GET", "/info", BEARER)
-            headers = {name: value for name, value in response.headers.getAllRawHeaders() if name != b"Date"}
-            replies.append((response.code, headers, await response.content()))
-        self.assertEqual(replies[0], replies[1])
-        self.assertEqual(len(self.backend.heard), 1)
-        self.assertEqual((await self.ask("GET", "/info", BEARER, b"\xf8\x7f\x01"))[0], 200)
-        self.assertEqual((await self.ask("GET", "/info/", BEARER))[0], 200)
-        self.assertEqual(len(self.backend.heard), 3)
-        self.assertEqual(await self.refused("GET", "/info", BEARER, GARBAGE), (400, "invalid_request"))
-        self.assertEqual((await self.ask("HEAD", "/info", BEARER))[0], 405)
 
     async def test_a_trailing_slash(self) -> None:
         """Every path works with a slash at its end, without a redirect."""
