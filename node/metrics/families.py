@@ -11,7 +11,6 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     InfoMetricFamily,
     Metric,
-    UntypedMetricFamily,
 )
 
 # One sample of a metric: the values of its labels, and a number.
@@ -26,7 +25,6 @@ class Kind(Enum):
     COUNTER = "counter"
     INFO = "info"
     HISTOGRAM = "histogram"
-    UNTYPED = "untyped"
 
 
 @dataclass(frozen=True)
@@ -174,55 +172,28 @@ READ = (
 )
 FAMILIES = (*READ, *LIVE)
 
-# The metrics of common exporters of cores, named behind the prefix METRICS_NAMES: those that are fields of the core's
-# statistics, and all.
-OF_THE_CORE = (
-    (Family("uptime_seconds", Kind.GAUGE, "Seconds since the core started"), "uptime"),
-    (Family("goroutines", Kind.GAUGE, "Goroutines of the core"), "num_goroutine"),
-    (Family("memstats_alloc_bytes", Kind.GAUGE, "Bytes of living objects"), "alloc"),
-    # Not a counter: in OpenMetrics it would have the name of the one before it.
-    (Family("memstats_alloc_bytes_total", Kind.UNTYPED, "Bytes allocated so far"), "total_alloc"),
-    (Family("memstats_sys_bytes", Kind.GAUGE, "Bytes that the core has obtained from the system"), "sys"),
-    (Family("memstats_mallocs_total", Kind.COUNTER, "Objects allocated so far"), "mallocs"),
-    (Family("memstats_frees_total", Kind.COUNTER, "Objects freed so far"), "frees"),
-    (Family("memstats_num_gc", Kind.UNTYPED, "Garbage collections so far"), "num_gc"),
-    (
-        Family("memstats_pause_total_ns", Kind.UNTYPED, "Nanoseconds of garbage collection pauses so far"),
-        "pause_total_ns",
-    ),
-)
-ALIASES = (
-    Family("up", Kind.GAUGE, "1 if the core answered"),
-    Family("scrape_duration_seconds", Kind.GAUGE, "Duration of this reading, in seconds"),
-    Family("scrapes_total", Kind.COUNTER, "Readings so far"),
-    Family("traffic_uplink_bytes_total", Kind.COUNTER, "Bytes up", ("dimension", "target")),
-    Family("traffic_downlink_bytes_total", Kind.COUNTER, "Bytes down", ("dimension", "target")),
-    *(family for family, _ in OF_THE_CORE),
-)
-
 _MADE: Mapping[Kind, type[Metric]] = {
     Kind.GAUGE: GaugeMetricFamily,
     Kind.COUNTER: CounterMetricFamily,
-    Kind.UNTYPED: UntypedMetricFamily,
 }
 
 
-def made(families: Iterable[Family], samples: Samples, prefix: str = "") -> Iterator[Metric]:
+def made(families: Iterable[Family], samples: Samples) -> Iterator[Metric]:
     """Convert samples to the library's metrics, in the order of the table; metrics without samples are left out."""
     for family in families:
-        if (known := samples.get(prefix + family.name)) is not None:
-            yield (_info if family.kind is Kind.INFO else _numbers)(family, prefix + family.name, known)
+        if (known := samples.get(family.name)) is not None:
+            yield (_info if family.kind is Kind.INFO else _numbers)(family, known)
 
 
-def _info(family: Family, name: str, samples: Iterable[Sample]) -> Metric:
-    metric = InfoMetricFamily(name.removesuffix("_info"), family.text)
+def _info(family: Family, samples: Iterable[Sample]) -> Metric:
+    metric = InfoMetricFamily(family.name.removesuffix("_info"), family.text)
     for labels, _ in samples:
         metric.add_metric([], dict(zip(family.labels, labels, strict=True)))
     return metric
 
 
-def _numbers(family: Family, name: str, samples: Iterable[Sample]) -> Metric:
-    metric: GaugeMetricFamily = _MADE[family.kind](name, family.text, labels=family.labels)  # type: ignore[call-arg, assignment]
+def _numbers(family: Family, samples: Iterable[Sample]) -> Metric:
+    metric: GaugeMetricFamily = _MADE[family.kind](family.name, family.text, labels=family.labels)  # type: ignore[call-arg, assignment]
     for labels, value in samples:
         metric.add_metric(labels, value)
     return metric

@@ -7,28 +7,23 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-
-from twisted.internet.defer import TimeoutError, ensureDeferred
-from twisted.internet.interfaces import IReactorTime
 
 from node import __version__
 from node.backend.state import State
-from node.base.errors import NodeError
 from node.base.part import Parts
 from node.contract.counters import DIRECTIONS, Both, Row, Scope
 from node.contract.driver import Generation
 from node.engine.engine import Engine
 from node.machine.usage import Usage, most_files, open_files, usage
-from node.metrics.families import OF_THE_CORE, Sample, Samples
+from node.metrics.families import Sample, Samples
 from node.metrics.lag import Lag
 from node.metrics.options import MetricsOptions
 from node.metrics.readiness import Readiness
 from node.state.store import Store
-from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, LimitsSummary
+from protos.service_pb2 import BaseInfoResponse, LimitsSummary
 
-# Seconds to wait for a core, and for the disk; after that the last known values are used.
+# Seconds to wait for the disk and the counters; after that the last known values are used.
 PATIENCE = 2.0
 
 Figure = tuple[str, Sequence[str], float]
@@ -62,29 +57,17 @@ class Sources:
 class Figures:
     """Reads all metrics."""
 
-    def __init__(self, reactor: IReactorTime, sources: Sources, lag: Lag, readiness: Readiness) -> None:
-        self._reactor = reactor
+    def __init__(self, sources: Sources, lag: Lag, readiness: Readiness) -> None:
         self._sources = sources
         self._lag = lag
         self._readiness = readiness
-        self.prefix = f"{sources.options.prefix}_" if sources.options.prefix else ""
-        self._readings = 0
-        # The last statistics of the core about itself.
-        self._stats = BackendStatsResponse()
 
     async def read(self) -> Samples:
-        """Read all values. Waits at most PATIENCE for the disk and the counters, and as long again for the core."""
-        began, sources = self._reactor.seconds(), self._sources
+        """Read all values. Waits at most PATIENCE for the disk and the counters."""
+        sources = self._sources
         await sources.engine.traffic.settled(PATIENCE)
         node = _node(sources, self._lag, self._readiness)
         found = [*node, *_core(sources), *_users(sources), *_traffic(sources), *_bill(sources), *_state(sources)]
-        if self.prefix:
-            up = await self._ask()
-            self._readings += 1
-            seconds = self._reactor.seconds() - began
-            own = {"up": up, "scrape_duration_seconds": seconds, "scrapes_total": self._readings}
-            stats = {alias.name: getattr(self._stats, field) for alias, field in OF_THE_CORE}
-            found += [(self.prefix + name, (), value) for name, value in {**own, **stats}.items()]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
         for name, labels, value in found:
             samples[name].append((labels, value))
@@ -99,22 +82,7 @@ class Figures:
         }
         if self._sources.options.users:
             found["txnode_user_quota_bytes"] = _counts(self._sources.engine.limits.usage())
-        if self.prefix:
-            rows = [chain(*map(totals, scopes)) for _ in DIRECTIONS]
-            for way, (direction, some) in enumerate(zip(DIRECTIONS, rows, strict=True)):
-                found[f"{self.prefix}traffic_{direction}_bytes_total"] = _targets(some, way)
         return found
-
-    async def _ask(self) -> bool:
-        """Ask the core for its statistics. Returns whether it answered."""
-        run = self._sources.engine.generations.current
-        if run is None:
-            return False
-        try:
-            self._stats = await ensureDeferred(run.backend_stats()).addTimeout(PATIENCE, self._reactor)
-        except (NodeError, TimeoutError):
-            return False
-        return True
 
 
 def _node(sources: Sources, lag: Lag, readiness: Readiness) -> Iterator[Figure]:
@@ -236,7 +204,3 @@ def _counts(usage: Iterable[tuple[str, Mapping[str, Both]]]) -> Iterator[Sample]
         for count, both in counts.items():
             for direction, value in zip(DIRECTIONS, both, strict=True):
                 yield (name, direction, count), value
-
-
-def _targets(rows: Iterable[Row], way: int) -> Iterator[Sample]:
-    return (((row.scope.value, row.name), row.both[way]) for row in rows)

@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from node.api.pages import Answer, Page
 from node.base.pool import in_pool
 from node.base.reactor import PooledReactor
-from node.metrics.families import ALIASES, CALLS, READ, REFUSALS, Samples, made
+from node.metrics.families import CALLS, READ, REFUSALS, Samples, made
 from node.metrics.figures import Figures, Sources
 from node.metrics.lag import Lag
 from node.metrics.readiness import Readiness, checks
@@ -59,13 +59,12 @@ class Meters:
 class _Collector:
     """One reading and the `Meters`, as a collector of the library."""
 
-    def __init__(self, samples: Samples, prefix: str, meters: Meters) -> None:
-        self._samples, self._prefix, self._meters = samples, prefix, meters
+    def __init__(self, samples: Samples, meters: Meters) -> None:
+        self._samples, self._meters = samples, meters
 
     def collect(self) -> Iterable[Metric]:
         yield from made(READ, self._samples)
         yield from self._meters.registry.collect()
-        yield from made(ALIASES, self._samples, self._prefix) if self._prefix else ()
 
 
 class Shared(Generic[T]):
@@ -115,7 +114,7 @@ class Pages:
 
     async def _write(self, kind: str) -> bytes:
         """Write the page, in a thread: with series by user there may be 100,000 lines."""
-        collector = _Collector(await self._figures.read(), self._figures.prefix, self._meters)
+        collector = _Collector(await self._figures.read(), self._meters)
         return await in_pool(self._reactor, _WRITERS[kind], collector)
 
     async def _livez(self, accept: str, known: bool) -> Answer:
@@ -149,5 +148,5 @@ class Monitoring:
         engine = sources.engine
         lag = Lag(reactor)
         readiness = Readiness(reactor, checks(sources.store, engine.runner.status, engine.generations), changed)
-        self.pages = Pages(reactor, Figures(reactor, sources, lag, readiness), meters, readiness).all()
+        self.pages = Pages(reactor, Figures(sources, lag, readiness), meters, readiness).all()
         self.parts = lag, readiness

@@ -108,7 +108,7 @@ def test_the_defaults_are_these() -> None:
     assert TrafficOptions() == TrafficOptions(interval=10)
     assert LimitOptions().defaults == Defaults(zone=UTC)
     assert (LimitOptions().grace, LimitOptions().grouping) == (30, Grouping(32, 64))
-    assert MetricsOptions() == MetricsOptions(port=None, users=False, prefix="")
+    assert MetricsOptions() == MetricsOptions(port=None, users=False)
     assert ClockOptions().jump == 60
     assert Allowance() == Allowance(bytes=0, reset_day=1, flow=Flow.BOTH, interfaces=(), closes=False)
 
@@ -539,12 +539,10 @@ def test_strangers(home: Path) -> None:
 
 
 def test_settings_of_metrics(home: Path) -> None:
-    """A port that no other setting has, a switch, and a prefix that can begin a name."""
-    settings = loaded(home, {"METRICS_PORT": "9550", "METRICS_USERS": "ON", "METRICS_NAMES": "xray"})
-    assert (settings.metrics.port, settings.metrics.users, settings.metrics.prefix) == (9550, True, "xray")
+    """A port that no other setting has, and a switch."""
+    settings = loaded(home, {"METRICS_PORT": "9550", "METRICS_USERS": "ON"})
+    assert (settings.metrics.port, settings.metrics.users) == (9550, True)
     assert "METRICS_PORT: 62051 is already" in faults(home, METRICS_PORT="62051")[0]
-    for prefix in ("9x", "a-b", "txnode", "x" * 33):
-        assert "is not a prefix" in faults(home, METRICS_NAMES=prefix)[0]
 
 
 @pytest.mark.parametrize("name", ["GEO_URL", "UPDATE_URL", "XRAY_DOWNLOAD_URL", "SING_BOX_DOWNLOAD_URL"])

@@ -26,7 +26,7 @@ from node.door.ports import is_loopback, is_open_to_others
 from node.machine.peer_user import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
-from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
+from node.metrics.families import FAMILIES, READ, Kind, made
 from node.metrics.pages import FRESH, Shared, _verdict
 from node.metrics.readiness import Readiness, checks
 from tests.harness.figures import series
@@ -37,17 +37,14 @@ ODD = 'a"b\\c\nd é'
 class _Told:
     def collect(self) -> Any:
         labels = {family.name: [([ODD] * len(family.labels), 7.0)] for family in READ}
-        more = {f"core_{family.name}": [([ODD] * len(family.labels), 7.0)] for family in ALIASES}
         yield from made(READ, labels)
-        yield from made(ALIASES, more, "core_")
 
 
 @pytest.mark.parametrize("write", [generate_latest, openmetrics])
 def test_every_metric_is_written_as_in_the_table(write: Callable[[Any], bytes]) -> None:
     """With its labels, whatever characters are in them, in both forms."""
     found = series(write(_Told()).decode())
-    expected = {family.name for family in READ} | {f"core_{family.name}" for family in ALIASES}
-    assert {name for name, _ in found} == expected
+    assert {name for name, _ in found} == {family.name for family in READ}
     for (name, labels), number in found.items():
         assert number == (1 if name.endswith("_info") else 7)
         assert all(text == ODD for _, text in labels)
