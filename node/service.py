@@ -13,7 +13,7 @@ from twisted.application.service import IServiceCollection, Service
 from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.error import CannotListenError
 
-from node import __version__, deployed, log_lines
+from node import __version__, log_lines
 from node.base.file_watch import FileWatch
 from node.base.logs import Logger
 from node.base.reactor import Reactor
@@ -99,9 +99,6 @@ class NodeService(Service):
         signal.signal(signal.SIGINT, self._reactor.sigInt)  # type: ignore[attr-defined]
         # Only the node's user may read what the node and its cores write.
         os.umask(0o077)
-        if ignored := self._settings.ignored:
-            names = deployed.described(ignored)
-            self.log.info("settings of other nodes are ignored: {names}; see docs/migrate.md", names=names)
         sys.setswitchinterval(SWITCH_INTERVAL)
         raise_descriptor_limit()
         if self._arrival.follows:

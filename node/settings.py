@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from node import deployed
 from node.abuse.options import AbuseOptions
 from node.backend.options import BackendOptions
 from node.base import env_file
@@ -46,10 +45,7 @@ class BadSettings(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Valid settings, by room. `cores` has the values of settings that drivers declare.
-
-    `ignored`: names of settings of other nodes that are set and have no effect: see `node.deployed`.
-    """
+    """Valid settings, by room. `cores` has the values of settings that drivers declare."""
 
     keys: KeyOptions = field(default_factory=KeyOptions)
     door: DoorOptions = field(default_factory=DoorOptions)
@@ -66,7 +62,6 @@ class Settings:
     clock: ClockOptions = field(default_factory=ClockOptions)
     cores: Mapping[str, str] = field(default_factory=dict)
     systemd: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -117,7 +112,6 @@ def load(options: Words, directory: Path, environ: Words | None = None, *, drive
         **rooms,
         cores={setting.name: _of_driver(reading, setting) for setting in drivers},
         systemd={name: value for name, value in environ.items() if name in _SYSTEMD},
-        ignored=deployed.ignored(sources),
     )
     _check_together(settings, reading)
     if reading.faults:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from node import deployed
-
 ROOT = Path(__file__).parents[2]
 
 # What modules of each room may import of this project, besides their own room and `EVERYWHERE`: rooms or modules.
@@ -315,7 +313,7 @@ def named(tree: ast.Module) -> Iterator[str]:
 
 
 def test_the_node_names_no_core() -> None:
-    """Except for the interface's number of the default core, and settings of other nodes.
+    """Except for the interface's number of the default core.
 
     The command line is not part of the node: its users give names of cores.
     """
@@ -328,8 +326,6 @@ def _cores(name: str) -> list[str]:
     cores = [word for word in named(modules()[name]) if "xray" in word.lower() or "sing_box" in word.lower()]
     if name == "node.api.operations":
         return [word for word in cores if word != "XRAY"]
-    if name == "node.deployed":
-        return [word for word in cores if word not in deployed.NAMES and word not in deployed.NAMES.values()]
     return cores
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
-from node import deployed
 from node.backend.options import BackendOptions
 from node.base import env_file
 from node.base.logs import LogOptions
@@ -284,7 +283,7 @@ STATS_UPDATE_INTERVAL_SECONDS = 10
 
 
 def test_an_env_file_of_another_node(home: Path) -> None:
-    """The same names mean the same; settings that mean nothing here are recognized by name."""
+    """The same names mean the same; settings that mean nothing here are ignored."""
     (home / ".env").write_text(BROUGHT)
     settings = load({}, home, {}, drivers=DRIVER_SETTINGS)
     assert (settings.door.rest_port, settings.door.grpc_port, settings.door.host) == (62055, None, "127.0.0.1")
@@ -295,26 +294,6 @@ def test_an_env_file_of_another_node(home: Path) -> None:
     )
     assert settings.cores["XRAY_EXECUTABLE_PATH"] == "/usr/local/bin/xray"
     assert settings.cores["XRAY_ASSETS_PATH"] == "/usr/local/share/xray"
-    assert settings.ignored == ("GENERATED_CONFIG_PATH", "STATS_UPDATE_INTERVAL_SECONDS")
-
-
-def test_ignored_settings_come_from_any_source(home: Path) -> None:
-    """From `.env` and the environment, each name once; empty ones and unknown names do not count."""
-    (home / ".env").write_text("SECRET_KEY=x\nXRAY_API_PORT=62051\nINSECURE=\nOTHER=1\n")
-    assert loaded(home, {"SECRET_KEY": "y", "HYSTERIA_ENABLED": "False"}).ignored == (
-        *("XRAY_API_PORT", "HYSTERIA_ENABLED", "SECRET_KEY"),
-    )
-
-
-def test_ignored_settings_are_listed_with_their_equivalent() -> None:
-    """A name with an equivalent here is listed with it. Each equivalent is a setting; no ignored name is one."""
-    assert (
-        deployed.described(["GENERATED_CONFIG_PATH", "SERVICE_HOST"])
-        == "GENERATED_CONFIG_PATH, SERVICE_HOST (here NODE_HOST)"
-    )
-    names = {setting.name for setting in SETTINGS}
-    assert set(filter(None, deployed.NAMES.values())) <= names
-    assert not deployed.NAMES.keys() & names
 
 
 @pytest.mark.parametrize(
