@@ -8,12 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
-from twisted.logger import ILogObserver, LogEvent, formatEvent
+from twisted.logger import FileLogObserver, ILogObserver, LogEvent, formatEvent
 from twisted.python.components import Componentized
 from twisted.python.logfile import LogFile
-from zope.interface import implementer
 
 Soon = Callable[[Callable[[], object]], object]
 
@@ -25,18 +24,6 @@ _BITS = 256
 MAX_TEXT = 64 * 1024
 
 
-@implementer(ILogObserver)
-class JsonLines:
-    """Writes each event to a file as one line."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def __call__(self, event: LogEvent) -> None:
-        self._file.write(json_line(event) + "\n")
-        self._file.flush()
-
-
 def install(application: object, options: Mapping[str, Any], soon: Soon) -> None:
     """Make twistd write this application's log as JSON, to where its own `options` say.
 
@@ -45,7 +32,7 @@ def install(application: object, options: Mapping[str, Any], soon: Soon) -> None
     if options.get("syslog"):
         raise ValueError("LOG_FORMAT=json cannot write to syslog: leave out --syslog, or set LOG_FORMAT=text")
     if isinstance(application, Componentized):
-        application.setComponent(ILogObserver, JsonLines(_file(options, soon)))
+        application.setComponent(ILogObserver, FileLogObserver(_file(options, soon), json_line))
 
 
 def _file(options: Mapping[str, Any], soon: Soon) -> Any:
@@ -61,7 +48,7 @@ def _file(options: Mapping[str, Any], soon: Soon) -> Any:
 
 
 def json_line(event: LogEvent) -> str:
-    """Format an event as JSON: time, level, logger, format string, text, fields and traceback."""
+    """Format an event as a line of JSON: time, level, logger, format string, text, fields and traceback."""
     level, failure = event.get("log_level"), event.get("log_failure") or event.get("failure")
     line: dict[str, object] = {
         "time": datetime.fromtimestamp(float(event.get("log_time", 0.0)), UTC).isoformat(timespec="microseconds"),
@@ -74,7 +61,7 @@ def json_line(event: LogEvent) -> str:
     line |= {"fields": fields} if fields else {}
     if failure is not None:
         line["traceback"] = failure.getTraceback()[-MAX_TEXT:]
-    return json.dumps(line)
+    return json.dumps(line) + "\n"
 
 
 def _of_frame(name: str) -> bool:

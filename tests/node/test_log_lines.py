@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 from pathlib import Path
@@ -16,7 +15,7 @@ from twisted.python.failure import Failure
 
 from node.base.limited_warning import PERIOD, LimitedWarning
 from node.base.logs import UNNAMED, Logger
-from node.log_lines import MAX_TEXT, JsonLines, install, json_line
+from node.log_lines import MAX_TEXT, install, json_line
 
 
 class Unprintable:
@@ -72,9 +71,7 @@ def raised() -> Failure:
 )
 def test_one_line_whatever_the_event(event: dict[str, Any]) -> None:
     """Each event is one line of JSON, of bounded length."""
-    file = io.StringIO()
-    JsonLines(file)(event)
-    [line] = file.getvalue().splitlines()
+    [line] = json_line(event).splitlines()
     assert len(line) < 20 * MAX_TEXT
     found = json.loads(line)
     assert {"time", "level", "logger", "event", "text"} <= found.keys()
