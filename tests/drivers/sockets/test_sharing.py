@@ -128,7 +128,7 @@ class SharingTests(TestCase):
         self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
 
     async def test_an_heir(self) -> None:
-        """A process that gets connections again, because another exits, gets one call; one that never got any is new."""
+        """A process that gets connections again, as another exits, gets one call; one that never got any is new."""
         old, current = await self.joined("a"), await self.joined("b")
         self.assertFalse(self.sharing.drains(current.pid))
         await self.sharing.lead(current.pid)
