@@ -115,6 +115,17 @@ class Drivers(Mapping[int, Driver]):
         """The mark in the environment of this node's cores. Raises `OSError`."""
         return mark(self._host.directory)
 
+    def refused(self) -> list[str]:
+        """Try what the cores' processes and sockets need of the kernel. Returns a line for each refusal.
+
+        Blocking, for some milliseconds. Pretended cores need nothing.
+        """
+        if self._kinds is not REGISTRY:
+            return []
+        from drivers.process.mechanisms import refused
+
+        return refused()
+
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """Kill the cores of any kind that an earlier node left behind, but the `spared` ones. Blocking, brief.
 

@@ -12,6 +12,7 @@ import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 # The same number on every architecture (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
@@ -20,6 +21,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _MOMENT = 20
 # The descriptors of a process, and the beginning of the target of each that is a socket.
 _FILES, _SOCKET = "/proc/{}/fd", "socket:["
+# Yama's rule: from which value on descent is not enough, nor a capability; and the number of that, CAP_SYS_PTRACE.
+_SCOPE, _DESCENT, _CAPABILITY, _PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope"), 2, 3, 19
+_STATUS = Path("/proc/self/status")
 
 
 class Unreachable(Exception):
@@ -95,6 +99,20 @@ def _reason(fault: OSError) -> str:
     if fault.errno not in _REFUSALS:
         return _WITHOUT
     return _UNTRACED if _may_call() else _FORBIDDEN
+
+
+def check() -> None:
+    """Check that the kernel allows this process access to its cores. Raises `Unreachable`, and `OSError` without /proc.
+
+    The calls are tried on this process, which may always trace itself. Yama asks more of others.
+    """
+    any(numbers(os.getpid()))
+    if not _may_call():
+        raise Unreachable(OSError(errno.EPERM, os.strerror(errno.EPERM), "pidfd_getfd"))
+    with suppress(FileNotFoundError):  # a kernel without Yama
+        scope, capabilities = int(_SCOPE.read_text()), _STATUS.read_text().split("CapEff:")[1].split()[0]
+        if scope >= _CAPABILITY or (scope >= _DESCENT and not int(capabilities, 16) >> _PTRACE & 1):
+            raise Unreachable(OSError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}"))
 
 
 def _may_call() -> bool:
