@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -109,15 +108,6 @@ def _confine() -> None:
         raise OSError(errno.ENOSYS, "the kernel lacks it, or a filter of system calls forbids it")
 
 
-def _make_memory_file() -> None:
-    os.close(os.memfd_create("txnode", os.MFD_CLOEXEC))
-
-
-def _limit() -> None:
-    own = os.getpid(), resource.RLIMIT_DATA
-    resource.prlimit(*own, resource.prlimit(*own))
-
-
 def _follow_the_parent() -> None:
     """It is of this thread alone; set to what it is."""
     libc, number = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
@@ -144,14 +134,15 @@ MECHANISMS = (
         "duplicates of a core's sockets (pidfd_getfd)",
         "5.6",
         "Docker: `SYS_PTRACE` or another seccomp profile; `kernel.yama.ptrace_scope` 0 or 1",
-        f"{_RESTARTS}, removed users of Xray keep their connections, and no limit of speeds or addresses is enforced",
+        f"{_RESTARTS}, users of Xray who are removed or have too many addresses keep their connections, and speed "
+        "limits are not enforced",
         pidfd.check,
     ),
     Mechanism(
         "holding a process (pidfd_open, pidfd_send_signal)",
         "5.3",
         "Docker 20.10.1 or later, or another seccomp profile",
-        "no core starts (with KEEPER=off one does, and ends with the node)",
+        "cores cannot be started and ended (with KEEPER=off they can, but end with the node)",
         _hold_a_process,
     ),
     Mechanism(
@@ -172,7 +163,7 @@ MECHANISMS = (
         "the list of connections (sock_diag)",
         "4.2",
         "`CONFIG_INET_DIAG` (module `tcp_diag`), sockets of `AF_NETLINK`",
-        "no limit of speeds or addresses is enforced, and an inbound that stops accepting is not noticed",
+        "limits of speeds and addresses are not enforced, and an inbound that stops accepting is not noticed",
         _list_connections,
     ),
     Mechanism(
@@ -190,20 +181,6 @@ MECHANISMS = (
         _confine,
     ),
     Mechanism(
-        "files in memory (memfd_create)",
-        "3.17",
-        "`vm.memfd_noexec` 0 or 1",
-        "no core starts, and the next node cannot go on with one",
-        _make_memory_file,
-    ),
-    Mechanism(
-        "limits of a process (prlimit64)",
-        "2.6.36",
-        "",
-        "no core starts",
-        _limit,
-    ),
-    Mechanism(
         "the end with the parent (PR_SET_PDEATHSIG)",
         "2.6",
         "",
@@ -214,7 +191,7 @@ MECHANISMS = (
         "larger pipes (F_SETPIPE_SZ)",
         "2.6.35",
         "`fs.pipe-max-size` and `fs.pipe-user-pages-soft`",
-        "while the node is busy Xray drops log lines and sing-box delays new connections",
+        "while the node is busy Xray drops log lines, and sing-box delays new connections",
         _widen,
     ),
 )

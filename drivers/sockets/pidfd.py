@@ -102,30 +102,41 @@ def _reason(fault: OSError) -> str:
 
 
 def check() -> None:
-    """Check that the kernel allows this process access to its cores. Raises `Unreachable`, and `OSError` without /proc.
+    """Check that the kernel gives this process access to cores. Raises `Unreachable`.
 
-    The calls are tried on this process, which may always trace itself. Yama asks more of others.
+    The calls are tried on this process, which may always trace itself; of others Yama asks more.
     """
-    any(numbers(os.getpid()))
-    if not _may_call():
-        raise Unreachable(OSError(errno.EPERM, os.strerror(errno.EPERM), "pidfd_getfd"))
-    with suppress(FileNotFoundError):  # a kernel without Yama
-        scope, capabilities = int(_SCOPE.read_text()), _STATUS.read_text().split("CapEff:")[1].split()[0]
-        if scope >= _CAPABILITY or (scope >= _DESCENT and not int(capabilities, 16) >> _PTRACE & 1):
-            raise Unreachable(OSError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}"))
+    try:
+        any(numbers(os.getpid()))
+        _call()
+        _ask_yama()
+    except OSError as error:
+        raise Unreachable(error) from error
+
+
+def _ask_yama() -> None:
+    try:
+        scope = int(_SCOPE.read_text())
+    except FileNotFoundError:  # a kernel without it
+        return
+    held = int(_STATUS.read_text().split("CapEff:")[1].split()[0], 16)
+    if scope >= _CAPABILITY or (scope >= _DESCENT and not held >> _PTRACE & 1):
+        raise PermissionError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}")
 
 
 def _may_call() -> bool:
-    """Whether the system calls are allowed, tried on this process, which may always trace itself."""
     try:
-        own = os.pidfd_open(os.getpid())
+        _call()
     except OSError:
         return False
+    return True
+
+
+def _call() -> None:
+    """Make the system calls, on this process. Raises `OSError`."""
+    own = os.pidfd_open(os.getpid())
     try:
         if (found := getfd(own, own)) is not None:
             os.close(found)
-    except OSError:
-        return False
     finally:
         os.close(own)
-    return True
