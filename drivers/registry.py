@@ -116,15 +116,10 @@ class Drivers(Mapping[int, Driver]):
         return mark(self._host.directory)
 
     def refused(self) -> list[str]:
-        """Try what the cores' processes and sockets need of the kernel. Returns a line for each refusal.
-
-        Blocking, for some milliseconds. Pretended cores need nothing.
-        """
-        if self._kinds is not REGISTRY:
-            return []
+        """Try what cores need of the kernel; pretended ones need nothing. Returns a line for each refusal. Blocks."""
         from drivers.process.mechanisms import refused
 
-        return refused()
+        return refused() if self._kinds is REGISTRY else []
 
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """Kill the cores of any kind that an earlier node left behind, but the `spared` ones. Blocking, brief.

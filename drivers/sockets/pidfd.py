@@ -102,38 +102,27 @@ def _reason(fault: OSError) -> str:
 
 
 def check() -> None:
-    """Check that the kernel gives this process access to cores. Raises `Unreachable`.
-
-    The calls are tried on this process, which may always trace itself; of others Yama asks more.
-    """
+    """Check that this process may reach cores: by the calls, tried on itself, and by Yama. Raises `Unreachable`."""
     try:
         any(numbers(os.getpid()))
         _call()
-        _ask_yama()
+        scope = int(_SCOPE.read_text()) if _SCOPE.exists() else 0
+        held = int(_STATUS.read_text().split("CapEff:")[1].split()[0], 16)
+        if scope >= _CAPABILITY or (scope >= _DESCENT and not held >> _PTRACE & 1):
+            raise PermissionError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}")
     except OSError as error:
         raise Unreachable(error) from error
 
 
-def _ask_yama() -> None:
-    try:
-        scope = int(_SCOPE.read_text())
-    except FileNotFoundError:  # a kernel without it
-        return
-    held = int(_STATUS.read_text().split("CapEff:")[1].split()[0], 16)
-    if scope >= _CAPABILITY or (scope >= _DESCENT and not held >> _PTRACE & 1):
-        raise PermissionError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}")
-
-
 def _may_call() -> bool:
-    try:
+    with suppress(OSError):
         _call()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _call() -> None:
-    """Make the system calls, on this process. Raises `OSError`."""
+    """Make the system calls on this process, which may always trace itself. Raises `OSError`."""
     own = os.pidfd_open(os.getpid())
     try:
         if (found := getfd(own, own)) is not None:

@@ -78,14 +78,9 @@ def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterato
     """Check a node's state, warnings and crashes, from its information and events."""
     state = f"{info.state}{f': {info.reason}' if info.reason else ''}"
     yield by(Check.STATE, state, failing=info.state == "failed", warning=info.state == "restarting")
-    refused = [warning for warning in info.warnings if warning.startswith(REFUSED)]
-    for check, lines in (
-        (Check.MECHANISMS, refused),
-        (Check.WARNINGS, [warning for warning in info.warnings if warning not in refused]),
-    ):
-        yield from (warn(check, line) for line in lines)
-        if not lines:
-            yield ok(check, "none" if check is Check.WARNINGS else "the node reports no refusal")
+    for check, is_of_kernel in ((Check.MECHANISMS, True), (Check.WARNINGS, False)):
+        lines = [warning for warning in info.warnings if warning.startswith(REFUSED) is is_of_kernel]
+        yield from (warn(check, line) for line in lines) if lines else [ok(check, "the node reports none")]
     crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
     words = f"{len(crashes)} within the last day" + (f", the last: {crashes[-1].text}" if crashes else "")
     yield by(Check.CRASHES, words, warning=bool(crashes))

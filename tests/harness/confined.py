@@ -19,18 +19,16 @@ from collections.abc import Collection, Sequence
 
 # Numbers of system calls: x86-64 has its own (arch/x86/entry/syscalls/syscall_64.tbl), but for the newest.
 _OWN = platform.machine() == "x86_64"
-_SOCKET, _SETSOCKOPT, _FCNTL, _PRCTL = (41, 54, 72, 157) if _OWN else (198, 208, 25, 167)
+_SOCKET, _SETSOCKOPT, _FCNTL = (41, 54, 72) if _OWN else (198, 208, 25)
 # What a filter reads: places in `struct seccomp_data`, of the number and of the low halves of arguments.
 _NUMBER, _FIRST, _SECOND, _THIRD = 0, *(range(16, 40, 8) if sys.byteorder == "little" else range(20, 44, 8))
 # Calls that can be refused: the values that they have in these places.
 CALLS = {
-    "pidfd_send_signal": [(_NUMBER, 424)],
     "pidfd_open": [(_NUMBER, 434)],
     "pidfd_getfd": [(_NUMBER, 438)],
     "landlock_create_ruleset": [(_NUMBER, 444)],
     "sock_diag": [(_NUMBER, _SOCKET), (_FIRST, socket.AF_NETLINK), (_THIRD, 4)],
     "F_SETPIPE_SZ": [(_NUMBER, _FCNTL), (_SECOND, fcntl.F_SETPIPE_SZ)],
-    "PR_SET_PDEATHSIG": [(_NUMBER, _PRCTL), (_FIRST, 1)],
     "SO_MAX_PACING_RATE": [(_NUMBER, _SETSOCKOPT), (_SECOND, socket.SOL_SOCKET), (_THIRD, 47)],
     "SO_ATTACH_REUSEPORT_CBPF": [(_NUMBER, _SETSOCKOPT), (_SECOND, socket.SOL_SOCKET), (_THIRD, 51)],
     "SO_BINDTOIFINDEX": [(_NUMBER, _SETSOCKOPT), (_SECOND, socket.SOL_SOCKET), (_THIRD, 62)],

@@ -56,9 +56,7 @@ def test_no_duplicates(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """As in a container: the node finds out at its start, and tells it; a change restarts the core, with one line."""
     with changing(tmp_path, home, "pidfd_getfd") as (node, controller):
         [refused] = warned(controller.info())
-        assert refused.startswith(
-            "the kernel refuses duplicates of a core's sockets (pidfd_getfd), so a changed config"
-        )
+        assert refused.startswith("the kernel refuses duplicates of a core's sockets (pidfd_open, pidfd_getfd), so ")
         assert len([line for line in node.lines if refused in line]) == 1
         with connection(home, ANNA, echo) as link:
             run(controller, [home], users(home), log=home.ground.verbose)

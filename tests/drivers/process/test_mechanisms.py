@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from drivers.install import leash
 from drivers.process import mechanisms
 from drivers.process.mechanisms import MECHANISMS, Mechanism, refused
 from drivers.sockets import pidfd
@@ -23,12 +22,10 @@ ASK = "from drivers.process.mechanisms import refused; print(*refused(), sep='\\
 # By what is refused: the words, in a mechanism's name, of those that are lost.
 LOST = {
     "pidfd_getfd": ["pidfd_getfd"],
-    "pidfd_open": ["pidfd_getfd", "pidfd_open"],
-    "pidfd_send_signal": ["pidfd_send_signal"],
+    "pidfd_open": ["pidfd_open"],
     "landlock_create_ruleset": ["Landlock"],
     "sock_diag": ["sock_diag"],
     "F_SETPIPE_SZ": ["F_SETPIPE_SZ"],
-    "PR_SET_PDEATHSIG": ["PR_SET_PDEATHSIG"],
     "SO_MAX_PACING_RATE": ["SO_MAX_PACING_RATE"],
     "SO_ATTACH_REUSEPORT_CBPF": ["SO_ATTACH_REUSEPORT_CBPF", "SO_BINDTOIFINDEX"],
     "SO_BINDTOIFINDEX": ["SO_BINDTOIFINDEX"],
@@ -116,21 +113,6 @@ def test_yama_allows_it_with_a_capability(scope: Path) -> None:
     scope.write_text("3\n")
     with pytest.raises(Unreachable):
         pidfd.check()
-
-
-def test_a_signal_for_the_end_of_the_parent_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The try changes nothing, in a process that has one."""
-    program = f"""
-import ctypes, signal
-libc, found = ctypes.CDLL(None), ctypes.c_int()
-libc.prctl({leash.PR_SET_PDEATHSIG}, signal.SIGUSR1)
-from drivers.process.mechanisms import refused
-refused()
-libc.prctl(2, ctypes.byref(found))
-print(found.value == signal.SIGUSR1)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout == "True\n"
 
 
 def test_a_process_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -47,15 +47,15 @@ class MechanismsTests(SynchronousTestCase):
         return parts
 
     def test_a_refusal(self) -> None:
-        """It is tried once, and told in each place once."""
+        """It is tried once, and reported in each place once."""
         parts = self.parts([LOST, "another, so that"])
-        told = f"the kernel refuses {LOST}"
-        self.assertEqual(parts.warnings, [told, "the kernel refuses another, so that"])
-        [line] = [line for line in self.logged if LOST in line]
-        self.assertEqual(line, f"{told}; docs/install.md has what it needs")
+        line = f"the kernel refuses {LOST}"
+        self.assertEqual(parts.warnings, [line, "the kernel refuses another, so that"])
+        [logged] = [each for each in self.logged if LOST in each]
+        self.assertEqual(logged, f"{line}; docs/install.md has what it needs")
         found = list(running.node(BaseInfoResponse(state="running", warnings=[*parts.warnings, "else"]), [], 0))
         kernel = [each for each in found if each.check is Check.MECHANISMS]
-        self.assertEqual([(each.level, each.found) for each in kernel], [(Level.WARN, line) for line in parts.warnings])
+        self.assertEqual([(each.level, each.found) for each in kernel], [(Level.WARN, each) for each in parts.warnings])
         self.assertIn("docs/install.md", kernel[0].document["remedy"])
         self.assertEqual([each.found for each in found if each.check is Check.WARNINGS], ["else"])
         self.assertEqual(self.tried, 1)
