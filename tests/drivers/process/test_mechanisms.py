@@ -62,11 +62,10 @@ def test_every_mechanism_can_be_refused() -> None:
 
 
 def test_nothing_is_left_open() -> None:
-    """Also by an attempt that fails."""
-    refused()
+    """What earlier tests have left may close meanwhile."""
     before = open_files()
     refused()
-    assert open_files() == before
+    assert open_files().items() <= before.items()
 
 
 def test_an_unexpected_error_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
