@@ -160,8 +160,7 @@ def test_what_the_kernel_refuses(server: Server) -> None:
     """With a filter as in a container: a line in the log, a warning, and a finding of the doctor; users are served."""
     guest = server.guest
     (guest.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # the guest has none
-    mechanisms = lambda: [each for each in _doctor(server) if each["name"] == "mechanisms"]  # noqa: E731
-    assert [each["level"] for each in mechanisms()] == ["ok"]
+    assert [each["level"] for each in _mechanisms(server)] == ["ok"]
     dropped_in = guest.root / "etc/systemd/system/node.service.d"
     dropped_in.mkdir(parents=True)
     (dropped_in / "filter.conf").write_text("[Service]\nSystemCallFilter=~pidfd_getfd\n")
@@ -170,13 +169,13 @@ def test_what_the_kernel_refuses(server: Server) -> None:
     [warning] = cast(list[str], server.visit("start")["warnings"])
     assert warning.startswith("the kernel refuses duplicates of a core's sockets (pidfd_open, pidfd_getfd), so ")
     assert _said(server).count(warning) == 1
-    assert [(each["level"], each["found"]) for each in mechanisms()] == [("warn", warning)]
+    assert [(each["level"], each["found"]) for each in _mechanisms(server)] == [("warn", warning)]
 
 
-def _doctor(server: Server) -> list[dict[str, str]]:
-    """The findings on the guest."""
+def _mechanisms(server: Server) -> list[dict[str, str]]:
+    """The doctor's findings of them on the guest."""
     [found] = json.loads(server.guest.run("/opt/txnode/current/bin/nodectl", "doctor", "--json", check=False))
-    return cast(list[dict[str, str]], found["result"])
+    return [each for each in found["result"] if each["name"] == "mechanisms"]
 
 
 def _processes(server: Server) -> list[psutil.Process]:
