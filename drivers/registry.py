@@ -115,6 +115,12 @@ class Drivers(Mapping[int, Driver]):
         """The mark in the environment of this node's cores. Raises `OSError`."""
         return mark(self._host.directory)
 
+    def refused(self) -> list[str]:
+        """Try what cores need of the kernel; pretended ones need nothing. Returns a line for each refusal. Blocks."""
+        from drivers.process.mechanisms import refused
+
+        return refused() if self._kinds is REGISTRY else []
+
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """Kill the cores of any kind that an earlier node left behind, but the `spared` ones. Blocking, brief.
 

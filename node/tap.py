@@ -52,6 +52,7 @@ from node.handover.program import Program, run_check
 from node.handover.succession import Succession
 from node.handover.ties import Ties
 from node.handover.upgrade import Upgrades
+from node.machine.mechanisms import Mechanisms
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.figures import Sources as Measured
@@ -131,7 +132,8 @@ def make_node(
     # Each part may use those before it; they stop in the reverse order.
     begin = (arrival, state, Sweep(arrival, house), aio, system, upgrades, *watches, house.store, house.journal)
     clock = Clock(reactor, house.journal, settings.clock)
-    house.parts.add(*begin, *engine.parts, abuse, updates, clock, *monitoring.parts, ports, house.systemd)
+    mechanisms = Mechanisms(reactor, drivers.refused)
+    house.parts.add(*begin, *engine.parts, abuse, updates, clock, *monitoring.parts, ports, house.systemd, mechanisms)
     return NodeService(reactor, settings, twistd, house, arrival, upgrades, watches)
 
 

@@ -38,7 +38,7 @@ PIPE = 1024 * 1024
 # seconds for which output gathers before the next.
 READ, MORE = 8192, 64 * 1024
 GATHER = 0.008
-_USUAL_PIPE = 64 * 1024
+USUAL_PIPE = 64 * 1024
 # The message of Go or Python when the kernel refuses more memory.
 _STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|MemoryError")
 
@@ -245,7 +245,7 @@ class CoreProcess(ProcessProtocol):
 def widen(pipe: int) -> None:
     """Enlarge a pipe, halving the size while the kernel refuses it (pipe(7): limits of a pipe and of a user)."""
     size = PIPE
-    while size > _USUAL_PIPE:
+    while size > USUAL_PIPE:
         try:
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
             return

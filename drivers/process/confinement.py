@@ -16,10 +16,11 @@ from pathlib import Path
 from drivers.install import leash
 from drivers.process.paths import CERTIFICATES, Paths, mode
 
-NO_LANDLOCK = (
-    "this kernel has no Landlock (Linux 5.13 and later do): a core can read and write all that the node can, its key "
-    "included; the node only refuses configurations in which it sees a file that is not allowed"
+UNCONFINED = (
+    "a core can read and write all that the node can, its key included; the node only refuses configurations in which "
+    "it sees a file that is not allowed"
 )
+NO_LANDLOCK = f"this kernel has no Landlock (Linux 5.13 and later do): {UNCONFINED}"
 SCRIPT = "{} is a script: it and the core that it runs can read and write all that the node can"
 
 # Files that the Go run-time and libraries read: host names, certificates, time zones, MIME types, machine properties.

@@ -13,7 +13,7 @@ from pathlib import Path
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
 from drivers.process.child import CoreProcess
-from drivers.process.confinement import Confinement, Touched, unconfined
+from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, memory_limit
 from drivers.process.spawn import Spawner, in_memory
@@ -182,9 +182,9 @@ class Installation:
 
     @property
     def unconfined(self) -> str | None:
-        """Why the core is not confined, once that is known; None if it is."""
+        """Why this executable is not confined where the kernel could do it, once that is known; None if it is."""
         known = self._known.get(self.chosen)
-        return known.unconfined if known else None
+        return known.unconfined if known and known.unconfined != NO_LANDLOCK else None
 
     @property
     def chosen(self) -> Path | None:

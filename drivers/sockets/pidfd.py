@@ -12,6 +12,7 @@ import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 # The same number on every architecture (include/uapi/asm-generic/unistd.h).
 _PIDFD_GETFD = 438
@@ -20,6 +21,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _MOMENT = 20
 # The descriptors of a process, and the beginning of the target of each that is a socket.
 _FILES, _SOCKET = "/proc/{}/fd", "socket:["
+# Yama's rule: from which value on descent is not enough, nor a capability; and the number of that, CAP_SYS_PTRACE.
+_SCOPE, _DESCENT, _CAPABILITY, _PTRACE = Path("/proc/sys/kernel/yama/ptrace_scope"), 2, 3, 19
+_STATUS = Path("/proc/self/status")
 
 
 class Unreachable(Exception):
@@ -97,17 +101,31 @@ def _reason(fault: OSError) -> str:
     return _UNTRACED if _may_call() else _FORBIDDEN
 
 
-def _may_call() -> bool:
-    """Whether the system calls are allowed, tried on this process, which may always trace itself."""
+def check() -> None:
+    """Check that this process may reach cores: by the calls, tried on itself, and by Yama. Raises `Unreachable`."""
     try:
-        own = os.pidfd_open(os.getpid())
-    except OSError:
-        return False
+        any(numbers(os.getpid()))
+        _call()
+        scope = int(_SCOPE.read_text()) if _SCOPE.exists() else 0
+        held = int(_STATUS.read_text().split("CapEff:")[1].split()[0], 16)
+        if scope >= _CAPABILITY or (scope >= _DESCENT and not held >> _PTRACE & 1):
+            raise PermissionError(errno.EPERM, f"kernel.yama.ptrace_scope is {scope}")
+    except OSError as error:
+        raise Unreachable(error) from error
+
+
+def _may_call() -> bool:
+    with suppress(OSError):
+        _call()
+        return True
+    return False
+
+
+def _call() -> None:
+    """Make the system calls on this process, which may always trace itself. Raises `OSError`."""
+    own = os.pidfd_open(os.getpid())
     try:
         if (found := getfd(own, own)) is not None:
             os.close(found)
-    except OSError:
-        return False
     finally:
         os.close(own)
-    return True

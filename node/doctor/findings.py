@@ -110,16 +110,6 @@ class Check(Enum):
         "128 MiB of memory are free, in the machine and within the node's own limit",
         "Stop what uses it, or give the machine or the service (MemoryMax) more.",
     )
-    SOCKETS = (
-        "sockets",
-        "the node may duplicate its cores' sockets, so that changes of the core do not disconnect users",
-        "Allow pidfd_open and pidfd_getfd, and set kernel.yama.ptrace_scope to 0 or 1; docs/install.md has a table.",
-    )
-    LANDLOCK = (
-        "landlock",
-        "Landlock confines the core",
-        "Use Linux 5.13 or later with Landlock, and allow its system calls; docs/install.md lists them.",
-    )
     PYTHON = (
         "python",
         "Python was built with optimisations: a plain build needs more processor time",
@@ -130,7 +120,12 @@ class Check(Enum):
         "the core runs, or was stopped",
         "Look for the core's error: nodectl logs; then start it: nodectl start.",
     )
-    WARNINGS = "warnings", "the node has no warnings", "Do what each warning says."
+    MECHANISMS = (
+        "mechanisms",
+        "the kernel lets the node do all that it needs: steer connections, reach its cores' sockets, confine them",
+        "Allow it: docs/install.md has what each needs, and what is lost without it.",
+    )
+    WARNINGS = "warnings", "the node has no other warnings", "Do what each warning says."
     CRASHES = (
         "crashes",
         "no core has crashed within the last day",

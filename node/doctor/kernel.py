@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from node.base.proc import parent
 from node.doctor.interpreter import is_optimised
 from node.doctor.machine import Machine
 
-T = TypeVar("T")
-
-# Numbers of system calls, the same on every architecture that cores are built for.
-_PIDFD_GETFD, _LANDLOCK = 438, 444
 # adjtimex(2): the clock is not synchronised.
 _TIME_ERROR = 5
-_VERSION_FLAG = 1
 
 
 def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine:
@@ -39,9 +32,6 @@ def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine
         disk_free=free,
         disk_fault=fault,
         memory_free=min(_memory(root), default=None),
-        duplicates=_duplicates(),
-        ptrace_scope=_number(root / "proc/sys/kernel/yama/ptrace_scope"),
-        landlock=_landlock(),
         optimised=is_optimised(),
     )
 
@@ -150,34 +140,8 @@ def _synchronised() -> bool | None:
     """Whether the kernel's clock is synchronised, by systemd-timesyncd or adjtimex(2); None if unknown."""
     if Path("/run/systemd/timesync/synchronized").exists():
         return True
-    answer = _call(lambda libc: int(libc.adjtimex(ctypes.create_string_buffer(512))))
-    return None if answer is None or answer < 0 else answer != _TIME_ERROR
-
-
-def _duplicates() -> str:
-    """Why pidfd_getfd(2) does not work here, tried on this process, or ""."""
-    with suppress(OSError):
-        pidfd = os.pidfd_open(os.getpid())
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            copy = libc.syscall(_PIDFD_GETFD, pidfd, 0, 0)
-            if copy >= 0:
-                os.close(copy)
-            refused = copy < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
-            return "pidfd_getfd is refused here" if refused else ""
-        finally:
-            os.close(pidfd)
-    return "pidfd_open is refused here"
-
-
-def _landlock() -> int | None:
-    """Landlock's ABI version; 0 if the kernel has none or a filter blocks it."""
-    answer = _call(lambda libc: int(libc.syscall(_LANDLOCK, None, 0, _VERSION_FLAG)))
-    return None if answer is None else max(answer, 0)
-
-
-def _call(ask: Callable[[ctypes.CDLL], T]) -> T | None:
     try:
-        return ask(ctypes.CDLL(None, use_errno=True))
+        answer = int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))
     except (OSError, AttributeError):
         return None
+    return None if answer < 0 else answer != _TIME_ERROR

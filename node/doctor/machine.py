@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from node.doctor.findings import Check, Finding, by, ok, warn
+from node.doctor.findings import Check, Finding, by
 
 MEBIBYTE = 1024**2
 # The values that a node needs.
@@ -33,9 +33,6 @@ class Machine:
     disk_free: int | None = None
     disk_fault: str = ""
     memory_free: int | None = None
-    duplicates: str | None = None
-    ptrace_scope: int | None = None
-    landlock: int | None = None
     optimised: bool | None = None
 
 
@@ -47,7 +44,8 @@ def check(machine: Machine) -> Iterator[Finding]:
     yield from _limits(machine)
     yield from _network(machine)
     yield from _room(machine)
-    yield from _features(machine)
+    if (optimised := machine.optimised) is not None:
+        yield by(Check.PYTHON, f"a {'fast' if optimised else 'plain'} build", warning=not optimised)
 
 
 def _limits(machine: Machine) -> Iterator[Finding]:
@@ -77,18 +75,3 @@ def _room(machine: Machine) -> Iterator[Finding]:
         yield by(Check.DISK, f"{free // MEBIBYTE:,} MiB are free", failing=free < SCARCE, warning=free < FREE)
     if (free := machine.memory_free) is not None:
         yield by(Check.MEMORY, f"{free // MEBIBYTE:,} MiB are free", failing=free < SHORT, warning=free < MEMORY)
-
-
-def _features(machine: Machine) -> Iterator[Finding]:
-    scope = machine.ptrace_scope or 0
-    if scope > 1:
-        yield warn(Check.SOCKETS, f"kernel.yama.ptrace_scope is {scope}: changes of the core disconnect users")
-    elif machine.duplicates:
-        yield warn(Check.SOCKETS, f"{machine.duplicates}: changes of the core disconnect users")
-    elif machine.duplicates is not None:
-        yield ok(Check.SOCKETS, "allowed")
-    if (version := machine.landlock) is not None:
-        found = f"Landlock version {version}" if version else "this kernel offers no Landlock"
-        yield by(Check.LANDLOCK, found, warning=not version)
-    if (optimised := machine.optimised) is not None:
-        yield by(Check.PYTHON, f"a {'fast' if optimised else 'plain'} build", warning=not optimised)

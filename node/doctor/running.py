@@ -10,6 +10,7 @@ from cryptography import x509
 from node.certificate import names_of
 from node.doctor.findings import Check, Finding, by, fail, ok, warn
 from node.doctor.network import Way
+from node.machine.mechanisms import REFUSED
 from protos.service_pb2 import BaseInfoResponse, Event
 
 DAY = 86_400.0
@@ -77,10 +78,9 @@ def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterato
     """Check a node's state, warnings and crashes, from its information and events."""
     state = f"{info.state}{f': {info.reason}' if info.reason else ''}"
     yield by(Check.STATE, state, failing=info.state == "failed", warning=info.state == "restarting")
-    for warning in info.warnings:
-        yield warn(Check.WARNINGS, warning)
-    if not info.warnings:
-        yield ok(Check.WARNINGS, "none")
+    for check, is_of_kernel in ((Check.MECHANISMS, True), (Check.WARNINGS, False)):
+        lines = [warning for warning in info.warnings if warning.startswith(REFUSED) is is_of_kernel]
+        yield from (warn(check, line) for line in lines) if lines else [ok(check, "the node reports none")]
     crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
     words = f"{len(crashes)} within the last day" + (f", the last: {crashes[-1].text}" if crashes else "")
     yield by(Check.CRASHES, words, warning=bool(crashes))

@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
     },
     "node.clock": {"node.events"},
-    "node.doctor": {"node.certificate", "node.settings", "node.state"},
+    "node.doctor": {"node.certificate", "node.machine.mechanisms", "node.settings", "node.state"},
     "node.events": {"node", "node.contract"},
     "node.metrics": {
         *("node", "node.api.pages", "node.backend", "node.contract", "node.engine", "node.machine", "node.state"),

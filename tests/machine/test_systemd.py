@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from tests.machine.conftest import CLONE, Server
 # Seconds until users are served again after the keeper was killed: the unit's restart delay, and the start of the node
 # and its core, on a busy machine.
 SERVED = 8.0
+# Seconds until a removed user's connections have ended.
+OUT = 2.0
 
 
 def _score(server: Server) -> str:
@@ -139,6 +142,40 @@ def test_users_are_served_in_the_sandbox(server: Server) -> None:
     [core] = [process for process in _processes(server) if process.name() == "xray"]
     assert core.uids().real != 0
     assert f"`{_score(server)}`" in (CLONE / "docs" / "install.md").read_text()
+
+
+def test_removals_and_a_changed_configuration(server: Server) -> None:
+    """Without privileges each removed user is out within 2 s, also of Shadowsocks-2022 and while two cores share ports.
+
+    The others stay connected, those of the core before the change, too.
+    """
+    found = server.visit("remove")
+    assert (found["warnings"], found["dropped"], found["kept"]) == ([], [], 2), _said(server)
+    assert max(cast(dict[str, float], found["took"]).values()) < OUT, found
+    assert server.guest.shows("NRestarts") == "0"
+    assert "which ends all connections" not in _said(server)
+
+
+def test_what_the_kernel_refuses(server: Server) -> None:
+    """With a filter as in a container: a line in the log, a warning, and a finding of the doctor; users are served."""
+    guest = server.guest
+    (guest.root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # the guest has none
+    assert [each["level"] for each in _mechanisms(server)] == ["ok"]
+    dropped_in = guest.root / "etc/systemd/system/node.service.d"
+    dropped_in.mkdir(parents=True)
+    (dropped_in / "filter.conf").write_text("[Service]\nSystemCallFilter=~pidfd_getfd\n")
+    guest.run("systemctl", "daemon-reload")
+    guest.run("systemctl", "restart", "node")
+    [warning] = cast(list[str], server.visit("start")["warnings"])
+    assert warning.startswith("the kernel refuses duplicates of a core's sockets (pidfd_open, pidfd_getfd), so ")
+    assert _said(server).count(warning) == 1
+    assert [(each["level"], each["found"]) for each in _mechanisms(server)] == [("warn", warning)]
+
+
+def _mechanisms(server: Server) -> list[dict[str, str]]:
+    """The doctor's findings of them on the guest."""
+    [found] = json.loads(server.guest.run("/opt/txnode/current/bin/nodectl", "doctor", "--json", check=False))
+    return [each for each in found["result"] if each["name"] == "mechanisms"]
 
 
 def _processes(server: Server) -> list[psutil.Process]:

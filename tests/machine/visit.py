@@ -1,6 +1,6 @@
 """A controller and a user of a node in another network namespace.
 
-`python -m tests.machine.visit start|use|stay|crowd PEM KEY FILE`
+`python -m tests.machine.visit start|use|stay|crowd|remove PEM KEY FILE`
 
 `start` starts an Xray with one user, whom it writes to FILE. `start` and `use` download a megabyte as the user, and
 wait until the node has counted it. They print the node's info as JSON, without warnings about the tests' old Xray.
@@ -11,11 +11,16 @@ seconds without one, and as `dropped` why the first connection ended, if it did.
 
 `crowd` starts an Xray with ten users, who keep 200 connections open and make new ones. It ends like `stay`, and prints
 how many connections are `live` at the end, why others were `dropped`, and how many new ones were `opened` and `failed`.
+
+`remove` starts an Xray with three users on VLESS and on Shadowsocks-2022, each connected to both. It removes one user,
+changes the configuration, and removes another one, while two cores share the ports. It prints the node's info, after
+how many seconds each removed user's connections ended (`took`), which others were `dropped` and how many `kept`.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -34,7 +39,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.target import Address
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, member, run, way
+from tests.conftest import Place, connection, gets_in, member, run, stays_out, way
 
 _SIZE = 1024 * 1024
 _PAUSE = 0.02
@@ -54,9 +59,13 @@ def visit(what: str, node: Address, file: Path) -> dict[str, object]:
             run(controller, [place], [member(visitor, place)])
         until(lambda: controller.info().running, 60, "the backend runs")
         _served(controller, place, visitor, echo)
-        info = controller.info()
-        warnings = [warning for warning in info.warnings if "safer core" not in warning]
-        return {"version": info.version, "core": info.core_version, "warnings": warnings}
+        return _info(controller)
+
+
+def _info(controller: Controller) -> dict[str, object]:
+    info = controller.info()
+    warnings = [warning for warning in info.warnings if "safer core" not in warning]
+    return {"version": info.version, "core": info.core_version, "warnings": warnings}
 
 
 def stay(file: Path) -> dict[str, object]:
@@ -110,6 +119,43 @@ def crowd(node: Address, file: Path) -> dict[str, object]:
         }
 
 
+def remove(node: Address) -> dict[str, object]:
+    with ExitStack() as stack:
+        controller, echo = stack.enter_context(closing(RpcController(node))), stack.enter_context(EchoServer())
+        known = kinds(certs.make(Path(stack.enter_context(tempfile.TemporaryDirectory())), [SERVER_NAME]), cover_port=1)
+        places = [Place(known["vless-raw"], "main"), Place(known["shadowsocks-2022-aes-128"], "shared")]
+        anna, bert, carl = users = [TestUser.new(name) for name in ("anna", "bert", "carl")]
+        run(controller, places, [member(each, *places) for each in users], log={"loglevel": "warning"})
+        routes = {free_port(): (place, each) for place in places for each in users}
+        stack.enter_context(XrayClient({port: place.outbound(each) for port, (place, each) in routes.items()}))
+        links = {
+            (place.tag, each): stack.enter_context(closing(transfer.connect(port, echo)))
+            for port, (place, each) in routes.items()
+        }
+        took = {}
+        for person, left in ((bert, [anna, carl]), (carl, [anna])):
+            if person is carl:
+                run(controller, places, [member(each, *places) for each in (anna, carl)], log={"loglevel": "error"})
+            began = time.monotonic()
+            controller.sync_user(member(person))
+            for place in places:
+                link = links.pop((place.tag, person))
+                until(lambda link=link: _ended(link), 10, "a removed user's connection ends")  # type: ignore[misc]
+                took[f"{person.email} {place.tag}"] = time.monotonic() - began
+            assert all(stays_out(place, person, echo) for place in places)
+            assert all(gets_in(place, each, echo) for place in places for each in left)
+        dropped = [f"{person.email} {tag}" for (tag, person), link in links.items() if _ended(link)]
+        return {**_info(controller), "took": took, "dropped": dropped, "kept": len(links) - len(dropped)}
+
+
+def _ended(link: socket.socket) -> bool:
+    try:
+        transfer.small_echo(link, b"still there")
+    except OSError:
+        return True
+    return False
+
+
 def _served(controller: Controller, place: Place, visitor: TestUser, echo: EchoServer) -> None:
     controller.stats(UsersStat, reset=True)
     with connection(place, visitor, echo) as link:
@@ -124,7 +170,9 @@ def _counted(controller: Controller, visitor: TestUser) -> int:
 if __name__ == "__main__":
     _what, _pem, _key, _file = sys.argv[1:]
     _node = Address("127.0.0.1", 62051, 62050, _key, Path(_pem).read_text())
-    _done = {"stay": lambda: stay(Path(_file)), "crowd": lambda: crowd(_node, Path(_file))}.get(
-        _what, lambda: visit(_what, _node, Path(_file))
-    )
+    _done = {
+        "stay": lambda: stay(Path(_file)),
+        "crowd": lambda: crowd(_node, Path(_file)),
+        "remove": lambda: remove(_node),
+    }.get(_what, lambda: visit(_what, _node, Path(_file)))
     print(json.dumps(_done()))
