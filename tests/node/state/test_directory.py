@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -118,8 +119,11 @@ def test_a_lock_of_the_node_before(tmp_path: Path) -> None:
     stranger.stop()
 
 
-def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["", "long TMPDIR"])
+def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a socket's path would be too long, the sockets go to a private directory with a short name."""
+    if long:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
     state = StateDirectory(tmp_path / ("x" * 100))
     state.claim()
     try:
