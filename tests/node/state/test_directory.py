@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import pytest
@@ -139,18 +140,20 @@ def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path, long: bool, monke
         state.door_dir.rmdir()
 
 
-def test_a_short_path_has_its_sockets_inside(tmp_path: Path) -> None:
+def test_a_short_path_has_its_sockets_inside() -> None:
     """Else they are in STATE_DIR itself."""
-    path = Path("/srv/txnode")
-    assert StateDirectory(path).run_dir == path / "run"
-    assert StateDirectory(path).door_dir == path / "door"
+    with TemporaryDirectory() as directory:
+        path = Path(directory).resolve()
+        assert StateDirectory(path).run_dir == path / "run"
+        assert StateDirectory(path).door_dir == path / "door"
 
 
 def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
     """A link planted where the sockets would go is not followed."""
     state = StateDirectory(tmp_path / ("x" * 100))
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o755)
+    elsewhere.mkdir()
+    elsewhere.chmod(0o755)
     state.run_dir.symlink_to(elsewhere)
     try:
         with pytest.raises(OSError, match="is not a directory"):
