@@ -38,7 +38,7 @@ from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
 # Bytes.
-_LONG_TMPDIR = 24
+_LONG_TMPDIR = 18
 # No deadline, and no complaint that examples are slow to make: machines differ and may be busy.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("patient", **_PATIENT)
