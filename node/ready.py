@@ -22,7 +22,6 @@ _DESCRIPTION = "Exit with 0 if the node of this machine is ready; otherwise prin
 # Seconds for one connection, and between two attempts.
 _SECONDS = 5.0
 _PAUSE = 0.2
-_ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses to call, not to listen on
 
 
 class NotReady(Exception):
@@ -31,7 +30,7 @@ class NotReady(Exception):
 
 def require_ready(settings: Settings) -> None:
     """Raise `NotReady` if a port does not accept, or `/readyz` answers 503."""
-    host = _ANY.get(settings.door.host, settings.door.host)
+    host = settings.door.own_address
     try:
         for port in filter(None, (settings.door.rest_port, settings.door.grpc_port)):
             socket.create_connection((host, port), _SECONDS).close()

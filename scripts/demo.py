@@ -278,10 +278,9 @@ def _key_files(settings: Settings) -> Iterator[Path]:
 
 
 def _host(settings: Settings) -> str:
-    """The node's name in an address."""
-    if settings.door.host in ("", "0.0.0.0", "::"):
-        return "localhost"
-    return f"[{settings.door.host}]" if ":" in settings.door.host else settings.door.host
+    """The node's host in an address."""
+    host = settings.door.own_address
+    return f"[{host}]" if ":" in host else host
 
 
 def _path(path: Path) -> str:

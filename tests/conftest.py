@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -36,6 +37,8 @@ from tests.harness import grounds, in_turn
 from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
+# Bytes.
+_LONG_TMPDIR = 18
 # No deadline, and no complaint that examples are slow to make: machines differ and may be busy.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("patient", **_PATIENT)
@@ -44,6 +47,10 @@ settings.load_profile("patient")
 settings.register_profile("brief", **_PATIENT, max_examples=10, stateful_step_count=30)
 # A long search, for tests/node/test_any_bytes.py and the like, with `--timeout=0`.
 settings.register_profile("nightly", **_PATIENT, max_examples=1_000, database=None)
+
+# The path of a unix socket has at most 107 bytes, and tests bind some far below the directory of temporary files.
+if len(os.fsencode(tempfile.gettempdir())) > _LONG_TMPDIR:
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 # Forked, as the tests start some hundreds of nodes.
 NodeProcess.child = Forked

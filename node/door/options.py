@@ -21,6 +21,9 @@ from node.base.settings import (
     word,
 )
 
+# Addresses to call, by those listened on.
+_LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+
 
 @dataclass(frozen=True)
 class DoorOptions(Options):
@@ -92,6 +95,11 @@ class DoorOptions(Options):
         "1 or 0: also log every REST request, with method, path, status, time and address",
         "Turn it on to see what a controller asks. Bodies and headers are never logged.",
     )
+
+    @property
+    def own_address(self) -> str:
+        """Where a client on this machine calls the node: without a name, as some machines know no `localhost`."""
+        return _LOOPBACK.get(self.host, self.host)
 
     def complete(self, reading: Reading) -> Self:
         """Choose the ports, and check that the files exist."""

@@ -16,7 +16,6 @@ from node.base import env_file
 from node.base.secret_file import write_secret
 from node.certificate import CERTIFICATE, names_of
 from node.client import Target
-from node.doctor.config import ANY
 from node.doctor.kernel import given as given_to
 from node.doctor.kernel import node_of
 from node.nodectl.nodes_file import LOCAL
@@ -139,7 +138,7 @@ def _target(settings: Settings) -> Target:
     door = settings.door
     return Target(
         "rest" if door.rest_port else "grpc",
-        "localhost" if door.host in ANY else door.host,
+        door.own_address,
         door.rest_port or door.grpc_port or 0,
         settings.keys.key,
         door.cert_file,

@@ -19,6 +19,8 @@ from node.contract.keeper import Keeper
 # A unix socket's path has at most 107 bytes (unix(7)); the name of a core's socket takes this many.
 _SOCKET_NAME = 40
 _MAX_PATH = 107
+# For a TMPDIR that is too long. `_make_private` refuses what another user has put there.
+_SHORT = Path("/tmp")  # noqa: S108
 # The suffix of a directory's short name, if it is not below STATE_DIR.
 _OTHERS = {"run": "", "door": "-door"}
 
@@ -97,10 +99,11 @@ class StateDirectory(Part):
             self._lock = None
 
     def _of_sockets(self, name: str) -> Path:
-        below = self.path / name
-        if self._is_writable and len(os.fsencode(below)) + _SOCKET_NAME <= _MAX_PATH:
-            return below
-        return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}{_OTHERS[name]}"
+        """Below STATE_DIR; where that is read-only or too long, below TMPDIR, or else below /tmp."""
+        short = f"txnode-{os.getuid()}-{hash_name(self.path)}{_OTHERS[name]}"
+        places = [self.path / name] if self._is_writable else []
+        places.append(Path(tempfile.gettempdir()) / short)
+        return next((place for place in places if _fits(place)), _SHORT / short)
 
     def _is_here(self, lock: int) -> bool:
         """Whether this descriptor is of the lock file, or of the directory where that cannot be made."""
@@ -133,6 +136,10 @@ class StateDirectory(Part):
 def hash_name(path: Path) -> str:
     """A short hash of a long path."""
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+
+
+def _fits(directory: Path) -> bool:
+    return len(os.fsencode(directory)) + _SOCKET_NAME <= _MAX_PATH
 
 
 def _make_private(directory: Path) -> None:

@@ -75,7 +75,8 @@ class Clone:
         self._ports = {"62050": self.node.grpc_port, "62051": self.node.rest_port, "21443": free_port()}
 
     def here(self, block: str) -> str:
-        """The example with this clone's ports."""
+        """The example with this clone's ports, and for a machine that may know no name."""
+        block = block.replace("localhost", "127.0.0.1")
         for documented, port in self._ports.items():
             block = block.replace(documented, str(port))
         return block
@@ -130,7 +131,7 @@ def test_the_controller_in_python_runs_a_core(clone: Clone, transport: str) -> N
     program = clone.directory / "controller.py"
     program.write_text(clone.here(text("docs/examples/python/controller.py")))
     port = clone.node.rest_port if transport == "rest" else clone.node.grpc_port
-    where = ["localhost", str(port), "var/api_key", "var/certificate.pem", transport]
+    where = ["127.0.0.1", str(port), "var/api_key", "var/certificate.pem", transport]
     *told, log, last = run([".venv/bin/python", program.name, *where], clone.directory).splitlines()
     assert told == ["started xray running", "refused users_refused", "user alice", "event backend.running"]
     assert (log.split()[0], last) == ("log", "stopped stopped")

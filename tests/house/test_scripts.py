@@ -228,6 +228,19 @@ def test_the_tests_of_xray_on_another_one(tmp_path: Path) -> None:
     assert not tests.endswith(" on /opt/xray")
 
 
+def test_continuous_integration() -> None:
+    """`.ci/run` is `scripts/test` for every user; what it makes for root is gone at the end."""
+    ours, done = (
+        subprocess.run([script, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+        for script in (_SCRIPTS / "test", _SCRIPTS.with_name(".ci") / "run")
+    )
+    before, usage, after = done.stdout.partition(ours.stdout)
+    assert usage and not after
+    homes = re.findall(r"^As the user \w+, in (/\S+)/clone$", before, re.MULTILINE)
+    assert len(homes) == (os.geteuid() == 0)
+    assert not any(Path(home).exists() for home in homes)
+
+
 def _debian(directory: Path, status: str) -> str:
     """A PATH with a dpkg-query that reports this state for each package."""
     _program(directory / "debian" / "dpkg-query", f"#!/bin/sh\necho -n {status}\n")

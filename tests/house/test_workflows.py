@@ -28,7 +28,7 @@ RIGHTS: Mapping[tuple[str, str], set[str]] = {
     ("release.yml", "draft"): {"contents", "id-token", "attestations"},
     ("release.yml", "pypi"): {"id-token"},
 }
-_PATHS = re.compile(r"(?<![\w/.-])((?:scripts|deploy|tests|docs)/[\w./-]*\w)")
+_PATHS = re.compile(r"(?<![\w/.-])((?:\.ci|scripts|deploy|tests|docs)/[\w./-]*\w)")
 _MODULES = re.compile(r"-m (scripts\.[\w.]+)")
 
 

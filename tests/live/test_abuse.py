@@ -19,7 +19,7 @@ import pytest
 from protos import service_pb2 as pb
 from scripts.staging import socks, transfer
 from scripts.staging.controller import Controller, RpcController
-from scripts.staging.core import XrayClient
+from scripts.staging.core import XrayClient, server_config
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import NAMES, Kind
@@ -275,19 +275,24 @@ def test_names_and_rules_for_addresses(tmp_path: Path, all_kinds: Mapping[str, K
     """A name that a rule for addresses blocks once it is resolved stays blocked; other addresses are reached."""
     home = Place(all_kinds["vless-raw"], "home", ground=XRAY)
     rules = [{"type": "field", "ip": [peer.host], "outboundTag": "block"}]
+    direct, block = server_config([])["outbounds"]
+    direct["settings"]["domainStrategy"] = "UseIP"
+    extra = {"dns": {"hosts": {"peer.test": peer.host, "other.test": "127.0.0.7"}}, "outbounds": [direct, block]}
     with (
         NodeProcess(tmp_path, ABUSE_SNIFFING="on", ABUSE="torrent: tell") as node,
         control(node, "grpc") as controller,
         Peer("127.0.0.7") as other,
         way(home, ANNA) as port,
     ):
-        run(controller, [home], [member(ANNA, home)], routing={"domainStrategy": "IPIfNonMatch", "rules": rules})
+        extra["routing"] = {"domainStrategy": "IPIfNonMatch", "rules": rules}
+        run(controller, [home], [member(ANNA, home)], **extra)
         assert shakes_hands(port, other)
         assert not shakes_hands(port, peer, timeout=1)
-        peer.host = "localhost"
+        peer.host, other.host = "peer.test", "other.test"
+        assert shakes_hands(port, other)
         assert not shakes_hands(port, peer, timeout=2)
         assert peer.asked == 0
-        until(lambda: controller.info().limits.abuse["torrent"].requests == 3, SOON, "all are reported")
+        until(lambda: controller.info().limits.abuse["torrent"].requests == 4, SOON, "all are reported")
 
 
 @pytest.mark.slow

@@ -634,7 +634,7 @@ def test_authorities(tmp_path: Path) -> None:
         file.chmod(0o600)
     with NodeProcess(tmp_path, SSL_CERT_FILE=str(files[0]), SSL_KEY_FILE=str(files[1])) as node:
         for aim, trust in product((rest, rpc), (root, middle, own, own + middle)):
-            target = replace(aim(node), host="localhost", trust=trust.decode())
+            target = replace(aim(node), certificate_name="localhost", trust=trust.decode())
             assert ask(target, lambda client: client.info()).version
 
 

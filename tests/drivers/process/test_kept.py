@@ -22,6 +22,7 @@ from node.contract.keeper import Keeper, Spawned
 from node.contract.leaving import Gone
 from protos.handover_pb2 import Output, Process
 from scripts.staging.wait import until
+from tests.harness.open_files import many_files
 
 ECHO = """
 import sys
@@ -232,8 +233,7 @@ def test_a_core_whose_end_was_noticed(child: subprocess.Popen[bytes], house: Hou
 @pytest.mark.parametrize("descriptors", [0, 1100])
 def test_one_that_does_not_answer(descriptors: int, child: subprocess.Popen[bytes], house: House) -> None:
     """It may have ended, of which the keeper's event comes later; however many descriptors the node has."""
-    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(descriptors)]
-    try:
+    with many_files(descriptors):
         house.keeper.known[child.pid] = again(house.keeper.known[child.pid])
         house.recover(Process(pid=child.pid))
         house.core.stay()
@@ -244,9 +244,6 @@ def test_one_that_does_not_answer(descriptors: int, child: subprocess.Popen[byte
         house.keeper.exits[child.pid](status)
         assert house.end().code == -signal.SIGKILL
         assert isinstance(silent(house.core), Gone)
-    finally:
-        for each in many:
-            os.close(each)
 
 
 def again(spawned: Spawned) -> Spawned:

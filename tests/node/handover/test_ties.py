@@ -26,6 +26,7 @@ from node.handover.launch import words_of
 from node.handover.ties import ALIVE, ENDED, LOOK, Ties
 from scripts.staging.process import tied
 from scripts.staging.wait import until
+from tests.harness.open_files import many_files, room_for
 from tests.node.handover.test_keeper import Kept
 
 
@@ -206,13 +207,16 @@ def test_many_descriptors(served: Served) -> None:
     """They go in parts, in their order."""
     memories = [memory(b"") for _ in range(7)]
     many = [memories[number % 7] for number in range(2 * FEW + 100)]
-    served.ties.put("many", many)
-    served.ties.put("few", many[:FEW])
-    found = served.next_node()
-    taken, few = found.take("many"), found.take("few")
-    assert (inodes(taken), inodes(few)) == (inodes(many), inodes(many[:FEW]))
-    for each in (*memories, *taken, *few):
-        os.close(each)
+    with room_for(3 * len(many)):
+        served.ties.put("many", many)
+        served.ties.put("few", many[:FEW])
+        found = served.next_node()
+        taken, few = found.take("many"), found.take("few")
+        there = inodes(taken), inodes(few)
+        expected = inodes(many), inodes(many[:FEW])
+        for each in (*memories, *taken, *few):
+            os.close(each)
+    assert there == expected
 
 
 def test_what_is_left_over(served: Served, core: subprocess.Popen[bytes]) -> None:
@@ -548,8 +552,7 @@ def test_one_that_does_not_end(served: Served, core: subprocess.Popen[bytes], mo
 
 def test_others_among_very_many_descriptors(served: Served, core: subprocess.Popen[bytes]) -> None:
     """A busy node has thousands."""
-    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
+    with many_files(1100):
         found, reactor = left(served, core.pid), Clock()
         done = ending(found, reactor)
         pump(reactor, done)
@@ -557,6 +560,3 @@ def test_others_among_very_many_descriptors(served: Served, core: subprocess.Pop
         done.addErrback(failures.append)
         assert not failures
         found.drop_leftover()
-    finally:
-        for each in many:
-            os.close(each)

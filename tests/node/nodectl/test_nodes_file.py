@@ -74,7 +74,7 @@ def test_the_node_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ensure(tmp_path / "var")
     key = ensure_api_key(tmp_path / "var" / "api_key")
     found = local_target(tmp_path, {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "REST_PORT": "1234"})
-    assert (found.host, found.port, found.transport) == ("localhost", 1234, "rest")
+    assert (found.host, found.port, found.transport) == ("127.0.0.1", 1234, "rest")
     assert (found.key, found.certificate_name) == (key, "localhost")
     assert found.trust == tmp_path / "var" / "certificate.pem"
     assert key not in repr(found)

@@ -7,8 +7,10 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import pytest
@@ -118,8 +120,11 @@ def test_a_lock_of_the_node_before(tmp_path: Path) -> None:
     stranger.stop()
 
 
-def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["", "long TMPDIR"])
+def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path, long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a socket's path would be too long, the sockets go to a private directory with a short name."""
+    if long:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 100)))
     state = StateDirectory(tmp_path / ("x" * 100))
     state.claim()
     try:
@@ -135,18 +140,20 @@ def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
         state.door_dir.rmdir()
 
 
-def test_a_short_path_has_its_sockets_inside(tmp_path: Path) -> None:
+def test_a_short_path_has_its_sockets_inside() -> None:
     """Else they are in STATE_DIR itself."""
-    path = Path("/srv/txnode")
-    assert StateDirectory(path).run_dir == path / "run"
-    assert StateDirectory(path).door_dir == path / "door"
+    with TemporaryDirectory() as directory:
+        path = Path(directory).resolve()
+        assert StateDirectory(path).run_dir == path / "run"
+        assert StateDirectory(path).door_dir == path / "door"
 
 
 def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
     """A link planted where the sockets would go is not followed."""
     state = StateDirectory(tmp_path / ("x" * 100))
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o755)
+    elsewhere.mkdir()
+    elsewhere.chmod(0o755)
     state.run_dir.symlink_to(elsewhere)
     try:
         with pytest.raises(OSError, match="is not a directory"):
