@@ -60,10 +60,11 @@ def upgrades(node: NodeProcess) -> int:
 def draining(
     node: NodeProcess, controller: RpcController, place: Place, chaos: Chaos, echo: EchoServer
 ) -> Iterator[socket.socket]:
-    """A connection of a core that drains beside another one inside: those of a user without limits."""
+    """Inside, a core drains beside another one: a user without limits is still connected, by the yielded connection."""
     chaos.said[ANNA.email] = None
     controller.set_limits({ANNA.email: None})
     run(controller, [place], chaos.everybody(), log=place.ground.brief)
+    until(lambda: len(node.core_pids()) == 1, DRAIN + 20, "there is one core")
     with connection(place, ANNA, echo) as link:
         run(controller, [place], chaos.everybody(), log=place.ground.verbose)
         assert len(node.core_pids()) == 2
