@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -74,6 +76,40 @@ def test_its_end_is_noticed(killed: Killed, home: Place, echo: EchoServer) -> No
     killed.happens()
     killed.controller.stop()
     until(lambda: not killed.node.core_pids(), 10, "the core has ended")
+
+
+@pytest.mark.slow
+def test_no_environment_shows_the_key(killed: Killed, home: Place) -> None:
+    """Not the keeper's, nor that of a first node, of one after a kill, and of one after an upgrade; each has the key."""
+    node = killed.node
+
+    def shown() -> list[int]:
+        pids = node.pid, node.node_pid
+        return [pid for pid in pids if node.key.encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+
+    assert node.environment["API_KEY"] == node.key and not shown()
+    run(killed.controller, [home])
+    killed.happens()
+    assert not shown()
+    upgrade(node)
+    assert killed.controller.info().running and not shown()
+
+
+@pytest.mark.slow
+def test_a_node_beside_an_ending_one(tmp_path: Path, home: Place) -> None:
+    """The keeper is killed, and the service manager starts a node before all that ran below the keeper has ended."""
+    with RealNode(tmp_path) as node, closing(RestController(node)) as controller:
+        run(controller, [home])
+        lock = (node.state / "lock").open()
+        # Locked once more, in place of processes that end slowly.
+        node.kill()
+        until(lambda: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB) is None, 10, "the lock is free")
+        with ThreadPoolExecutor(1) as pool:
+            started = pool.submit(node.start)
+            until(lambda: said(node, "the node waits up to 5 s"), 20, "it waits")
+            lock.close()
+            started.result()
+        until(lambda: controller.info().running, 20, "the backend is resumed")
 
 
 @pytest.mark.slow
