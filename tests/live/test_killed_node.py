@@ -80,7 +80,7 @@ def test_its_end_is_noticed(killed: Killed, home: Place, echo: EchoServer) -> No
 
 @pytest.mark.slow
 def test_no_environment_shows_the_key(killed: Killed, home: Place) -> None:
-    """Not the keeper's, nor that of a first node, of one after a kill, and of one after an upgrade; each has the key."""
+    """Neither the keeper's nor a node's, be it the first one or after a kill or an upgrade; each has it."""
     node = killed.node
 
     def shown() -> list[int]:
@@ -97,14 +97,13 @@ def test_no_environment_shows_the_key(killed: Killed, home: Place) -> None:
 
 @pytest.mark.slow
 def test_a_node_beside_an_ending_one(tmp_path: Path, home: Place) -> None:
-    """The keeper is killed, and the service manager starts a node before all that ran below the keeper has ended."""
+    """The keeper is killed, and a node is started while the lock is held still: it waits, and resumes the backend."""
     with RealNode(tmp_path) as node, closing(RestController(node)) as controller:
         run(controller, [home])
-        lock = (node.state / "lock").open()
-        # Locked once more, in place of processes that end slowly.
         node.kill()
-        until(lambda: fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB) is None, 10, "the lock is free")
-        with ThreadPoolExecutor(1) as pool:
+        with (node.state / "lock").open() as lock, ThreadPoolExecutor(1) as pool:
+            # Held in place of processes that end slowly.
+            fcntl.flock(lock, fcntl.LOCK_EX)
             started = pool.submit(node.start)
             until(lambda: said(node, "the node waits up to 5 s"), 20, "it waits")
             lock.close()
