@@ -147,10 +147,11 @@ def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
 
 def _remains(place: Place, person: TestUser, echo: EchoServer, timeout: float) -> bool:
     """Whether a new connection still carries bytes after this time."""
-    over = time.monotonic() + timeout
     with way(place, person) as port:
         try:
             with transfer.connect(port, echo, 2) as link:
+                # Not before: a client may take longer to start, and a first echo may be faster than the node.
+                over = time.monotonic() + timeout
                 while time.monotonic() < over:
                     transfer.echo(link, b"still there")
         except OSError:

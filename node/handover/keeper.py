@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     Answer = tuple[dict[str, Any], Sequence[int]]
 
 # Raised with each change of this file: a node that has a newer keeper makes the running one execute its own.
-VERSION = 3
+VERSION = 4
 # Environment variables: the node's sockets and our PID; why the next version failed; what a new keeper goes on with.
 VARIABLE, FAILED, STATE = "TXNODE_KEEPER", "TXNODE_HANDOVER_FAILED", "TXNODE_KEEPER_STATE"
+# The one with the key for controllers, if they have it from there.
+KEY = b"API_KEY"
 # Those by which systemd reaches its main process alone.
 SYSTEMD = "NOTIFY_SOCKET", "WATCHDOG_USEC"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER = 1, 36, 0x59616D61
@@ -78,6 +80,23 @@ def send(there: socket.socket, message: object, descriptors: Sequence[int] = ())
         socket.send_fds(there, [b'{"more": true}'], descriptors[:FEW])
         descriptors = descriptors[FEW:]
     socket.send_fds(there, [json.dumps(message).encode()], descriptors)
+
+
+def blank_key() -> None:
+    """Overwrite the key in the memory that /proc/PID/environ shows as long as this process runs.
+
+    `os.environ` keeps it, for the next node. Settings that are spaces count as not set.
+    """
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 - `pathlib` takes memory
+        fields = file.read().rpartition(b")")[2].split()
+    place, end = int(fields[47]), int(fields[48])  # env_start and env_end of proc(5)
+    for entry in ctypes.string_at(place, end - place).split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name == KEY:
+            ctypes.memset(place + len(name) + 1, ord(" "), len(value))
+        place += len(entry) + 1
+    if KEY in os.environb:
+        os.environb[KEY] = os.environb[KEY]  # the C library's own was overwritten, too
 
 
 def raise_descriptor_limit() -> None:
@@ -531,6 +550,7 @@ def resumed(memory: int) -> Keeper:
 
 
 def main() -> None:
+    blank_key()
     left = os.environ.pop(STATE, "")
     (resumed(int(left)) if left else Keeper(({}, sys.argv[1:]))).run()
 

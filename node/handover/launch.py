@@ -23,8 +23,9 @@ def become_keeper() -> None:
     """Get a keeper, if this process is a node to be that has none. Reads the setting before all others are read.
 
     Returns in a new process, the keeper's child, with all that was imported: a process that the keeper executes imports
-    that again. To be called before anything is open.
+    that again. To be called before anything is open. In each case the key is no longer in /proc/PID/environ.
     """
+    keeper.blank_key()
     if BEFORE in os.environ:
         raise SystemExit("restart the node to change to this version: the one that runs has no keeper")
     if keeper.VARIABLE in os.environ or not is_node(sys.argv):

@@ -88,7 +88,8 @@ def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     """The node with this directory's STATE_DIR, and its settings.
 
     If it runs, its own environment counts, read from /proc: in the shell's, names that other programs use too
-    (SSL_CERT_FILE, DEBUG, ...) may be meant for those. If none runs, the certificate is the one in STATE_DIR, as with
+    (SSL_CERT_FILE, DEBUG, ...) may be meant for those. Only the key is the shell's, if the node got its own from the
+    environment: that one is not shown there. If none runs, the certificate is the one in STATE_DIR, as with
     `scripts/run`.
     """
     found = LocalNode(directory, environ, directory / ".env")
@@ -97,6 +98,8 @@ def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     with suppress(OSError):
         if pid is not None and owner(Path(f"/proc/{pid}")) in {os.geteuid(), 0, owner(directory)}:
             there, own = given_to(pid)
+            if own.get("API_KEY", "").isspace():
+                own["API_KEY"] = environ.get("API_KEY") or own["API_KEY"]
             running = LocalNode(there, own, there / ".env")
             if running.state == found.state:
                 return running
@@ -123,11 +126,18 @@ def owner(file: Path) -> int:
     return file.lstat().st_uid
 
 
+def settings_of(place: LocalNode) -> Settings:
+    """The node's settings, without those of its cores. Raises `BadSettings`."""
+    if place.environ.get("API_KEY", "").isspace():
+        raise BadSettings(["API_KEY: the node has it from its environment, and hides it there: set it here, too"])
+    return load({}, place.directory, place.environ, drivers=())
+
+
 def local_target(directory: Path, environ: Mapping[str, str], name: str = "") -> Target:
     """How to call this instance, else the node with settings in this directory, else the service. Raises `Unusable`."""
     try:
         place = instance(name) or find(directory, environ)
-        return _target(load({}, place.directory, place.environ, drivers=()))
+        return _target(settings_of(place))
     except BadSettings as bad:
         raise Unusable(f"no usable settings of a node found here: {'; '.join(bad.faults)}. {_REMEDY}")
     except (OSError, ValueError) as error:

@@ -8,10 +8,12 @@ import hashlib
 import os
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from node.base.logs import Logger
 from node.base.part import Part
 from node.base.settings import Options, setting
 from node.contract.keeper import Keeper
@@ -21,6 +23,8 @@ _SOCKET_NAME = 40
 _MAX_PATH = 107
 # For a TMPDIR that is too long. `_make_private` refuses what another user has put there.
 _SHORT = Path("/tmp")  # noqa: S108
+# Seconds to wait for another node's end: the processes of a killed keeper need some; and between two looks.
+_PATIENCE, _LOOK = 5.0, 0.02
 # The suffix of a directory's short name, if it is not below STATE_DIR.
 _OTHERS = {"run": "", "door": "-door"}
 
@@ -40,6 +44,7 @@ class StateDirectory(Part):
     """STATE_DIR, and the directories for the sockets of the running node."""
 
     title = "the lock of the state directory"
+    log = Logger()
 
     def __init__(self, path: Path, keeper: Keeper | None = None) -> None:
         """`keeper` holds the lock for the next node process."""
@@ -70,13 +75,14 @@ class StateDirectory(Part):
         return self._lock
 
     def start(self) -> None:
-        self.claim(next(iter(self._keeper.take("lock")), None))
+        self.claim(next(iter(self._keeper.take("lock")), None), _PATIENCE)
         self._keeper.put("lock", [self.lock])
 
-    def claim(self, lock: int | None = None) -> None:
+    def claim(self, lock: int | None = None, patience: float = 0.0) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it.
 
-        `lock`: a descriptor that already holds it, of the node before; it may be of another STATE_DIR.
+        `lock`: a descriptor that already holds it, of the node before; it may be of another STATE_DIR. `patience`:
+        seconds to wait for the other node's end. Blocking, for before the reactor runs.
         """
         for directory in (self.path, self.run_dir, self.door_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,11 +92,18 @@ class StateDirectory(Part):
             lock = None
         if lock is None:
             lock = self._open_lock()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise OSError(f"another node uses STATE_DIR {self.path}: give each node its own") from error
+        if patience and not _locked(lock):
+            self.log.info(
+                "another node has the lock of STATE_DIR {path}: the node waits up to {seconds:g} s for that one's end",
+                path=str(self.path),
+                seconds=patience,
+            )
+        deadline = time.monotonic() + patience
+        while not _locked(lock):
+            if time.monotonic() >= deadline:
+                os.close(lock)
+                raise OSError(f"another node uses STATE_DIR {self.path}: give each node its own")
+            time.sleep(_LOOK)
         self._lock = lock
 
     def stop(self) -> None:
@@ -131,6 +144,15 @@ class StateDirectory(Part):
             return os.open(file if file.exists() else self.path, os.O_RDONLY)
         os.fchmod(lock, 0o600)
         return lock
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock, unless another open file has it. Returns whether this one has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def hash_name(path: Path) -> str:

@@ -281,6 +281,7 @@ def test_long_configuration(node: NodeProcess, home: Place, controller: Controll
     assert node.newest_core() == core
 
 
+@pytest.mark.slow
 @over("rest")
 def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, controller: Controller) -> None:
     """A second node with the same STATE_DIR refuses to start and reports why; the first and its core are unaffected."""

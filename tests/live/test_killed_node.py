@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -74,6 +76,39 @@ def test_its_end_is_noticed(killed: Killed, home: Place, echo: EchoServer) -> No
     killed.happens()
     killed.controller.stop()
     until(lambda: not killed.node.core_pids(), 10, "the core has ended")
+
+
+@pytest.mark.slow
+def test_no_environment_shows_the_key(killed: Killed, home: Place) -> None:
+    """Neither the keeper's nor a node's, be it the first one or after a kill or an upgrade; each has it."""
+    node = killed.node
+
+    def shown() -> list[int]:
+        pids = node.pid, node.node_pid
+        return [pid for pid in pids if node.key.encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+
+    assert node.environment["API_KEY"] == node.key and not shown()
+    run(killed.controller, [home])
+    killed.happens()
+    assert not shown()
+    upgrade(node)
+    assert killed.controller.info().running and not shown()
+
+
+@pytest.mark.slow
+def test_a_node_beside_an_ending_one(tmp_path: Path, home: Place) -> None:
+    """The keeper is killed, and a node is started while the lock is held still: it waits, and resumes the backend."""
+    with RealNode(tmp_path) as node, closing(RestController(node)) as controller:
+        run(controller, [home])
+        node.kill()
+        with (node.state / "lock").open() as lock, ThreadPoolExecutor(1) as pool:
+            # Held in place of processes that end slowly.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            started = pool.submit(node.start)
+            until(lambda: said(node, "the node waits up to 5 s"), 20, "it waits")
+            lock.close()
+            started.result()
+        until(lambda: controller.info().running, 20, "the backend is resumed")
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -20,23 +21,18 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, control, settled
+from tests.conftest import Place, connection, control, run, settled
 from tests.harness.grounds import Ground
 from tests.harness.upgraded import RealNode
-from tests.live.test_limits_any_order import Chaos, agree
+from tests.live.test_limits_any_order import PEOPLE, Chaos, agree
 
-# Seconds between two upgrades, of a lasting connection, and of a drain at most.
-PAUSE, STAY, DRAIN = 0.7, 2.5, 4
-# Seconds after which there must have been an upgrade with several cores.
-ENOUGH = 45.0
+ANNA = PEOPLE[0]
+# Seconds between two upgrades, of a lasting connection, and of a drain at most: longer than an upgrade takes.
+PAUSE, STAY, DRAIN = 0.7, 2.5, 40
 
 
 class Upgraded(Chaos):
     """All random operations, and upgrades."""
-
-    def is_over(self, seconds: float) -> bool:
-        """Chance may need longer until an upgrade hands over a draining core, too."""
-        return super().is_over(seconds) and (goes_on(self._node) > 0 or seconds > ENOUGH)
 
     def upgrade(self) -> None:
         os.kill(self._node.pid, signal.SIGUSR2)
@@ -58,6 +54,21 @@ def goes_on(node: NodeProcess) -> int:
 def upgrades(node: NodeProcess) -> int:
     """The number of upgrades."""
     return sum("is ready" in line for line in node.lines)
+
+
+@contextmanager
+def draining(
+    node: NodeProcess, controller: RpcController, place: Place, chaos: Chaos, echo: EchoServer
+) -> Iterator[socket.socket]:
+    """Inside, a core drains beside another one: a user without limits is still connected, by the yielded connection."""
+    chaos.said[ANNA.email] = None
+    controller.set_limits({ANNA.email: None})
+    run(controller, [place], chaos.everybody(), log=place.ground.brief)
+    until(lambda: len(node.core_pids()) == 1, DRAIN + 20, "there is one core")
+    with connection(place, ANNA, echo) as link:
+        run(controller, [place], chaos.everybody(), log=place.ground.verbose)
+        assert len(node.core_pids()) == 2
+        yield link
 
 
 @pytest.fixture
@@ -101,11 +112,13 @@ def test_all_agree_at_the_end(
         until(lambda: len(real.core_pids()) == 1, DRAIN + 20, "there is one core")
         assert not [line for line in real.lines if "Traceback" in line]
         print(f"{upgrades(real) - 1} upgrades, of them {goes_on(real)} with several cores")
-        assert goes_on(real) > 0
-        before = upgrades(real)
-        chaos.upgrade()
-        until(lambda: upgrades(real) > before and controller.info().running, 60, "another upgrade")
-        until(lambda: agree(real, controller, place), 30, "core and memory agree")
+        with draining(real, controller, place, chaos, echo) as link:
+            before, several = upgrades(real), goes_on(real)
+            chaos.upgrade()
+            until(lambda: upgrades(real) > before and controller.info().running, 60, "another upgrade")
+            assert goes_on(real) == several + 1
+            until(lambda: agree(real, controller, place), 30, "core and memory agree")
+            transfer.echo(link, bytes(1000))
         assert real.pid == pid and psutil.Process(pid).is_running()
         until(lambda: len(real.core_pids()) == 1, DRAIN + 20, "there is one core")
         until(lambda: psutil.Process(pid).num_fds() <= held + 5, 20, "no descriptor is left over")

@@ -20,11 +20,11 @@ from node.doctor.running import Core
 from node.nodectl.commands import core as cores
 from node.nodectl.commands.start import WITH_GEO
 from node.nodectl.fleet import Node, Outcome
-from node.nodectl.local_node import LocalNode
+from node.nodectl.local_node import LocalNode, settings_of
 from node.nodectl.nodes_file import LOCAL
 from node.nodectl.output import Exit
 from node.nodectl.session import Session, options
-from node.settings import BadSettings, load
+from node.settings import BadSettings
 
 _DAY = 86_400.0
 
@@ -93,7 +93,7 @@ def _place(local: LocalNode) -> Place:
     """The facts of this node for the doctor: its settings or their faults, its cores and their geo files."""
     settings, faults = None, list[str]()
     try:
-        settings = load({}, local.directory, local.environ, drivers=())
+        settings = settings_of(local)
     except BadSettings as bad:
         faults = bad.faults
     found = list(_cores(local))

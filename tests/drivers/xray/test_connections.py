@@ -305,6 +305,8 @@ class ConnectionsTests(TestCase):
         for _ in range(2):
             await self.looked()
         await self.soon_ended(unlined)
+        while not self.connections.cut:  # counted when the thread that has closed it returns
+            await deferLater(reactor, 0.01)
         self.assertFalse(ended(lined))
         self.assertEqual(self.connections.cut, 1)
 
@@ -427,6 +429,9 @@ class ConnectionsTests(TestCase):
             self.line(after, "anna")
             self.line(other, "anna")
             await self.over(other)
+            # A thread closes connections; the node learns what it has closed a moment after their clients.
+            while not came:
+                await deferLater(reactor, 0.01)
             self.assertFalse(ended(after))
             self.assertEqual([key for key, _ in came], ["anna"])
 

@@ -479,6 +479,35 @@ def test_a_node_that_does_not_read(kept: Kept) -> None:
     assert after.hello().version == VERSION
 
 
+def test_the_key_for_controllers(tmp_path: Path, stack: ExitStack) -> None:
+    """Every node has it from the environment, and /proc shows it of none, nor of the keeper or its own next version."""
+    key = "the-key-of-this-test"
+    kept = Kept(tmp_path, stack, before="", API_KEY=key, API_KEY_FILE="is-no-secret")
+
+    def shows(pid: int) -> bool:
+        shown = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert b"API_KEY_FILE=is-no-secret" in shown and shown[-1] == b""
+        return any(key.encode() in each for each in shown)
+
+    node = kept.node()
+    for _ in "first", "next":
+        assert node.environment["API_KEY"] == key and not shows(node.pid)
+        # It is a keeper already when it answers.
+        node.up()
+        assert not shows(kept.process.pid)
+        node.die()
+        node = kept.node()
+    node.up()
+    other = tmp_path / "other.py"
+    other.write_text(Path(SCRIPT).read_text().replace(f"\nVERSION = {VERSION}\n", "\nVERSION = 1002\n"))
+    node.request("become", argv=[*PYTHON, str(other)])
+    node.request("forget", pid=1)
+    assert str(other).encode() in Path(f"/proc/{kept.process.pid}/cmdline").read_bytes()
+    assert not shows(kept.process.pid)
+    node.die()
+    assert kept.node().environment["API_KEY"] == key
+
+
 # The end
 
 

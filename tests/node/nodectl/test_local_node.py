@@ -197,6 +197,20 @@ def test_settings_of_a_running_node(place: Path, tmp_path_factory: pytest.TempPa
     assert local_node.find(place, shell).directory == place
 
 
+def test_the_key_of_a_running_node(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A node hides the key that it has from its environment: the shell's counts, if there is one."""
+    own, state = tmp_path_factory.mktemp("node"), str(place / "var")
+    with holding(place / "var", own, STATE_DIR=state, API_KEY=" " * 36) as node:
+        shell = {"STATE_DIR": state, "API_KEY": "0123456789abcdef"}
+        assert local_node.find(place, shell).values["API_KEY"] == shell.pop("API_KEY")
+        with pytest.raises(Unusable, match="API_KEY: the node has it from its environment, and hides it there: set it"):
+            local_node.local_target(place, shell)
+        node.kill()
+    with holding(place / "var", own, STATE_DIR=state, API_KEY="fedcba9876543210") as node:
+        assert local_node.find(place, {"API_KEY": "0123456789abcdef"}).values["API_KEY"] == "fedcba9876543210"
+        node.kill()
+
+
 def test_the_doctor_checks_the_nodes_own_certificate(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if no node runs: the pair in STATE_DIR, whatever SSL_CERT_FILE is in the shell."""
     for name, value in SHARED.items():

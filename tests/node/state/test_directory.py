@@ -8,10 +8,12 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 
@@ -59,23 +61,42 @@ def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
     second.stop()
 
 
-def test_another_process_cannot_have_it(tmp_path: Path) -> None:
-    """The lock holds between processes, and ends with a process, however that ends."""
+@contextmanager
+def claimed(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has claimed this directory."""
     code = (
         "import os, pathlib, sys; from node.state.directory import StateDirectory; "
         "state = StateDirectory(pathlib.Path(sys.argv[1])); state.claim(); print('mine', flush=True); os.read(0, 1)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout
         assert other.stdout.readline() == "mine\n"
+        yield other
+        other.kill()
+
+
+def test_another_process_cannot_have_it(tmp_path: Path) -> None:
+    """The lock holds between processes, and ends with a process, however that ends."""
+    with claimed(tmp_path) as other:
         state = StateDirectory(tmp_path)
         with pytest.raises(OSError, match="another node"):
             state.claim()
         other.kill()
         other.wait()
     state.claim()
+    state.stop()
+
+
+def test_another_process_that_is_ending(tmp_path: Path) -> None:
+    """A starting node waits for its end, as when the keeper was killed, and logs once that it does."""
+    with claimed(tmp_path) as other:
+        state = StateDirectory(tmp_path)
+        # It ends only when the node waits.
+        with mock.patch.object(StateDirectory, "log", info=mock.Mock(side_effect=lambda *_, **__: other.kill())) as log:
+            state.start()
+        assert log.info.call_count == 1
     state.stop()
 
 
