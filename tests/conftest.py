@@ -192,6 +192,8 @@ def control(node: NodeProcess, transport: str) -> Iterator[RestController | RpcC
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "of each test take one core, protocol and seed, by its name; a test over ten seconds must be marked slow"
     parser.addoption("--in-turn", action="store_true", help=words)
+    words = "of each test take each core, each protocol and each seed, but not each combination"
+    parser.addoption("--each-once", action="store_true", help=words)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -201,8 +203,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.core)
     # After the selection by -m and -k.
     yield
-    if config.getoption("in_turn"):
-        items[:], left_out = in_turn.choose(items)
+    each = config.getoption("each_once")
+    if each or config.getoption("in_turn"):
+        items[:], left_out = in_turn.choose(items, each=each)
         config.hook.pytest_deselected(items=left_out)
         items[:] = in_turn.longest_first(items)
 

@@ -46,12 +46,8 @@ def in_background(work: Coroutine[Any, Any, object] | Deferred[Any], text: str) 
     """Run work that no caller waits for. A failure is logged with `text`, except `Aborted` (by a Stop)."""
 
     def failed(failure: Failure) -> None:
-        if failure.check(Aborted):
-            return
-        if isinstance(failure.value, NodeError):
-            log.error("{text}: {reason}", text=text, reason=failure.value.text)
-        else:
-            log.failure(text, failure)
+        if not failure.check(Aborted):
+            log.failed(text, failure)
 
     ensureDeferred(work).addErrback(failed)
 
@@ -67,10 +63,8 @@ async def answered(reactor: IReactorTime, work: Coroutine[Any, Any, T], what: st
     def done(outcome: T | Failure) -> None:
         if not late:
             waiter.callback(outcome)  # a Failure is an errback
-        elif isinstance(outcome, Failure) and isinstance(outcome.value, NodeError):
-            log.error("{what} failed after its caller was answered: {reason}", what=what, reason=outcome.value.text)
         elif isinstance(outcome, Failure):
-            log.failure("{what} failed after its caller was answered", outcome, what=what)
+            log.failed("{what} failed after its caller was answered", outcome, what=what)
 
     def too_late() -> None:
         waiter.errback(CoreFailed(f"{what} takes longer than {PATIENCE:g} s; the node continues in the background"))

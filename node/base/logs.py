@@ -16,8 +16,10 @@ from typing import Any, ClassVar, Protocol
 
 import twisted.logger
 from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 
 from node.base.alarm import Alarm
+from node.base.errors import NodeError
 from node.base.settings import Options, chosen, number, setting
 from node.base.waiting import Waiters
 from protos.handover_pb2 import Ring
@@ -97,6 +99,13 @@ class Logger(twisted.logger.Logger):
             if isinstance(value, str):
                 fields[name] = printable(value[:MAX_TEXT])
         super().emit(level, format, **fields)
+
+    def failed(self, format: str, failure: Failure, **fields: Any) -> None:
+        """Log that work failed: an expected error, such as a core's end, by its text; any other with its traceback."""
+        if isinstance(failure.value, NodeError):
+            self.error(f"{format}: {{reason}}", reason=failure.value.text, **fields)
+        else:
+            self.failure(format, failure, **fields)
 
 
 class Log(Protocol):

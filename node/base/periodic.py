@@ -70,5 +70,5 @@ class Periodic:
             return
         fault = " ".join(f"{type(failure.value).__name__}: {failure.value}".split())[:CUT]
         if fault != self._fault:
-            self.log.failure("{name} failed; the node tries again", failure, name=self._name)
+            self.log.failed("{name} failed; the node tries again", failure, name=self._name)
         self._fault = fault

@@ -321,7 +321,7 @@ class Checks:
 
     def _failed(self, failure: Failure) -> None:
         if not self._stopped:
-            self.log.failure("enforcing address limits failed", failure)
+            self.log.failed("enforcing address limits failed", failure)
 
     def _over(self, _: object) -> None:
         self._going, self.under_way = None, frozenset()

@@ -145,7 +145,7 @@ class Enforcement(Enforcer, Watcher):
 
     def _begin(self) -> None:
         ensureDeferred(self._enforce()).addErrback(
-            lambda failure: self.log.failure(
+            lambda failure: self.log.failed(
                 "users could not be barred or let in by their limits; the node tries again", failure
             )
         )
@@ -296,7 +296,7 @@ class QuotaReadings:
     def _wake(self) -> None:
         self._busy = True
         ensureDeferred(self._look()).addErrback(
-            lambda failure: self.log.failure(
+            lambda failure: self.log.failed(
                 "the counters of users near their quota could not be read; the node tries again", failure
             )
         ).addBoth(self._over)

@@ -227,5 +227,5 @@ class InboundGate(Follower):
     def moved(self) -> None:
         if self.closed or self._shut:
             ensureDeferred(self.keep()).addErrback(
-                lambda failure: self.log.failure("NODE_QUOTA: closing or opening inbounds failed; retrying", failure)
+                lambda failure: self.log.failed("NODE_QUOTA: closing or opening inbounds failed; retrying", failure)
             )

@@ -99,7 +99,7 @@ class Pacer(Enforcer):
 
     def _wake(self) -> None:
         ensureDeferred(self._look_soon()).addErrback(
-            lambda failure: self.log.failure(
+            lambda failure: self.log.failed(
                 "speed limits could not be applied to new connections; the node tries again", failure
             )
         )

@@ -1,10 +1,11 @@
-"""Select and order the tests of a default run.
+"""Select and order the tests of a run.
 
-A default run tries each test on one core, one protocol and one seed; `scripts/test --nightly` tries all of them. A
-hash of the test's name makes the choice, so a test runs with the same ones each time. Marks change this for a test:
-`both` keeps all, `turns` names more parameters of which one value is enough, `each_once` names parameters of which
-each value is needed, but not each combination. Of `unittest` classes with `in_turn = True` in one file, which try the
-same on different cores, each test method runs in one class.
+A default run tries each test on one core, one protocol and one seed; `scripts/test --nightly` tries each core, each
+protocol and each seed, but not each combination of them. A hash of the test's name makes the choice, so a test runs
+with the same ones each time, and the nightly run has all that the default run has. Marks change this for a test: `both`
+keeps all combinations, `turns` names more parameters of which one value is enough, `each_once` names parameters of
+which each value is needed, but not each combination. Of `unittest` classes with `in_turn = True` in one file, which try
+the same on different cores, each test method runs in one class; in the nightly run in each.
 """
 
 from __future__ import annotations
@@ -37,36 +38,45 @@ AXES = frozenset(
         "wire",
     }
 )
-# Rough seconds, for the order of files: a slow test, one with a core, any other.
-_SLOW, _CORE, _UNIT = 15.0, 1.0, 0.05
+# Rough seconds, for the order of files: a test of the nightly run only, a slow one, one with a core, any other.
+_NIGHTLY, _SLOW, _CORE, _UNIT = 60.0, 15.0, 1.0, 0.05
 
 
-def choose(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Keep the items of each test that the marks ask for, one if it has none. Returns the kept and the rest."""
+def choose(items: Sequence[pytest.Item], *, each: bool = False) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Keep the items of each test that the marks ask for, one if it has none. Returns the kept and the rest.
+
+    With `each` they keep each value of each axis.
+    """
     same: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
         same[_tried(item)].append(item)
-    chosen = {id(item) for group in same.values() for item in _some(group)}
+    chosen = {id(item) for group in same.values() for item in _some(group, each)}
     kept = [item for item in items if id(item) in chosen or item.get_closest_marker("both")]
     taken = {id(item) for item in kept}
     return kept, [item for item in items if id(item) not in taken]
 
 
-def _some(group: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    """One of the group; with `each_once` as many as it needs to have each value of the named parameters."""
+def _some(group: Sequence[pytest.Item], each: bool) -> Iterator[pytest.Item]:
+    """One of the group; as many as it needs to have each value of the parameters that `each_once` names, or of all."""
     first = zlib.crc32(group[0].nodeid.encode()) % len(group)
     left = [*group[first:], *group[:first]]
     covered: set[object] = set()
     while left:
-        best = max(left, key=lambda item: len(_values(item) - covered))
+        best = max(left, key=lambda item: len(_values(item, each) - covered))
         yield best
-        covered |= _values(best)
-        left = [item for item in left if not _values(item) <= covered]
+        covered |= _values(best, each)
+        left = [item for item in left if not _values(item, each) <= covered]
 
 
-def _values(item: pytest.Item) -> set[object]:
-    """The parameters that `each_once` names, with the identity of their values."""
-    return {(name, id(value)) for name, value in _params(item).items() if name in _named(item, "each_once")}
+def _values(item: pytest.Item, each: bool) -> set[object]:
+    """The parameters that the choice must have, and the class, with the identity of their values."""
+    needed = _axes(item) if each else _named(item, "each_once")
+    values: set[object] = {(name, id(value)) for name, value in _params(item).items() if name in needed}
+    return values | {id(getattr(item, "cls", None))} if each else values
+
+
+def _axes(item: pytest.Item) -> frozenset[str]:
+    return AXES | _named(item, "turns") | _named(item, "each_once")
 
 
 def _named(item: pytest.Item, mark: str) -> set[str]:
@@ -82,7 +92,7 @@ def longest_first(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def _tried(item: pytest.Item) -> object:
     """The test and its parameters that are not axes, by identity: items of a test share these objects."""
-    free = AXES | _named(item, "turns") | _named(item, "each_once")
+    free = _axes(item)
     name, path = item.nodeid.partition("[")[0], str(item.path)
     if getattr(getattr(item, "cls", None), "in_turn", False):
         name = f"{path}::{item.name}"
@@ -95,6 +105,8 @@ def _params(item: pytest.Item) -> Mapping[str, object]:
 
 
 def _weight(item: pytest.Item) -> float:
+    if item.get_closest_marker("nightly"):
+        return _NIGHTLY
     if item.get_closest_marker("slow"):
         return _SLOW
     return _CORE if item.get_closest_marker("core") else _UNIT

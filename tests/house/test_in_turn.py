@@ -1,4 +1,4 @@
-"""Which tests a default run takes, and in which order."""
+"""Which tests the default and the nightly run take."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def of(*marks: pytest.MarkDecorator, **values: Sequence[object]) -> list[Any]:
     return [Item("test", params, [mark.mark for mark in marks]) for params in combined]
 
 
-def chosen(items: list[Any]) -> list[Mapping[str, object]]:
-    kept, left_out = in_turn.choose(items)
+def chosen(items: list[Any], *, each: bool = False) -> list[Mapping[str, object]]:
+    kept, left_out = in_turn.choose(items, each=each)
     assert sorted(map(id, (*kept, *left_out))) == sorted(map(id, items))
     return [item.params for item in items if item in kept]
 
@@ -76,6 +76,18 @@ def test_each_value_once() -> None:
     assert len(kept) == 4
 
 
+def test_each_core_and_each_protocol_in_the_nightly_run() -> None:
+    """With what the default run takes, and each value of what takes turns."""
+    marks, values = [pytest.mark.turns("sync")], {"ground": CORES, "transport": WIRES, "name": NAMES, "sync": SYNCS}
+    items = of(*marks, **values)
+    kept = chosen(items, each=True)
+    assert {(params["name"], params[axis]) for params in kept for axis in ("ground", "transport", "sync")} == {
+        (name, value) for name in NAMES for value in (*CORES, *WIRES, *SYNCS)
+    }
+    assert len(kept) == len(NAMES) * len(SYNCS)
+    assert all(params in kept for params in chosen(items))
+
+
 def test_classes_that_try_the_same_on_other_cores() -> None:
     class OnOne:
         in_turn = True
@@ -93,3 +105,5 @@ def test_classes_that_try_the_same_on_other_cores() -> None:
     assert sorted((item.name, item.path.name) for item in kept) == sorted(
         (f"test_{name}", f"test_{alone}.py") for name in NAMES for alone in (False, True)
     )
+    kept, _ = in_turn.choose(items, each=True)
+    assert kept == items

@@ -28,8 +28,8 @@ from tests.everything.options import CORES, COURSES, Options
 from tests.everything.world import World
 from tests.harness.grounds import Ground
 
-# Rounds of each of the five courses: twenty on each core.
-ROUNDS = 4
+# Rounds of each of the courses: twelve on each core.
+ROUNDS = 2
 SHORT = 6.0
 # Seconds from a controller's removal until the user must be cut, on a busy machine.
 OUT = 4.0

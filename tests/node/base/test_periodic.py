@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from node.base.errors import CoreFailed
 from node.base.periodic import CUT, Periodic
 
 
@@ -52,6 +53,17 @@ class PeriodicTests(SynchronousTestCase):
         self.result = None
         self.assertEqual(self.times(3), ["info"])
         self.assertEqual((self.done, self.task.warnings), (9, []))
+
+    def test_a_core_ends_meanwhile(self) -> None:
+        """An expected error is logged by its text, without a traceback."""
+        self.task.start()
+        self.result = CoreFailed("the core has ended")
+        with capturedLogs() as logged:
+            self.clock.advance(10)
+        [event] = logged
+        self.assertEqual(event["log_level"].name, "error")
+        self.assertEqual(formatEvent(event), "looking failed; the node tries again: the core has ended")
+        self.assertNotIn("log_failure", event)
 
     def test_any_exception(self) -> None:
         """Also of a coroutine, and a cancellation from elsewhere."""
