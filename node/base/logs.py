@@ -92,6 +92,12 @@ class Logger(twisted.logger.Logger):
     # LOG_USERS, set at the start.
     names_users: ClassVar[bool] = False
 
+    def __get__(self, instance: object, owner: type | None = None) -> Logger:
+        """As Twisted's, which is typed as its own class."""
+        found = super().__get__(instance, owner)
+        assert isinstance(found, Logger)
+        return found
+
     def emit(self, level: twisted.logger.LogLevel, format: str | None = None, **fields: Any) -> None:
         if not self.names_users:
             fields |= {name: UNNAMED for name in USERS if name in fields}
