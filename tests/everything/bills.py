@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import socket
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from drivers.sockets.reuseport import deafen
 from protos.service_pb2 import ListedUser, StatRequest, StatResponse, UsersStat, UserStat
 from scripts.staging.controller import Controller
 from scripts.staging.node import NodeProcess
@@ -21,8 +21,6 @@ from tests.everything.far_end import NUMBER, FarEnd, Moved
 
 # Bytes moved so many seconds before a core was killed may be lost: an interval of readings, on a busy machine.
 LOSS = 1.5
-# From asm-generic/socket.h.
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _BLOCK = 65_536
 # Bytes by user and direction.
 Bytes = Counter[tuple[str, str]]
@@ -153,11 +151,10 @@ def _question(key: str) -> bytes:
 @contextmanager
 def _deaf(link: ssl.SSLSocket) -> Iterator[None]:
     """Inside, the kernel drops received packets of this connection, and so acknowledges nothing to the node."""
-    nothing = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # a filter that keeps 0 bytes of a packet
-    link.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(nothing)))
+    deafen(link)
     yield
     if link.fileno() >= 0:
-        link.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        deafen(link, deaf=False)
 
 
 def _what_came(link: ssl.SSLSocket) -> bytes:
