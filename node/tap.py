@@ -171,8 +171,7 @@ def _updates(
     tool = Tool(drivers.run, environment(), settings.updates.proxy)
     kit = Kit(reactor, changes, tool, Trial(reactor, engine.runner), record)
     jobs = Jobs(reactor, changes / "jobs", house.ring, house.journal)
-    policy = settings.updates
-    releases = Releases(kit, settings.state.dir / "program", policy.program_url, upgrades, policy.program_keys)
+    releases = Releases(kit, settings.state.dir, upgrades)
     sources = Sources(set_for("DOWNLOAD_URL", settings.cores), READS_LISTS, newest_releases())
     return Updates(kit, jobs, releases, drivers, settings.updates, sources)
 

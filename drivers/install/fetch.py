@@ -43,26 +43,14 @@ _DAMAGED = (
 
 # Called with the bytes so far and the total, which is 0 if it is unknown.
 Progress = Callable[[int, int], None]
-# Raises `InstallError` for a downloaded file that is not the right one.
-Check = Callable[[Path], None]
-DISCARDED = "discarded, nothing installed"
 
 
 class GaveUp(Unavailable):
     """A download takes too long: it is not tried again at once."""
 
 
-def fetch(
-    url: str,
-    sha256: str,
-    into: Path,
-    tell: Progress = lambda _, __: None,
-    tries: int = TRIES,
-    check: Check | None = None,
-) -> None:
+def fetch(url: str, sha256: str, into: Path, tell: Progress = lambda _, __: None, tries: int = TRIES) -> None:
     """Download `url` to the file `into`. An incomplete download stays at `part_of`.
-
-    With `check` this decides instead of the digest, and `sha256` only tells one download from another.
 
     Raises `Unavailable` if the file does not arrive whole, `DigestMismatch` if it does with another digest, and
     `InstallError` if `url` is invalid, the file is too large or cannot be written.
@@ -76,22 +64,10 @@ def fetch(
             if isinstance(error, GaveUp) or not left:
                 raise
             time.sleep(PAUSE)
-    try:
-        (check or expected(url, sha256))(part)
-    except InstallError:
+    if (found := digest_of(part) if part.exists() else "of no data") != sha256:
         part.unlink(missing_ok=True)
-        raise
+        raise DigestMismatch(f"{url} has the SHA-256 {found}, but {sha256} is expected: discarded, nothing installed")
     part.replace(into)
-
-
-def expected(url: str, sha256: str) -> Check:
-    """Return the check that a file, downloaded from `url`, has this digest."""
-
-    def check(file: Path) -> None:
-        if (found := digest_of(file) if file.exists() else "of no data") != sha256:
-            raise DigestMismatch(f"{url} has the SHA-256 {found}, but {sha256} is expected: {DISCARDED}")
-
-    return check
 
 
 def part_of(into: Path, sha256: str) -> Path:

@@ -1,8 +1,8 @@
-"""Download what an update needs: `python -m drivers.install.update core|lists|wheel|latest JSON`.
+"""Download what an update needs: `python -m drivers.install.update core|lists JSON`.
 
-The JSON object has the parameters of `bring_core`, `bring_lists`, `bring_wheel` or `latest`. A program of its own, like
-`drivers.install`: it blocks. The result is complete, verified and tried, or does not exist. Each line on stderr reports
-progress or the error; the last line on stdout is the result, for files their path. The proxy variables are used.
+The JSON object has the parameters of `bring_core` or `bring_lists`. A program of its own, like `drivers.install`: it
+blocks. The result is complete, verified and tried, or does not exist. Each line on stderr reports progress or the
+error; the last line on stdout is the path of the result. The proxy variables are used.
 """
 
 from __future__ import annotations
@@ -19,39 +19,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import NamedTuple
-from urllib.parse import unquote
 
-from drivers.install.fetch import DISCARDED, Check, deadline, digest_of, expected, fetch, part_of, text, unpack
+from drivers.install.fetch import deadline, digest_of, fetch, part_of, text, unpack
 from drivers.install.install import say, try_out
 from drivers.install.releases import ANY, CORES, Core, DigestMismatch, InstallError, Unavailable, cpu
-from node.base.sshsig import BadSignature, verify
 
 # The prefix of directories that are not complete.
 NEW = ".new-"
 # Seconds between two progress lines of a download.
 TELL = 0.5
-# The namespace of signatures of the node's releases.
-NAMESPACE = "txnode"
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 _LIST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.dat")
 
 
 class _File(NamedTuple):
-    """A file to download, and its destination. With `check` this decides instead of the digest: see `fetch`."""
+    """A file to download, and its destination."""
 
     url: str
     sha256: str
     path: Path
-    check: Check | None = None
-
-    @property
-    def is_there(self) -> bool:
-        try:
-            (self.check or expected(self.url, self.sha256))(self.path)
-        except InstallError:
-            return False
-        return True
 
 
 def release(name: str, version: str, sha256: str = "") -> Core:
@@ -138,64 +125,6 @@ def _digest_of(url: str, name: str, named: str) -> str:
     return found[0]
 
 
-def bring_wheel(url: str, sha256: str, into: Path, keys: Sequence[str] = ()) -> Path:
-    """Download a wheel, under the last part of its URL. Raises `InstallError`.
-
-    With `keys`, one of these has to have signed it, and `sha256` may be empty. The signature is at `url` with `.sig`.
-    """
-    file = into / unquote(url.rpartition("/")[2])
-    if sha256 or not keys:
-        _require_digest(sha256)
-    with deadline():
-        _bring(into, _signed(url, sha256, file, keys) if keys else _File(url, sha256, file))
-    return file
-
-
-def _signed(url: str, sha256: str, file: Path, keys: Sequence[str]) -> _File:
-    """Return a file to download that one of the keys has to have signed."""
-    beside = f"{url}.sig"
-    say(f"fetching {beside}")
-    try:
-        signature = text(beside).encode()
-    except InstallError as error:
-        raise InstallError(
-            f"{error}; nothing is installed without a signature, as UPDATE_KEY is set: copy the .sig file of the "
-            "release to the server, beside the wheel"
-        ) from error
-
-    def check(path: Path) -> None:
-        if sha256:
-            expected(url, sha256)(path)
-        if not path.exists():
-            raise InstallError(f"{url} is empty: {DISCARDED}")
-        try:
-            with path.open("rb") as opened:
-                verify(signature, opened, keys, NAMESPACE)
-        except BadSignature as error:
-            raise InstallError(
-                f"{url} is not signed by a key of UPDATE_KEY: {error}: {DISCARDED}. Put the wheel and the .sig file of "
-                "one release on the server; if releases have a new key, set UPDATE_KEY to it, once you know that it is "
-                "theirs"
-            ) from error
-
-    return _File(url, sha256 or hashlib.sha256(signature).hexdigest(), file, check)
-
-
-def latest(url: str, into: Path, signed: bool = False) -> str:
-    """Read from the file `latest` which wheel is the newest: its version and its SHA-256. Raises `InstallError`.
-
-    The SHA-256 may be missing if the wheel has to be signed.
-    """
-    where = f"{url.rstrip('/')}/latest"
-    with deadline():
-        words = text(where).split()
-    if len(words) != 2 and not (signed and len(words) == 1):
-        raise InstallError(f"{where} is not a version and a SHA-256: the newest version is not known")
-    if words[1:]:
-        _require_digest(words[1], f"{where}: ")
-    return " ".join(words)
-
-
 def _bring(into: Path, *files: _File) -> None:
     """Download these files below `into`, and remove what other tries left there.
 
@@ -214,7 +143,7 @@ def _bring(into: Path, *files: _File) -> None:
 
 def _bring_one(file: _File) -> None:
     """Download a file unless an earlier try has, and print the progress now and then."""
-    if file.is_there:
+    if file.path.exists() and digest_of(file.path) == file.sha256:
         return
     file.path.unlink(missing_ok=True)
     told = 0.0
@@ -226,7 +155,7 @@ def _bring_one(file: _File) -> None:
             say(f"fetched {done} of {total} bytes")
 
     say(f"fetching {file.url}")
-    fetch(file.url, file.sha256, file.path, tell, check=file.check)
+    fetch(file.url, file.sha256, file.path, tell)
     say("verified")
 
 
@@ -268,16 +197,14 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-KINDS: Mapping[str, Callable[..., Path | str]] = {
+KINDS: Mapping[str, Callable[..., Path]] = {
     "core": bring_core,
     "lists": bring_lists,
-    "wheel": bring_wheel,
-    "latest": latest,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: the last line on stdout is the result. Returns the exit code."""
+    """Run the command: the last line on stdout is the path of the result. Returns the exit code."""
     kind, words = sys.argv[1:] if argv is None else argv
     parameters = json.loads(words)
     into = Path(parameters.pop("into"))

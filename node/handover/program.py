@@ -49,9 +49,9 @@ class Tried(Protocol):
 
 
 class Try(Protocol):
-    """Runs a program to its end; `modules` come first in its module search path."""
+    """Runs a program to its end."""
 
-    def __call__(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Awaitable[Tried]: ...
+    def __call__(self, command: Sequence[str], *, seconds: float) -> Awaitable[Tried]: ...
 
 
 async def run_check(
@@ -60,11 +60,9 @@ async def run_check(
     command: Sequence[str],
     *,
     seconds: float,
-    modules: Path | None = None,
 ) -> Tried:
     """Run another version's check to its end. Satisfies `Try`."""
-    own = {CHECKING: "yes"} | ({"PYTHONPATH": str(modules)} if modules else {})
-    return await run(command, {**environment, **own}, seconds)
+    return await run(command, {**environment, CHECKING: "yes"}, seconds)
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,9 @@ class Program:
         """Make that copy the way back, in place of the older one. Blocking. Raises `OSError`."""
         keep(self.kept)
 
-    async def test(self, run: Try, modules: Path | None = None) -> str:
+    async def test(self, run: Try) -> str:
         """Have the version on disk check whether it could take over. Returns its version. Raises `Refused`."""
-        tried = await run([*self.next, CHECK], seconds=TEST_SECONDS, modules=modules)
+        tried = await run([*self.next, CHECK], seconds=TEST_SECONDS)
         if tried.code != 0 or not tried.lines:
             reason = "\n".join(tried.lines[-5:]) or f"it exited with {tried.code} and printed nothing"
             raise Refused(f"the version on disk cannot take over: {reason}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
@@ -71,15 +70,6 @@ class Upgrades(Part):
     def ask(self) -> None:
         """Begin an upgrade, unless one is under way."""
         ensureDeferred(self.wanted()).addErrback(self._failed)
-
-    async def test(self, modules: Path) -> str:
-        """Check whether the modules there could take over. Returns their version. Raises `Refused`."""
-        if isinstance(self._program, str):
-            raise Refused(self._program)
-        if self._keeping is not None:
-            # They are installed next: the copy must be of the running version.
-            await self._keeping
-        return await self._program.test(self._run, modules)
 
     async def wanted(self) -> str:
         """Begin an upgrade, or join the one under way. Returns only if there is no upgrade, with the reason."""

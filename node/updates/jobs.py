@@ -48,7 +48,7 @@ class Stage(Enum):
     FETCHING = auto()
     # An upgrade has to wait for it.
     CHANGING = auto()
-    # It is the upgrade, or waits for it.
+    # It is the upgrade, waits for it, or follows a service that begins it: the next process has the result.
     BECOMING = auto()
 
 
@@ -150,11 +150,17 @@ class Jobs:
         job = pb.Job(id=uuid.uuid4().hex[:16], kind=kind, subject=subject, state=WAITING)
         self._known.append(job)
         del self._known[:-KEPT]
-        asked = _Asked(job, key, work)
+        self._queue(_Asked(job, key, work))
+        return job
+
+    def go_on(self, job: pb.Job, work: Work) -> None:
+        """Go on with a job of the previous node process."""
+        self._queue(_Asked(job, b"", work))
+
+    def _queue(self, asked: _Asked) -> None:
         self._asked.append(asked)
         if len(self._asked) == 1:
             self._begin(asked)
-        return job
 
     def goes_on(self, job: pb.Job) -> bool:
         """Whether the next process of the node has the result of this job, instead of failing it."""
@@ -232,7 +238,7 @@ class Jobs:
                 await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, lambda *_: None)
 
     def _begin(self, asked: _Asked) -> None:
-        asked.job.state, asked.job.began, self.stage = RUNNING, self._now(), Stage.CHANGING
+        asked.job.state, asked.job.began, self.stage = RUNNING, asked.job.began or self._now(), Stage.CHANGING
         asked.under_way = ensureDeferred(self._work(asked))
         asked.under_way.addBoth(self._over, asked)
 
@@ -242,7 +248,9 @@ class Jobs:
             step.say("begun")
             await asked.work(step)
         except CancelledError:
-            self.end(asked.job, FAILED, self._reason)
+            # Otherwise the next process ends it, or goes on with it.
+            if not self.goes_on(asked.job):
+                self.end(asked.job, FAILED, self._reason)
         except NodeError as error:
             self.end(asked.job, FAILED, error.text)
         except Exception:  # noqa: BLE001 - logged, and the job fails

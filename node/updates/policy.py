@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Self
+from dataclasses import dataclass, field
 
-from node.base.settings import Options, Reading, address, chosen, setting, word
-from node.base.sshsig import keys_of
+from node.base.settings import Options, address, chosen, setting, word
 
 # Seconds between two checks for newer geo files, by the values of GEO_UPDATE.
 EVERY = {"never": 0.0, "daily": 86_400.0, "weekly": 7 * 86_400.0, "monthly": 30 * 86_400.0}
@@ -28,34 +25,13 @@ def _proxy(text: str) -> str:
     return text
 
 
-def _keys(text: str) -> tuple[str, ...] | Path:
-    """Public keys, or the path of a file of them."""
-    if text.startswith("ssh-") or not text:
-        return keys_of(text) if text else ()
-    return Path(text)
-
-
 @dataclass(frozen=True)
 class Policy(Options):
-    """`programs`: whether keys of scope all may replace cores and the node; `lists`: geo files. URLs as configured.
-
-    `program_keys`: the OpenSSH public keys of which one has to have signed a wheel of the node; without any, the caller
-    vouches for the wheel by its digest.
-    """
+    """`programs`: whether keys of scope all may replace cores and the node; `lists`: geo files. URLs as configured."""
 
     programs: bool = setting("UPDATES", "off", chosen("on", "off")).help(
         "on or off: keys of scope all may install other releases of the cores and of the node; see docs/updates.md",
         "Off, such a key cannot change programs on the machine. Turn it on to update a fleet over the interface.",
-    )
-    program_url: str = setting("UPDATE_URL", read=address).help(
-        "base URL of the node's wheels; the node appends /txnode-VERSION-py3-none-any.whl",
-        "Set it, with UPDATES=on, to let the node fetch other versions of itself.",
-    )
-    program_keys: tuple[str, ...] = setting("UPDATE_KEY", read=_keys).help(
-        "public keys (ssh-ed25519 AAAA..., commas between several), or a file of them: one has to have signed a wheel "
-        "of the node",
-        "Set it, with UPDATE_URL, so that neither a server nor a controller can replace the node by anything but "
-        "releases. An update then needs no digest. Read at the start only. See [updates.md](updates.md#signatures).",
     )
     proxy: str = setting("UPDATE_PROXY", read=_proxy, secret=True).help(
         "proxy for the downloads of updates, as http://HOST:PORT (default: that of the environment)",
@@ -74,20 +50,6 @@ class Policy(Options):
         "base URL of the geo files; NAME.sha256sum beside each holds its digest",
         "Set it to use other lists, or a mirror.",
     )
-
-    def complete(self, reading: Reading) -> Self:
-        """Read the keys from their file."""
-        file: object = self.program_keys
-        if not isinstance(file, Path):
-            return self
-        try:
-            return replace(self, program_keys=keys_of(file.read_text()))
-        except OSError as error:
-            fault = f"{file} is no ssh-ed25519 key, and no file that can be read: {error.strerror or error}"
-        except ValueError as error:
-            fault = f"{file}: {error}"
-        reading.refuse("UPDATE_KEY", f"UPDATE_KEY: {fault}")
-        return replace(self, program_keys=())
 
     def lists_of(self, region: str) -> str:
         """The base URL of a region's geo files; the operator's own server has the same for all regions."""

@@ -1,4 +1,4 @@
-"""Run `drivers.install.update`, pip and the like as processes of their own, and report their progress."""
+"""Run `drivers.install.update` as a process of its own, and report its progress."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], float, int, Callable[[list[str
 
 
 class Tool:
-    """Runs programs for a job. `environment` is the node's own; `proxy` takes precedence over a proxy in it."""
+    """Runs that program for a job. `environment` is the node's own; `proxy` takes precedence over a proxy in it."""
 
     def __init__(self, run: Run, environment: Mapping[str, str], proxy: str = "") -> None:
         self._run = run
@@ -42,39 +42,29 @@ class Tool:
 
     async def bring(self, step: Step, kind: str, into: Path, **parameters: object) -> Path:
         """Run `drivers.install.update` with these parameters and return the path that it prints. Raises `Refused`."""
-        return Path(await self.ask(step, kind, into, **parameters))
-
-    async def ask(self, step: Step, kind: str, into: Path, **parameters: object) -> str:
-        """Run `drivers.install.update` with these parameters and return what it prints. Raises `Refused`."""
         words = json.dumps({"into": str(into), **parameters})
         command = [sys.executable, "-P", "-m", "drivers.install.update", kind, words]
 
-        def heard(line: str) -> None:
-            if line.startswith((_FETCHES, *_CHANGES)):
-                step.jobs.stage = Stage.FETCHING if line.startswith(_FETCHES) else Stage.CHANGING
-            if match := _FETCHED.fullmatch(line):
-                step.fetched(*map(int, match.groups()))
-            else:
-                step.say(line)
+        def heard(lines: list[str]) -> None:
+            for line in filter(None, lines):
+                self._heard(step, line)
 
         step.jobs.stage = Stage.FETCHING
         try:
-            return (await self.run(step, command, heard, PYTHONPATH=str(ROOT))).decode().strip()
+            done = await self._run(command, {**self._environment, "PYTHONPATH": str(ROOT)}, SECONDS, 1, heard)
         finally:
             step.jobs.stage = Stage.CHANGING
-
-    async def run(
-        self, step: Step, command: Sequence[str], heard: Callable[[str], None] | None = None, **more: str
-    ) -> bytes:
-        """Run a program and return its stdout. `heard`, or the job, gets its other lines. Raises `Refused`."""
-
-        def all_heard(lines: list[str]) -> None:
-            for line in filter(None, lines):
-                (heard or step.say)(line)
-
-        done = await self._run(command, {**self._environment, **more}, SECONDS, 1, all_heard)
         if done.code != 0:
             # Progress does not explain the failure.
             reasons = [line for line in done.lines[-5:] if not _PROGRESS.match(line)]
             raise Refused("\n".join(reasons) or f"{Path(command[0]).name} exited with code {done.code}")
-        return done.output
+        return Path(done.output.decode().strip())
+
+    @staticmethod
+    def _heard(step: Step, line: str) -> None:
+        if line.startswith((_FETCHES, *_CHANGES)):
+            step.jobs.stage = Stage.FETCHING if line.startswith(_FETCHES) else Stage.CHANGING
+        if match := _FETCHED.fullmatch(line):
+            step.fetched(*map(int, match.groups()))
+        else:
+            step.say(line)

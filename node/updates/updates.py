@@ -14,9 +14,9 @@ from node.base.part import Part
 from node.base.periodic import Periodic
 from node.base.secret_file import clear
 from node.contract.driver import Driver
-from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Refused, Step, Work
+from node.updates.jobs import DONE, ENDED, FAILED, RUNNING, Jobs, Work
 from node.updates.policy import Policy, Sources
-from node.updates.program import Program
+from node.updates.program import NEWEST, Program
 from node.updates.replaceable import Kit, ReplaceableCore, ReplaceableLists
 from protos import service_pb2 as pb
 
@@ -101,9 +101,9 @@ class Updates(Part):
         return self._ask(GEO, subject, request, lists.go_back if request.back else update)
 
     def newest_node(self) -> pb.Job:
-        """Queue an update of the node to the newest version at UPDATE_URL, or to the installed one."""
+        """Queue an update of the node to the newest version that is offered to its machine."""
         self._require_programs()
-        return self._ask(NODE, "txnode, the newest", pb.UpdateNodeRequest(), self._program.update_to_newest)
+        return self._ask(NODE, "txnode, the newest", pb.UpdateNodeRequest(), partial(self._program.update, NEWEST, ""))
 
     def reset(self) -> pb.Job:
         """Queue a fresh start of the core beside the old one, and a hand-over to a fresh process of the node."""
@@ -146,6 +146,7 @@ class Updates(Part):
         self._kit.record.load()
         for name in ("jobs", "chosen"):
             clear(self._kit.directory / name)
+        self._program.withdraw()
         self._left = self.jobs.load()
         self._kit.record.clear(*(self._kit.directory / thing.place for thing in (ReplaceableCore, ReplaceableLists)))
 
@@ -183,21 +184,17 @@ class Updates(Part):
         await self.jobs.stop()
 
     def _end_update(self, job: pb.Job, outcome: str | None) -> None:
-        """End a job of the previous process that updated the node."""
-        # No outcome: the node was killed, maybe after the new version was on disk, which then runs now.
-        if outcome == "" or (outcome is None and job.after and self._program.is_installed(job.after)):
+        """End a job of the previous process that updated the node, or go on with it while its version is installed."""
+        if self._program.installs and not outcome:
+            self.jobs.go_on(job, self._program.follow)
+        # No outcome: the node was killed or stopped, maybe after the new version was on disk, which then runs now.
+        elif (outcome == "" and job.after in ("", __version__)) or (
+            outcome is None and job.before != job.after == __version__
+        ):
             job.after = __version__
             self.jobs.end(job, DONE, f"{__version__} runs")
-            return
-        reason = outcome or ENDED
-        self.jobs.end(job, FAILED, reason)
-        if job.after:
-
-            async def put_back(step: Step) -> None:
-                await self._program.put_back(step)
-                raise Refused(reason)
-
-            self.jobs.ask(NODE, f"txnode {__version__} back on disk", b"back", put_back)
+        else:
+            self.jobs.end(job, FAILED, outcome or ENDED)
 
     def _look(self) -> None:
         now = self._kit.now()

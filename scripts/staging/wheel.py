@@ -55,19 +55,14 @@ class Environment:
         self.twistd = self.root / "bin" / "twistd"
         self.twistd.write_text(f"#!{self.python}\nfrom twisted.scripts.twistd import run\nrun()\n")
         self.twistd.chmod(0o755)
-        file = directory / f"{name}-{version}-py3-none-any.whl"
+        self.install(packed, version, name)
+
+    def install(self, packed: bytes, version: str, name: str = "txnode") -> None:
+        """Install this wheel over what is there."""
+        file = self.root.with_name(f"{name}-{version}-py3-none-any.whl")
         file.write_bytes(packed)
-        pip: list[str | Path] = [
-            self.python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-index",
-            "--disable-pip-version-check",
-        ]
-        subprocess.run([*pip, file], check=True, cwd=directory)
+        options = ("--quiet", "--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check")
+        subprocess.run([self.python, "-m", "pip", "install", *options, file], check=True, cwd=file.parent)
 
     @property
     def python(self) -> Path:

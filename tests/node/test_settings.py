@@ -100,9 +100,7 @@ def test_the_defaults_are_these() -> None:
     assert BackendOptions() == BackendOptions(
         stop_grace=30, drain_timeout=600, drain_generations=64, upgrade=False, outlive=False, resume=True
     )
-    assert Policy() == Policy(
-        programs=False, lists=True, lists_every=0.0, lists_url=LISTS_URL, program_url="", proxy=""
-    )
+    assert Policy() == Policy(programs=False, lists=True, lists_every=0.0, lists_url=LISTS_URL, proxy="")
     assert HandoverOptions() == HandoverOptions(adopt_seconds=300, keeper=True)
     assert TrafficOptions() == TrafficOptions(interval=10)
     assert LimitOptions().defaults == Defaults(zone=UTC)
@@ -524,39 +522,10 @@ def test_settings_of_metrics(home: Path) -> None:
     assert "METRICS_PORT: 62051 is already" in faults(home, METRICS_PORT="62051")[0]
 
 
-@pytest.mark.parametrize("name", ["GEO_URL", "UPDATE_URL", "XRAY_DOWNLOAD_URL", "SING_BOX_DOWNLOAD_URL"])
+@pytest.mark.parametrize("name", ["GEO_URL", "XRAY_DOWNLOAD_URL", "SING_BOX_DOWNLOAD_URL"])
 def test_an_address_has_no_password(name: str, home: Path) -> None:
     """It would not be sent, but show in jobs that every key may read, in logs, and in the list of processes."""
     for address in ("https://user:sesame@127.0.0.1/there", "user:sesame@127.0.0.1", "ftp://sesame/"):
         [fault] = faults(home, **{name: address})
         assert fault.startswith(f"{name}: ") and "sesame" not in fault
     assert loaded(home, {name: "https://127.0.0.1:8080/@there"})
-
-
-def test_keys_of_releases(home: Path) -> None:
-    """As text or in a file, which a relative path finds in the state's directory as any other."""
-    one, two = (f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{letter * 43}" for letter in "AB")
-    (home / "update_keys").write_text(f"# of releases\n{one} maintainer\n{two}\n")
-    for text, keys in (
-        ("", ()),
-        (f"{one} maintainer", (one,)),
-        (f"{one} maintainer, {two}", (one, two)),
-        ("update_keys", (one, two)),
-        (str(home / "update_keys"), (one, two)),
-    ):
-        assert loaded(home, {"UPDATE_KEY": text}).updates.program_keys == keys
-
-
-def test_no_keys_of_releases(home: Path) -> None:
-    """A node whose keys cannot be used does not start: without any it would accept wheels that are not signed."""
-    (home / "empty").touch()
-    (home / "bytes").write_bytes(b"\xff\xfe")
-    for text, fault in (
-        ("ssh-rsa AAAAB3Nza", "'ssh-rsa AAAAB3Nza' is not an Ed25519 public key"),
-        ("missing", "missing is no ssh-ed25519 key, and no file that can be read: No such file"),
-        (".", "no file that can be read: Is a directory"),
-        ("empty", "empty: it has 0 keys"),
-        ("bytes", "bytes: "),
-    ):
-        [line] = faults(home, UPDATE_KEY=text)
-        assert line.startswith("UPDATE_KEY: ") and fault in line

@@ -107,9 +107,9 @@ def geo(session: Session, files: tuple[str, ...], back: bool, no_wait: bool) -> 
 @_DIGEST
 @_WAIT
 def node(session: Session, version: str, sha256: str, no_wait: bool) -> None:
-    """Update the node: install the wheel of VERSION, or without VERSION switch to the version installed on disk.
+    """Update the node: have VERSION installed, or "latest", or without VERSION switch to the version installed on disk.
 
-    --sha256, the digest of the wheel, is required unless the node has UPDATE_KEY: then the signature is enough.
+    The machine needs the service that installs versions (scripts/install --updates), which verifies the signature.
     """
     _update(session, lambda client: client.update_node(version, sha256), no_wait)
 

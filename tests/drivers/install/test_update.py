@@ -21,7 +21,7 @@ import pytest
 
 from drivers.install import fetch, update
 from drivers.install.releases import DigestMismatch, InstallError, Unavailable
-from drivers.install.update import bring_core, bring_lists, bring_wheel
+from drivers.install.update import bring_core, bring_lists
 from scripts.staging.mirror import Mirror
 from scripts.staging.mirror import release as packed
 from scripts.staging.ports import free_port
@@ -154,15 +154,16 @@ def test_a_disk_that_is_full_at_the_second_list(tmp_path: Path, mirror: Mirror) 
 
 
 def test_another_file_of_the_same_name(tmp_path: Path, mirror: Mirror) -> None:
-    """A wheel was replaced on the server after half of it was downloaded: that half is not used."""
+    """A list was replaced on the server after half of it was downloaded: that half is not used."""
     mirror.breaks = [500] * fetch.TRIES
-    before = mirror.put("/one.whl", b"x" * 10_000)
+    before = mirror.put("/one.dat", b"x" * 10_000)
     with pytest.raises(Unavailable):
-        bring_wheel(f"{mirror.url}/one.whl", before, tmp_path)
+        bring_lists({"one.dat": before}, mirror.url, tmp_path)
     mirror.breaks, mirror.asked = [], []
-    digest = mirror.put("/one.whl", b"y" * 10_000)
-    assert bring_wheel(f"{mirror.url}/one.whl", digest, tmp_path).read_bytes() == b"y" * 10_000
-    assert mirror.asked == [("/one.whl", 0)] and names(tmp_path) == {"one.whl"}
+    digest = mirror.put("/one.dat", b"y" * 10_000)
+    place = bring_lists({"one.dat": digest}, mirror.url, tmp_path)
+    assert (place / "one.dat").read_bytes() == b"y" * 10_000
+    assert mirror.asked == [("/one.dat", 0)] and names(tmp_path) == {place.name}
 
 
 def dribbling(head: bytes, piece: bytes) -> Answer:
@@ -197,7 +198,7 @@ def test_one_deadline_for_all_downloads(
         if text:
             bring_lists({"geoip.dat": ""}, url, tmp_path)
         else:
-            bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
+            bring_lists({"one.dat": "0" * 64}, url, tmp_path)
     # The download stays, and the next try resumes it.
     assert len(names(tmp_path)) == (dribble == "a body" and not text)
 
@@ -224,8 +225,8 @@ def test_lists_that_do_not_go_onto_the_disk_leave_no_copy(
 @pytest.mark.parametrize("room", [40_000, 99_000])
 def test_a_full_disk_is_named_and_freed(room: int, tmp_path: Path, mirror: Mirror) -> None:
     """Also if the last piece does not fit: the error does not blame the server."""
-    digest = mirror.put("/one.whl", b"x" * 100_000)
-    done = brought("wheel", room, tmp_path, url=f"{mirror.url}/one.whl", sha256=digest)
+    digest = mirror.put("/one.dat", b"x" * 100_000)
+    done = brought("lists", room, tmp_path, wanted={"one.dat": digest}, url=mirror.url)
     assert done.returncode == 1 and "cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert not names(tmp_path)
 
@@ -235,16 +236,16 @@ def test_a_download_that_is_too_large_is_not_kept(
 ) -> None:
     """Otherwise it would stay and make later downloads fail, from any server."""
     monkeypatch.setattr(fetch, "LIMIT", 1000)
-    digest = mirror.put("/one.whl", b"x" * 2000)
+    digest = mirror.put("/one.dat", b"x" * 2000)
     with pytest.raises(InstallError, match="too large"):
-        bring_wheel(f"{mirror.url}/one.whl", digest, tmp_path)
+        bring_lists({"one.dat": digest}, mirror.url, tmp_path)
     assert not names(tmp_path)
 
 
 def test_a_server_that_refuses_the_range(tmp_path: Path) -> None:
     """There is no rest to download."""
     with server(answering(416)) as url, pytest.raises(DigestMismatch):
-        bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
+        bring_lists({"one.dat": "0" * 64}, url, tmp_path)
 
 
 REDIRECTS: Mapping[str, str] = {"a file": "file:///etc/passwd", "FTP": "ftp://127.0.0.1:1/one", "no address": "gopher:"}
@@ -254,7 +255,7 @@ REDIRECTS: Mapping[str, str] = {"a file": "file:///etc/passwd", "FTP": "ftp://12
 def test_redirects_lead_nowhere_else(to: str, tmp_path: Path) -> None:
     """The error is one sentence."""
     with server(answering(302, Location=REDIRECTS[to])) as url, pytest.raises(Unavailable, match=r"redirect|HTTP"):
-        bring_wheel(f"{url}/one.whl", "0" * 64, tmp_path)
+        bring_lists({"one.dat": "0" * 64}, url, tmp_path)
 
 
 def test_a_redirect_does_not_leave_https(tmp_path: Path, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:

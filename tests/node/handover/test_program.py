@@ -109,7 +109,7 @@ def test_it_is_tried_first() -> None:
     asked = []
 
     def trying(tried: Tried) -> program.Try:
-        async def run(command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
+        async def run(command: Sequence[str], *, seconds: float) -> Tried:
             asked.append(command)
             return tried
 
@@ -229,7 +229,7 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
         def keep(self) -> None:
             kept.wait(10)
 
-    async def run(command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
+    async def run(command: Sequence[str], *, seconds: float) -> Tried:
         tried.append(kept.is_set())
         return Tried(1, ["no"])
 

@@ -52,7 +52,7 @@ class UpgradeTests(SynchronousTestCase):
         program = Program(("python", "twistd"), Path("none"))
         self.upgrades = Upgrades(cast(Any, self.clock), cast(Any, self.node), program, self.run_program)
 
-    async def run_program(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
+    async def run_program(self, command: Sequence[str], *, seconds: float) -> Tried:
         assert command
         return Tried(0, self.lines)
 

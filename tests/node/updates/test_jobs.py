@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from twisted.internet.task import Clock
 from node import __version__
 from node.base.errors import InvalidRequest, NodeError, ShuttingDown, size
 from node.base.logs import LogRing
+from node.updates import program
 from node.updates.jobs import KEPT, TEXT, WRITTEN, Jobs, Stage, Step
 from node.updates.policy import REGIONS, Policy, Sources
-from node.updates.program import Program
+from node.updates.program import LOOK as LOOKS
+from node.updates.program import REQUEST, Program
 from node.updates.replaceable import Kit, Record, Trial
 from node.updates.tool import Tool
 from node.updates.updates import GEO, LOOK, NODE, Updates
@@ -35,8 +38,8 @@ def updates(directory: Path, now: Callable[[], float] = lambda: 1e9, **policy: A
     record = Record(directory / "chosen")
     kit = Kit(pooled(clock), directory, Tool(never, {}), Trial(clock, nothing), record, now)
     drivers: dict[int, Any] = {pb.XRAY: cast(Any, SimpleNamespace(name="xray"))}
-    program = Program(kit, directory / "kept", "", nothing)
-    return Updates(kit, jobs(directory), program, drivers, Policy(programs=True, **policy), Sources({}, pb.XRAY))
+    node = Program(kit, directory, nothing)
+    return Updates(kit, jobs(directory), node, drivers, Policy(programs=True, **policy), Sources({}, pb.XRAY))
 
 
 def got(found: Updates) -> Sequence[pb.Job]:
@@ -61,26 +64,65 @@ def test_a_job_that_waited_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "on_disk", "state"),
+    ("outcome", "before", "after", "state"),
     [
-        ("", False, "done"),
-        ("it raised an error", True, "failed"),
-        (None, True, "done"),
-        (None, False, "failed"),
+        ("", __version__, __version__, "done"),
+        ("", "0.9", "", "done"),
+        ("", "0.9", "9.9.9", "failed"),
+        ("it raised an error", "0.9", __version__, "failed"),
+        (None, "0.9", __version__, "done"),
+        (None, __version__, __version__, "failed"),
+        (None, "0.9", "", "failed"),
     ],
 )
-def test_another_build_of_the_same_version(
-    outcome: str | None, on_disk: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The running version number proves nothing: the reason of a rollback does, or else the files on disk."""
-    left(tmp_path, pb.Job(id="1", kind=NODE, state="running", after=__version__))
+def test_an_update_of_the_node_before(outcome: str | None, before: str, after: str, state: str, tmp_path: Path) -> None:
+    """A hand-over that succeeded is the version's; of a node that was killed the running version may prove it."""
+    left(tmp_path, pb.Job(id="1", kind=NODE, state="running", before=before, after=after))
     found = updates(tmp_path)
-    monkeypatch.setattr(found._program, "is_installed", lambda version: on_disk)
     found.start()
     found.settle(outcome)
-    ended, *more = got(found)
-    assert ended.state == state and ended.text == (outcome or ended.text)
-    assert [job.subject for job in more] == ([] if state == "done" else [f"txnode {__version__} back on disk"])
+    [ended] = got(found)
+    assert ended.state == state and (state == "failed" or ended.text == f"{__version__} runs")
+    assert ended.text == (outcome or ended.text)
+
+
+@pytest.mark.parametrize("outcome", ["", None, "it raised an error"])
+def test_an_update_that_goes_on(outcome: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service goes on after the hand-over: this version may not be ready, and then hands back."""
+    monkeypatch.setattr(program, "REPORTS", tmp_path)
+    (tmp_path / "said").write_text("  service     handing over to the new version\n")
+    left(tmp_path, pb.Job(id="1", kind=NODE, state="running", began=5.0, before="0.9", after=__version__))
+    found = updates(tmp_path)
+    found.start()
+    found.settle(outcome)
+    [job] = got(found)
+    if outcome:
+        assert (job.state, job.text) == ("failed", outcome)
+        return
+    assert (job.state, job.text, job.began) == ("running", "service handing over to the new version", 5.0)
+    assert found.unsteady == "" and found.jobs.goes_on(job)
+    (tmp_path / "result").write_text("success")
+    (tmp_path / "said").write_text("  service     runs and serves\n")
+    cast(Clock, found._kit.reactor).advance(LOOKS)
+    [job] = got(found)
+    assert (job.state, job.text, job.after) == ("done", "service runs and serves", __version__)
+
+
+def test_a_request_of_the_node_before(tmp_path: Path) -> None:
+    """Its job has failed: nothing is installed later."""
+    (tmp_path / REQUEST).touch()
+    updates(tmp_path).start()
+    assert not (tmp_path / REQUEST).exists()
+
+
+def test_a_start_on_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the removal of a file fails, whether it exists or not."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    updates(tmp_path).start()
 
 
 def jobs(directory: Path) -> Jobs:
@@ -218,6 +260,14 @@ def waiting(found: Jobs, stage: Stage) -> pb.Job:
         await Deferred()
 
     return found.ask(GEO, "geo files", b"", work)
+
+
+def test_a_node_that_stops_while_it_is_updated(tmp_path: Path) -> None:
+    """The next process ends the job, or goes on with it."""
+    found = jobs(tmp_path)
+    waiting(found, Stage.BECOMING)
+    assert ensureDeferred(found.stop()).called
+    assert [job.state for job in pb.Jobs.FromString((tmp_path / "jobs").read_bytes()).jobs] == ["running"]
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,3 @@ def test_an_upgrade_waits_from_the_test_on() -> None:
     found: list[Path] = []
     brought.addCallback(found.append)
     assert found == [Path("/there")] and jobs.stage is changing
-
-
-def test_an_upgrade_waits_for_what_pip_does() -> None:
-    """Whatever lines it prints."""
-    jobs = SimpleNamespace(report=lambda job: None, stage=Stage.CHANGING)
-
-    async def run(*words: Any) -> Any:
-        words[-1](["fetching http://one"])
-        return SimpleNamespace(code=0, lines=[], output=b"")
-
-    ensureDeferred(Tool(run, {}).run(Step(pb.Job(), cast(Any, jobs)), ["pip"]))
-    assert jobs.stage is Stage.CHANGING
