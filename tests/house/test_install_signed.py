@@ -16,7 +16,7 @@ import pytest
 from tests.harness.signing import Signer
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "install"
-NAMES = ("fail", "from_given", "get", "from_index", "require_signed", "name_of", "unzipped")
+NAMES = ("fail", "from_given", "get", "from_index", "keys", "require_signed", "name_of", "unzipped")
 
 
 @pytest.fixture(scope="module")

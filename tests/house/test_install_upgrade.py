@@ -25,6 +25,7 @@ MACHINE = """
 trap - EXIT
 home=$PWD/opt current=$PWD/opt/current state=$PWD/state settings=$PWD/node.env template=$PWD/none
 service=$PWD/unit work=$PWD/work manager=systemd wanted=$PWD/wanted purge='' no_start='' remove='' incomplete='' ran=''
+requested='' updater=$PWD/none
 python=python3 handing_over=2 new=$home/versions/new-1
 running() { [ -e runs ]; }
 runs_from() { [ "$(cat runs 2>/dev/null)" = "$1" ]; }
