@@ -32,6 +32,7 @@ Architecture: all
 Maintainer: The txnode authors <txnode@localhost>
 Installed-Size: {size}
 Depends: python3 (>= 3.11), python3-venv, ca-certificates
+Suggests: openssh-client
 Section: net
 Priority: optional
 Description: node service that runs proxy cores for many users

@@ -199,6 +199,23 @@ def test_a_service_that_the_operator_has_disabled(server: Server, way: Way, whee
     assert (guest.shows("ActiveState"), guest.shows("UnitFileState")) == expected
 
 
+def test_the_service_for_updates(server: Server, way: Way, wheel: Callable[..., Wheel]) -> None:
+    """Off by default; Debian's package puts it in place by its configuration file, and a purge removes it."""
+    guest, unit = server.guest, server.guest.root / "etc/systemd/system/txnode-update.path"
+    assert not unit.exists() and guest.shows("ActiveState", "txnode-update.path") == "inactive"
+    if way.name == "deb":
+        key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
+        with (guest.root / "etc/default/txnode").open("a") as settings:
+            settings.write(f'UPDATE_URL="https://127.0.0.1/releases"\nUPDATE_KEY="{key}"\n')
+        guest.run(*way.packed(guest.root, wheel(NEW)), timeout=INSTALLING)
+        assert guest.shows("ActiveState", "txnode-update.path") == "active" and unit.exists()
+        written = f"UPDATE_URL=https://127.0.0.1/releases\nUPDATE_KEY={key}\n"
+        assert (guest.root / "etc/txnode/updates.env").read_text() == written
+        guest.run(*way.purge)
+        assert guest.run("find", "/etc", "-name", "*txnode*", "-o", "-name", "updates.env") == ""
+        assert guest.shows("ActiveState", "txnode-update.path") == "inactive"
+
+
 def test_dpkg_reads_the_package(wheel: Callable[..., Wheel], tmp_path: Path) -> None:
     """dpkg knows the settings of the installer as a configuration file, and sorts versions as Python does."""
     (tmp_path / "srv").mkdir()
