@@ -29,7 +29,7 @@ from tests.harness.guest import Guest, Layers
 
 CLONE = Path(__file__).parents[2]
 _HERE = Path(__file__).parent
-_PACKAGES = "python3,python3-venv,ca-certificates,systemd,systemd-sysv,dbus,openrc"
+_PACKAGES = "python3,python3-venv,ca-certificates,systemd,systemd-sysv,dbus,openrc,openssh-client"
 _LOCK = "deploy/requirements.txt"
 
 
