@@ -160,6 +160,7 @@ class NodeProcess:
         return {
             "PATH": os.defpath,
             "HOME": str(self.directory),
+            "TMPDIR": tempfile.gettempdir(),
             "PYTHONPATH": str(_ROOT),
             "PYTHONUNBUFFERED": "1",
             "API_KEY": self.key,

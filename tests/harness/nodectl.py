@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from scripts.staging.node import NodeProcess
@@ -25,6 +26,7 @@ class Nodectl:
         self.environment = {
             "PATH": os.defpath,
             "HOME": str(directory),
+            "TMPDIR": tempfile.gettempdir(),
             "PYTHONPATH": str(ROOT),
             "LANG": "C.UTF-8",
             "NODECTL_NODES": str(self.file),

@@ -20,7 +20,7 @@ from scripts.staging.process import tied
 # Listens on the given addresses, reports that, greets each connection with its name, and echoes. Replies to "came?"
 # with the number of connections. At SIGUSR1 it closes all listeners, opens them again, and reports that.
 PROGRAM = """
-import select, signal, socket, sys
+import os, select, signal, socket, sys
 name, reuse, *addresses = sys.argv[1:]
 poll, listeners = select.epoll(), []
 
@@ -41,7 +41,8 @@ def listen(*_):
         one.setblocking(False)
         listeners.append(one)
         poll.register(one, select.EPOLLIN)
-    print("listens", flush=True)
+    # Not by print, which a signal may interrupt.
+    os.write(1, b"listens\\n")
 
 signal.signal(signal.SIGUSR1, listen)
 listen()

@@ -94,7 +94,7 @@ class AuditTests(TestCase):
         account = self.plan.account(place.tag, member(STRANGER, place))
         assert account
 
-        async def no_answer(_: Api, operations: Sequence[Operation], in_flight: int) -> list[str | None]:
+        async def no_answer(_: Api, operations: Sequence[Operation]) -> list[str | None]:
             return ["Deadline Exceeded"] * len(operations)
 
         alter = Api.alter

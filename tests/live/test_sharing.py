@@ -399,7 +399,7 @@ class XrayTests(SharingTests):
         self.assertEqual(await run.obstacles(plan), [told] if xray_number() <= (26, 3, 27) else [])
 
     async def test_swaps(self) -> None:
-        """No inbound is swapped while listeners are shared: its listener stays, and accepts connections."""
+        """No inbound is swapped while another core is awaited; once it leads, its swapped inbound gets connections."""
         kind = Kind("ss", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
         self.home = Place(kind, "home", ground=self.ground)
         plan, old = await self.started(ANNA, BERT)
@@ -407,15 +407,22 @@ class XrayTests(SharingTests):
         await old.join()
         ports = [range(self.home.port, self.home.port + 1)]
         before = listeners(ports)
-        self.assertEqual(await old.apply(removal), ([], []))
-        self.assertEqual((listeners(ports), old.accounts["home"].keys()), (before, {BERT.email}))
-        transfer.connect(self.socks(self.home, BERT), self.echo).close()
+        self.assertEqual(await old.apply(removal), ([], removal))
+        self.assertEqual((listeners(ports), old.accounts["home"].keys()), (before, {ANNA.email, BERT.email}))
         new = await self.launched(plan, ANNA, BERT)
         await new.join()
         await new.lead()
         for run in (old, new):
-            self.assertEqual(await run.apply([Change("home", BERT.email, None)]), ([], []))
-            self.assertNotIn(BERT.email, run.accounts["home"])
+            self.assertEqual(await run.apply(removal), ([], []))
+            self.assertEqual(run.accounts["home"].keys(), {BERT.email})
+        transfer.connect(self.socks(self.home, BERT), self.echo).close()
+        with self.assertRaises(OSError):
+            transfer.connect(self.socks(self.home, ANNA), self.echo, 1).close()
+        # The older one loses her before it leads again.
+        await old.lead()
+        transfer.connect(self.socks(self.home, BERT), self.echo).close()
+        with self.assertRaises(OSError):
+            transfer.connect(self.socks(self.home, ANNA), self.echo, 1).close()
 
     async def test_an_inbound_in_the_file_system(self) -> None:
         """Only one process can have it; the core's own API is no obstacle."""

@@ -135,6 +135,11 @@ def _session(pid: int) -> list[int]:
     return left
 
 
+def listens(node: NodeProcess, ports: set[int]) -> None:
+    """Wait until these are all ports on which the node listens: at its start it tries what the kernel lets it do."""
+    until(lambda: _listening(node_below(node.pid)) == ports, what=f"the node listens on {ports} alone")
+
+
 def _listening(pid: int) -> set[int]:
     connections = psutil.Process(pid).net_connections(kind="tcp")
     return {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
@@ -261,7 +266,7 @@ def test_service_port(place: Place, protocol: str) -> None:
     """SERVICE_PORT, for SERVICE_PROTOCOL or else gRPC, is the only open port, and serves both."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL=protocol, SERVICE_PORT=str(port), REST_PORT="", GRPC_PORT="") as node:
-        assert _listening(node_below(node.pid)) == {port}
+        listens(node, {port})
         address = Address("127.0.0.1", port, port, place.pair.certificate.read_text())
         for controller in (RestController(address), RpcController(address)):
             assert controller.info().version
@@ -272,7 +277,7 @@ def test_service_port_and_the_other(place: Place) -> None:
     """The other port is open as well if it is set by its own name."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL="grpc", SERVICE_PORT=str(port), GRPC_PORT="") as node:
-        assert _listening(node_below(node.pid)) == {port, place.rest_port}
+        listens(node, {port, place.rest_port})
 
 
 def test_order_of_settings(place: Place) -> None:
@@ -281,11 +286,11 @@ def test_order_of_settings(place: Place) -> None:
     lines = [f"REST_PORT={place.rest_port}", f"GRPC_PORT={first}", f"export API_KEY='{KEY}'", "# STATE_DIR=/nothing"]
     (place.directory / ".env").write_text("\n".join(lines))
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT="") as node:
-        assert _listening(node_below(node.pid)) == {place.rest_port, first}
+        listens(node, {place.rest_port, first})
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT=str(second)) as node:
-        assert _listening(node_below(node.pid)) == {place.rest_port, second}
+        listens(node, {place.rest_port, second})
     with place.node(f"--rest-port={first}", API_KEY="", GRPC_PORT=str(second)) as node:
-        assert _listening(node_below(node.pid)) == {first, second}
+        listens(node, {first, second})
 
 
 def test_settings_of_another_node(place: Place) -> None:
@@ -300,7 +305,7 @@ def test_settings_of_another_node(place: Place) -> None:
     ]
     (place.directory / ".env").write_text("\n".join(lines))
     with place.node(API_KEY="", REST_PORT="", GRPC_PORT="", SERVICE_HOST="127.0.0.1") as node:
-        assert _listening(node_below(node.pid)) == {port}
+        listens(node, {port})
         assert KEY not in node.output
 
 
