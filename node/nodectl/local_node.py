@@ -88,8 +88,8 @@ def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     """The node with this directory's STATE_DIR, and its settings.
 
     If it runs, its own environment counts, read from /proc: in the shell's, names that other programs use too
-    (SSL_CERT_FILE, DEBUG, ...) may be meant for those. Only the key is the shell's, if the node got its own from the
-    environment: that one is not shown there. If none runs, the certificate is the one in STATE_DIR, as with
+    (SSL_CERT_FILE, DEBUG, ...) may be meant for those. Only the key is the shell's, or that of `.env`, if the node got
+    its own from the environment: that one is not shown there. If none runs, the certificate is the one in STATE_DIR, as with
     `scripts/run`.
     """
     found = LocalNode(directory, environ, directory / ".env")
@@ -98,9 +98,11 @@ def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
     with suppress(OSError):
         if pid is not None and owner(Path(f"/proc/{pid}")) in {os.geteuid(), 0, owner(directory)}:
             there, own = given_to(pid)
+            file = there / ".env"
             if own.get("API_KEY", "").isspace():
-                own["API_KEY"] = environ.get("API_KEY") or own["API_KEY"]
-            running = LocalNode(there, own, there / ".env")
+                written = env_file.read(file.read_text()) if file.exists() else {}
+                own["API_KEY"] = environ.get("API_KEY") or written.get("API_KEY") or own["API_KEY"]
+            running = LocalNode(there, own, file)
             if running.state == found.state:
                 return running
     if (found.state / CERTIFICATE).is_file():

@@ -135,7 +135,7 @@ def _session(pid: int) -> list[int]:
     return left
 
 
-def listens(node: NodeProcess, ports: set[int]) -> None:
+def listens(node: Child, ports: set[int]) -> None:
     """Wait until these are all ports on which the node listens: at its start it tries what the kernel lets it do."""
     until(lambda: _listening(node_below(node.pid)) == ports, what=f"the node listens on {ports} alone")
 
