@@ -89,8 +89,8 @@ def _of_clone(directory: Path, environ: Mapping[str, str]) -> LocalNode:
 
     If it runs, its own environment counts, read from /proc: in the shell's, names that other programs use too
     (SSL_CERT_FILE, DEBUG, ...) may be meant for those. Only the key is the shell's, or that of `.env`, if the node got
-    its own from the environment: that one is not shown there. If none runs, the certificate is the one in STATE_DIR, as with
-    `scripts/run`.
+    its own from the environment: that one is not shown there. If none runs, the certificate is the one in STATE_DIR, as
+    with `scripts/run`.
     """
     found = LocalNode(directory, environ, directory / ".env")
     pid = node_of(found.state)
