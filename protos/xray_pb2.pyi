@@ -285,18 +285,20 @@ class StreamConfig(_message.Message):
     def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
 
 class SocketConfig(_message.Message):
-    __slots__ = ("tproxy", "accept_proxy_protocol", "dialer_proxy", "interface", "trusted_x_forwarded_for")
+    __slots__ = ("tproxy", "accept_proxy_protocol", "dialer_proxy", "interface", "tcp_mptcp", "trusted_x_forwarded_for")
     TPROXY_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     DIALER_PROXY_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    TCP_MPTCP_FIELD_NUMBER: _ClassVar[int]
     TRUSTED_X_FORWARDED_FOR_FIELD_NUMBER: _ClassVar[int]
     tproxy: int
     accept_proxy_protocol: bool
     dialer_proxy: str
     interface: str
+    tcp_mptcp: bool
     trusted_x_forwarded_for: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ..., dialer_proxy: _Optional[str] = ..., interface: _Optional[str] = ..., trusted_x_forwarded_for: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ..., dialer_proxy: _Optional[str] = ..., interface: _Optional[str] = ..., tcp_mptcp: bool = ..., trusted_x_forwarded_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TlsCertificate(_message.Message):
     __slots__ = ("certificate_path", "key_path")

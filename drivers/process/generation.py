@@ -393,6 +393,10 @@ def moved(old: Listening, new: Listening) -> list[str]:
     ]
 
 
+def single_path(tag: str) -> str:
+    return f"the inbound {tag!r} does not use Multipath TCP: its port could not be shared with a next core, or closed"
+
+
 def only_interface(tag: str) -> str:
     return f"only one process can have the network interface of {tag!r}"
 

@@ -19,6 +19,7 @@ from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import OPEN, Closed
 from drivers.process.credentials import require_usable
+from drivers.process.generation import single_path
 from drivers.process.json_text import Json, parse
 from drivers.sing_box import abuse, allowlist
 from drivers.sing_box.abuse import NOTHING as NOTHING_ADDED
@@ -189,12 +190,14 @@ def plan(
         warnings.append(UNCERTAIN)
     for one, other in Listens(tree).taken_twice():
         raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")
-    inbounds = {}
+    inbounds, notes = {}, []
     for inbound in tree.get("inbounds", []):
         managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
         if "listen_port" in inbound:
             # So that the next core can listen on the port beside this one.
             inbound["reuse_addr"] = True
+        if inbound.pop("tcp_multi_path", False):
+            notes.append(single_path(inbound["tag"]))
         if managed:
             inbounds[managed.tag] = managed
             inbound.pop("users", None)
@@ -204,8 +207,8 @@ def plan(
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
     added = abuse.add(tree, inbounds, against)
-    notes, warnings = [*effect.notes, *added.notes], [*warnings, *added.warnings]
-    return Plan(tree, inbounds, warnings, added, notes, effect.binding)
+    notes += [*effect.notes, *added.notes]
+    return Plan(tree, inbounds, [*warnings, *added.warnings], added, notes, effect.binding)
 
 
 def _read(formatted: bytes) -> Json:

@@ -15,6 +15,7 @@ from drivers.process.aliases import PLAIN, Aliases
 from drivers.process.allowlist import NOTHING_MORE, Allowed
 from drivers.process.closed import Closed
 from drivers.process.credentials import KEY_BYTES, require_usable
+from drivers.process.generation import single_path
 from drivers.xray import abuse, allowlist, compat, messages, overrides, rules, wireguard
 from drivers.xray.abuse import NOTHING as NOTHING_ADDED
 from drivers.xray.abuse import Added
@@ -192,11 +193,13 @@ def _judged(converted: bytes, text: str, version: Version, allowed: Allowed) -> 
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version, closing: Closing) -> Plan:
     inbounds: dict[str, Inbound] = {}
-    warnings = list(compat.warnings(base, text, version))
+    warnings, notes = list(compat.warnings(base, text, version)), []
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _require_port(handler)
         messages.override_transport(handler)
         overrides.distrust_forwarded(handler, version)
+        if overrides.use_single_path(handler):
+            notes.append(single_path(handler.tag))
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
@@ -226,7 +229,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version,
     if any(entry.fronted for entry in ingress.values()):
         overrides.add_blackhole(base)
     made = Plan(base, inbounds, tuple(warnings), uncounted, ingress, shown, first=first)
-    return replace(made, notes=effect.notes, binding=effect.binding)
+    return replace(made, notes=[*notes, *effect.notes], binding=effect.binding)
 
 
 def render(

@@ -65,6 +65,16 @@ def distrust_forwarded(inbound: InboundHandlerConfig, version: Version) -> None:
                 stream.socket_settings.trusted_x_forwarded_for.append(SENT_BY_NO_CLIENT)
 
 
+def use_single_path(inbound: InboundHandlerConfig) -> bool:
+    """Turn Multipath TCP off, whose sockets the kernel neither steers nor paces. Returns whether it was on."""
+    with edited(inbound.receiver_settings, xray_pb2.ReceiverConfig) as receiver:
+        stream = receiver.stream_settings
+        was = stream.socket_settings.tcp_mptcp
+        if was:
+            stream.socket_settings.tcp_mptcp = False
+    return was
+
+
 def have_reloaded(base: Config, source: str, version: Version) -> None:
     """Have the core reload geo files that an operator replaces, if it can and `source` (the text) names any.
 

@@ -351,6 +351,17 @@ def test_ports_can_be_shared() -> None:
     assert all(inbound["reuse_addr"] for inbound in planned(*inbounds, exclude=frozenset({"vless"})).tree["inbounds"])
 
 
+def test_multipath_tcp_is_off() -> None:
+    """In every inbound, managed or not, with a note."""
+    path = {"tcp_multi_path": True}
+    made = planned(
+        *({"type": kind, "tag": kind, "listen_port": at, **path} for at, kind in enumerate(("vless", "mixed"), 5)),
+        {"type": "tuic", "tag": "tuic", "listen_port": 7, "tcp_multi_path": False},
+    )
+    assert not any("tcp_multi_path" in inbound for inbound in made.tree["inbounds"])
+    assert [note.split()[2] for note in made.notes] == ["'vless'", "'mixed'"]
+
+
 QUIC = {"transport": {"type": "quic"}}
 
 

@@ -111,6 +111,18 @@ def test_nobody_is_believed(network: str) -> None:
     assert believed(OLD, sockopt={"trustedXForwardedFor": ["A"]}) == ["A"]
 
 
+@pytest.mark.core
+def test_multipath_tcp_is_off() -> None:
+    """In every inbound, with a note; other options of the socket stay."""
+    here, there = (inbound("0.0.0.0", {"sockopt": {"tcpMptcp": on, "v6only": True}}) for on in (True, False))
+    text = json.dumps({"inbounds": [{**here, "tag": "a"}, {**there, "tag": "b", "port": 1}]})
+    made = plan(convert(text), text, frozenset(), NEW)
+    one, other = (receiver_of(each).stream_settings.socket_settings for each in made.base.inbound)
+    assert one == other and one.ByteSize() > 0 and not one.tcp_mptcp
+    [note] = made.notes
+    assert "'a' does not use Multipath TCP" in note
+
+
 def leading(*addresses: str, to: str = "direct") -> Json:
     return {"routing": {"rules": [{"type": "field", "ip": list(addresses), "outboundTag": to}]}}
 
