@@ -36,8 +36,8 @@ _TOO_MANY_HOPS = 255
 NO_INDEX = 0xFFFFFFFF
 # Seconds to wait for a connection over the loopback, which takes microseconds unless the machine is overloaded.
 _PATIENCE = 3.0
-# The TCP_MAXSEG that marks the listener we probe; a client that connects meanwhile loses 1 % of an Ethernet frame. And
-# the value that the kernel returns for an unset one, which 0 restores.
+# The TCP_MAXSEG that marks the listener we probe, where segments are not smaller anyhow; a client that connects
+# meanwhile loses 1 % of an Ethernet frame. And the value that the kernel returns for an unset one, which 0 restores.
 _MARK, _UNSET = 1439, 536
 # The bytes of each segment that the timestamps option takes.
 _TIMESTAMPS = 12
@@ -120,6 +120,17 @@ def is_at(listener: socket.socket, index: int, others: int) -> bool:
 
 def knock(listener: socket.socket, index: int, others: int) -> bool:
     """As `is_at`, but the process gets the connection. It comes from `KNOCKER`, except to IPv6-only listeners."""
+    mark = _MARK
+    seen = _segment(listener, index, others, mark)
+    if seen < mark - _TIMESTAMPS:
+        # MTU probing, a loopback with a small MTU or small buffers: another knock, with a smaller mark.
+        mark = seen - 2 * _TIMESTAMPS
+        seen = _segment(listener, index, others, mark)
+    return seen in (mark, mark - _TIMESTAMPS)
+
+
+def _segment(listener: socket.socket, index: int, others: int, mark: int) -> int:
+    """The most bytes of a segment that a knock at the index may send, while the listener has this TCP_MAXSEG."""
     was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     source, target = way(listener)
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
@@ -130,13 +141,13 @@ def knock(listener: socket.socket, index: int, others: int) -> bool:
         if probe.family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, _TOO_MANY_HOPS)
         probe.bind(source)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mark)
         try:
             attach(listener, by_source(probe.getsockname()[1], index, others))
             # A reset before we look means accepted; TCP_MAXSEG stays readable.
             with suppress(ConnectionResetError):
                 probe.connect(target)
-            return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) in (_MARK, _MARK - _TIMESTAMPS)
+            return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         finally:
             pick(listener, others)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)

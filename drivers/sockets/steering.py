@@ -117,13 +117,19 @@ class Group:
     def renew(self, member: Member, listener: socket.socket) -> None:
         """Put a process's new listener, the last to be opened, in place of its old one. Raises `Unsteerable`.
 
-        The process has closed the old one; connections that reached it since are reset.
+        The process has closed the old one; connections that reached it since are reset, also those that are not
+        established yet. So it is closed here, too, at once: also if that moves the one that gets connections.
         """
         leads, fresh = self.members[self.current] is member, Member(member.pid, listener, member.order)
         self.admit(fresh)
         if leads:
             self.steer(self.members.index(fresh))
-        self.leave(self.members.index(member))
+        index, last = self.members.index(member), len(self.members) - 1
+        if self.current == last:
+            # First, or connections would go to any. Those that come in between are reset, too.
+            pick(listener, index)
+            self.current = index
+        self._close(index)
 
     def tidy(self) -> None:
         """Close the listeners of gone processes, unless that would move the one that gets connections."""
@@ -223,8 +229,11 @@ class Steering:
                 listener = opened.pop()
                 group = self._groups.get(address_of(listener))
                 index = group.find(pid) if group else None
-                if group is None or index is None or _is_same(listener, group.members[index].listener):
+                if group is None or (index is not None and _is_same(listener, group.members[index].listener)):
                     listener.close()
+                elif index is None:
+                    # The node before was killed when it had closed the old one.
+                    group.admit(Member(pid, listener, self._joined))
                 else:
                     group.renew(group.members[index], listener)
         finally:
