@@ -125,9 +125,12 @@ class Sharing:
         No other process may be about to join. Raises `NotShared`: then new connections may not reach the process.
         """
         async with self._renewal:
-            yield
-            if self.has(pid):
-                await self._steered(self._renew, pid, ports)
+            try:
+                yield
+            finally:
+                # Also after a failed or cancelled call, which the process may have carried out.
+                if self.has(pid):
+                    await self._steered(self._renew, pid, ports)
 
     async def prove(self, pid: int, seconds: float) -> None:
         """Check that a process accepts a connection on each of its addresses. Raises `CoreFailed`."""

@@ -32,7 +32,7 @@ from drivers.sockets.reuseport import (
     pick_by_hash,
     waiting,
 )
-from drivers.sockets.sock_diag import Ports
+from drivers.sockets.sock_diag import Ports, at
 from protos import handover_pb2
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
@@ -121,7 +121,11 @@ class Group:
         established yet. So it is closed here, too, at once: also if that moves the one that gets connections.
         """
         leads, fresh = self.members[self.current] is member, Member(member.pid, listener, member.order)
-        self.admit(fresh)
+        try:
+            self.admit(fresh)
+        except Unsteerable:
+            fresh.alive = False  # it keeps its place, and another may be renewed
+            raise
         if leads:
             self.steer(self.members.index(fresh))
         index, last = self.members.index(member), len(self.members) - 1
@@ -223,7 +227,9 @@ class Steering:
 
         No other process may have opened one there meanwhile. Raises `Unsteerable`.
         """
-        opened = self._shelf.hold_of(pid, ports, self.kind)
+        # Elsewhere the process may have sockets that cannot be shared, such as those of its own datagrams.
+        ours = [port for port in self.ports if at(port.start, ports)]
+        opened = self._shelf.hold_of(pid, ours, self.kind) if ours else []
         try:
             while opened:
                 listener = opened.pop()

@@ -311,16 +311,22 @@ class XrayGeneration(CoreGeneration[Api]):
                         await self._bar(coming)
                 return await self._apply(changes)
             finally:
-                # A swapped inbound has a new listener.
-                await self.keep_closed()
-                await self._paced.listeners_changed()
+                await self._swapped()
 
     async def _apply(self, changes: Sequence[Change]) -> Applied:
         try:
             return await self._users.apply(changes)
         finally:
             if self._users.kept_out:
-                self._sharing.call_heir(self._number, self._led_again)
+                if self.drains:
+                    self._sharing.call_heir(self._number, self._led_again)
+                else:  # the core that got new connections has exited meanwhile
+                    self._led_again()
+
+    async def _swapped(self) -> None:
+        """A swapped inbound has a new listener."""
+        await self.keep_closed()
+        await self._paced.listeners_changed()
 
     async def join(self) -> None:
         async with self._listeners:
@@ -333,7 +339,10 @@ class XrayGeneration(CoreGeneration[Api]):
     async def _put_out(self) -> None:
         if self._users.kept_out:
             async with self._listeners:
-                await self._users.put_out()
+                try:
+                    await self._users.put_out()
+                finally:
+                    await self._swapped()
 
     def _led_again(self) -> None:
         """It gets new connections, as the core that got them has exited."""

@@ -118,9 +118,10 @@ class Users:
         dear = slow | {tag for tag, batch in batches.items() if batch.needs_swap}
         gone = [change for tag in dear for change in by_tag[tag] if self._has(change)]
         if gone:
-            await self._cut(map(pair_of, gone))
+            # First: an access line that comes while others are cut must cut its connection, too.
             for change in gone:
                 self.kept_out.setdefault(change.tag, {})[change.key] = self.accounts[change.tag].pop(change.key)
+            await self._cut(map(pair_of, gone))
             await self._connections.end_crowded(dear)
         return [change for change in changes if change.tag not in dear]
 
@@ -129,6 +130,8 @@ class Users:
         for tag in list(self.kept_out):
             if self._swaps[tag] is Swap.DEAF:
                 raise NotShared(f"inbound {tag} still has removed users, and cannot be swapped")
+            if not self._run.renewable:
+                raise NotShared(f"inbound {tag} still has removed users, and another core is about to start")
             try:
                 await self._put(tag, self.accounts[tag])
             except ApiFailed as error:

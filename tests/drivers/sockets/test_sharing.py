@@ -127,6 +127,17 @@ class SharingTests(TestCase):
         await self.sharing.lead(old.pid)
         self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
 
+    async def test_a_renewal_that_is_broken_off(self) -> None:
+        """The process may have opened its listeners again all the same."""
+        await self.joined("a")
+        current = await self.joined("b")
+        await self.sharing.lead(current.pid)
+        with self.assertRaises(CancelledError):
+            async with self.sharing.renewing(current.pid, self.ports):
+                current.renew()
+                raise CancelledError
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
+
     async def test_an_heir(self) -> None:
         """A process that gets connections again, as another exits, gets one call; one that never got any is new."""
         old, current = await self.joined("a"), await self.joined("b")

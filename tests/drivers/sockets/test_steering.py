@@ -20,7 +20,7 @@ from drivers.sockets.held import Unsteerable
 from drivers.sockets.listeners import survey
 from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.sock_diag import Ports
-from drivers.sockets.steering import Steering
+from drivers.sockets.steering import Datagrams, Steering
 from protos import handover_pb2
 from scripts.staging.ports import free_port
 from scripts.staging.process import freeze
@@ -149,6 +149,28 @@ def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
                 port.end(one)
                 visitors.more(10)
         assert apart(visitors.failed) == []
+
+
+def test_a_renewal_after_one_that_failed(port: Port) -> None:
+    """The listener of the failed one gets no connections, as its process has closed it."""
+    port.join()
+    one = port.join()
+    stranger = port.start()
+    one.renew()
+    with pytest.raises(Unsteerable, match="another process"):
+        port.steering.renew(one.pid, port.ports)
+    stranger.kill()
+    one.renew()
+    port.steering.renew(one.pid, port.ports)
+    port.steering.steer(one.pid)
+    assert meet(port.address) == one.name
+
+
+def test_datagrams_from_a_port_of_streams() -> None:
+    """The kernel may give a UDP socket of a user's traffic the number of a port where a core listens by TCP alone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind((HOST, 0))
+        Datagrams(handed_on.shelf()).renew(os.getpid(), only(one.getsockname()[1]))
 
 
 @pytest.mark.parametrize(

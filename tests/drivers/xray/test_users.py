@@ -259,6 +259,30 @@ def test_a_draining_run_that_keeps_removed_users() -> None:
     assert users.kept_out == {TAG: {"bert@test": BERT}}
 
 
+def test_a_draining_run_while_another_core_starts() -> None:
+    """The order of listeners must not change then."""
+    core = FakeCore(ANNA, BERT)
+    users, _, run = several(core, {TAG: SS}, ANNA, BERT, drains=True)
+    asyncio.run(users.apply([REMOVAL]))
+    run.renewable = False
+    with pytest.raises(NotShared, match="another core is about to start"):
+        asyncio.run(users.put_out())
+    assert core.calls == []
+
+
+def test_kept_out_before_connections_are_cut() -> None:
+    """A connection that the core reports while others are cut is one of a removed user."""
+    users, connections, _ = several(FakeCore(ANNA, BERT), {TAG: SS}, ANNA, BERT, drains=True)
+    known: list[bool] = []
+
+    async def end(_: Mapping[str, object]) -> None:
+        known.append(users.is_in((TAG, "bert@test")))
+
+    connections.end = end  # type: ignore[assignment, method-assign]
+    asyncio.run(users.apply([REMOVAL]))
+    assert known and not any(known)
+
+
 def test_additions_wait_without_the_removals() -> None:
     """If additions need a new run, only they wait: removals and changed credentials apply at once."""
     core, changed = FakeCore(ANNA, BERT), pack("anna@test", "xray.proxy.vless.Account", b"new")
