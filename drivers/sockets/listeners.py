@@ -49,7 +49,7 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
     try:
         for duplicate in duplicates(pid):
             one = socket.socket(fileno=os.dup(duplicate))
-            if one.type in kinds and (listens(one) or takes_datagrams(one)) and at(one.getsockname()[1], ports):
+            if one.type in kinds and (listens(one) or takes_clients(one)) and at(one.getsockname()[1], ports):
                 (tcp if one.type == socket.SOCK_STREAM else udp).append(address_of(one))
                 obstacles += _obstacles(one)
                 kept.append(one)
@@ -66,9 +66,14 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
     return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), kept
 
 
-def takes_datagrams(one: socket.socket) -> bool:
-    """Whether it is a UDP socket without a peer."""
+def takes_clients(one: socket.socket) -> bool:
+    """Whether it is a UDP socket of an inbound: cores share these, and not the sockets of users' own datagrams.
+
+    The kernel may give one of those the number of an inbound's TCP port.
+    """
     if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_DGRAM:
+        return False
+    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
         return False
     with suppress(OSError):
         one.getpeername()

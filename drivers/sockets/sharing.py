@@ -308,8 +308,9 @@ class Sharing:
 
     def _lead_again(self, pid: int) -> None:
         self._sessions.settle()
-        # The node may have been killed before it took over listeners that the process had renewed.
-        self._renew(pid, [*self._steering.ports, *self._datagrams.ports])
+        # The node may have been killed before it took over listeners that a process had renewed.
+        for each in list(self._members):
+            self._renew(each, [*self._steering.ports, *self._datagrams.ports])
         self._lead(pid)
 
     def _is_closed(self) -> bool:

@@ -252,7 +252,7 @@ class Connections(CoreConnections):
         if not ports or self.descriptors is None:
             return
         try:
-            found = await in_pool(self._reactor, diag.flows, ports, diag.connected(ports))
+            found = await in_pool(self._reactor, lambda: diag.flows(ports, diag.connected(ports)))
         except OSError as error:
             self._complain(_NOT_ENDED, error)
             return

@@ -30,6 +30,7 @@ from drivers.xray.users import Users
 from node.base.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.base.slices import slices
 from node.base.waiting import together
+from node.contract.abilities import NotShared
 from node.contract.abuse import Request
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address
@@ -346,8 +347,17 @@ class XrayGeneration(CoreGeneration[Api]):
 
     def _led_again(self) -> None:
         """It gets new connections, as the core that got them has exited."""
-        text = "a core that leads again may let in removed users, until it is replaced"
-        ensureDeferred(self._put_out()).addErrback(lambda failure: self.log.failure(text, failure))
+        text = "a core that gets new connections again may let in removed users"
+        ensureDeferred(self._lead_again()).addErrback(lambda failure: self.log.failed(text, failure))
+
+    async def _lead_again(self) -> None:
+        try:
+            await self._put_out()
+        except NotShared as error:
+            self.log.error(
+                "a core gets new connections again: {reason}; the next audit removes them", reason=str(error)
+            )
+            self._users.readmit()
 
     async def leave(self) -> None:
         await self._connections.flush()

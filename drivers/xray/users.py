@@ -17,7 +17,7 @@ from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
-from drivers.xray.ingress import ports_of
+from drivers.xray.ingress import is_over_udp, ports_of
 from drivers.xray.messages import receiver_of
 from drivers.xray.ownership import Pair
 from drivers.xray.user_changes import LIVE_SECONDS, Batch, Swap, choose, stuck, swap_of
@@ -59,6 +59,7 @@ class Users:
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
+        self._by_udp = {handler.tag for handler in managed if is_over_udp(handler)}
         self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
         self._ports = {handler.tag: ports_of(receiver_of(handler)) for handler in managed}
         # Users being added: the core may have them before its reply arrives.
@@ -128,14 +129,18 @@ class Users:
     async def put_out(self) -> None:
         """Remove those who are only kept out, before the run gets new connections again. Raises `NotShared`."""
         for tag in list(self.kept_out):
-            if self._swaps[tag] is Swap.DEAF:
-                raise NotShared(f"inbound {tag} still has removed users, and cannot be swapped")
-            if not self._run.renewable:
-                raise NotShared(f"inbound {tag} still has removed users, and another core is about to start")
+            if self._swap_of(tag) is Swap.DEAF:
+                raise NotShared(f"inbound {tag} still has removed users, and cannot be swapped now")
             try:
                 await self._put(tag, self.accounts[tag])
             except ApiFailed as error:
                 raise NotShared(f"inbound {tag} still has removed users: {error}") from error
+
+    def readmit(self) -> None:
+        """Count those who are only kept out as users again: the run gets new connections, so they are to be removed."""
+        for tag, users in self.kept_out.items():
+            self.accounts[tag] |= users
+        self.kept_out.clear()
 
     async def audit(self) -> int:
         """Compare `accounts` with the core and correct them. Returns how many users differed. Raises `ApiFailed`."""
@@ -204,8 +209,12 @@ class Users:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
-        swap = self._swaps[tag] if self._run.renewable else Swap.DEAF
-        return Batch(self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added)
+        return Batch(self._plan.inbounds[tag].protocol, self._swap_of(tag), len(accounts), removed, added)
+
+    def _swap_of(self, tag: str) -> Swap:
+        """The effect of a swap now. Where clients have sessions over UDP, these would go to two runs that share it."""
+        apart = self._run.shared and tag in self._by_udp
+        return self._swaps[tag] if self._run.renewable and not apart else Swap.DEAF
 
     def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
         """Whether the changed inbound fits in one call."""

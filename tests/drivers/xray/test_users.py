@@ -103,7 +103,7 @@ class Listeners:
     """The listeners of a run: whether they can be renewed, and whether it drains."""
 
     def __init__(self, renewable: bool, drains: bool) -> None:
-        self.renewable, self.drains = renewable, drains
+        self.renewable, self.drains, self.shared = renewable, drains, drains
         self.faults: list[Exception] = []
 
     @asynccontextmanager
@@ -257,6 +257,8 @@ def test_a_draining_run_that_keeps_removed_users() -> None:
     with pytest.raises(NotShared, match="still has removed users: Deadline Exceeded"):
         asyncio.run(users.put_out())
     assert users.kept_out == {TAG: {"bert@test": BERT}}
+    users.readmit()
+    assert users.accounts[TAG].keys() == {"anna@test", "bert@test"} and not users.kept_out
 
 
 def test_a_draining_run_while_another_core_starts() -> None:
@@ -265,7 +267,7 @@ def test_a_draining_run_while_another_core_starts() -> None:
     users, _, run = several(core, {TAG: SS}, ANNA, BERT, drains=True)
     asyncio.run(users.apply([REMOVAL]))
     run.renewable = False
-    with pytest.raises(NotShared, match="another core is about to start"):
+    with pytest.raises(NotShared, match="cannot be swapped now"):
         asyncio.run(users.put_out())
     assert core.calls == []
 

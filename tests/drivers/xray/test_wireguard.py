@@ -250,7 +250,7 @@ def running(core: Peers) -> Users:
     host: Any = SimpleNamespace(reactor=None)
     api: Any = core
     nobody: Any = NoConnections()
-    listeners: Any = SimpleNamespace(renewable=True, drains=False)
+    listeners: Any = SimpleNamespace(renewable=True, drains=False, shared=False)
     have = {key_of(email): packed for email, packed in core.peers.values()}
     return Users(host, planned(), api, nobody, {TAG: have}, listeners)
 
