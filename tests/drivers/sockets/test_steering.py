@@ -620,6 +620,17 @@ def test_datagrams_and_paths(port: Port, tmp_path: Path) -> None:
         assert seen.obstacles == ()
 
 
+def test_datagrams_of_users(port: Port) -> None:
+    """A core's socket for a user's datagrams may have the number of a TCP port: it keeps no other core from that."""
+    with socket.socket() as listener, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(port.address)
+        listener.listen()
+        datagrams.bind(("0.0.0.0", port.number))
+        seen = survey(os.getpid(), port.ports)
+    assert (len(seen.tcp), seen.udp, seen.obstacles) == (1, frozenset(), ())
+
+
 def test_a_process_that_has_exited(port: Port) -> None:
     """A process that has exited listens on nothing, and that is no error."""
     with Greeter("a", port.listening) as one:
