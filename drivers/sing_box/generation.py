@@ -364,10 +364,11 @@ class SingBoxGeneration(CoreGeneration[Api]):
 
     async def wind_down(self) -> None:
         try:
-            if self.pid is not None:
-                if not await self.quieten():
-                    await in_pool(self._host.reactor, deafen, self.pid, self.plan.ports)
-                await in_pool(self._host.reactor, run_dry, self.pid, self._api.ports)
+            # Its number, as the process may exit meanwhile.
+            if not await self.quieten():
+                await in_pool(self._host.reactor, deafen, self._number, self.plan.ports)
+            if self.alive:
+                await in_pool(self._host.reactor, run_dry, self._number, self._api.ports)
         except Unreachable as error:
             self.log.warn(
                 "a core that stops still accepts connections; their last bytes may not be counted: {fault}", fault=error

@@ -233,6 +233,19 @@ class SharingTests(TestCase):
         self.assertEqual(later.recv(1), b"")
         self.assertRaises(TimeoutError, meet, ("127.0.0.1", self.home.port), 0.3)
 
+    async def test_killed_while_it_ends(self) -> None:
+        """A core that dies while the node ends its connections is no fault of the node."""
+        _, run = await self.started(ANNA)
+
+        async def quieten() -> bool:
+            run.kill()
+            await run.when_exited()
+            return False
+
+        self.patch(run, "quieten", quieten)
+        await run.wind_down()
+        self.assertFalse(run.alive)
+
     async def test_users_of_both(self) -> None:
         """A user removed from the old run is cut there; a user added to the new one is admitted."""
         plan, old = await self.started(ANNA, BERT)
