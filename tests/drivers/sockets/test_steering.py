@@ -339,7 +339,7 @@ def test_only_a_knock_is_noticed(port: Port) -> None:
 
 @pytest.mark.parametrize("most", [1000, 200])
 def test_small_segments(port: Port, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """A listener is told from others where the machine's segments are smaller than the mark."""
+    """A listener is distinguished from others where the machine's segments are smaller than the mark."""
 
     class Small(socket.socket):
         def bind(self, address: Any) -> None:
