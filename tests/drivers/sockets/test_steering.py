@@ -279,7 +279,7 @@ def test_listeners_that_are_not_renewed(port: Port) -> None:
     port.steering.steer(new.pid)
     before = open_files()
     port.steering.renew(new.pid, port.ports)
-    assert open_files() == before
+    assert open_files().items() <= before.items()
     assert {meet(port.address) for _ in range(30)} == {new.name}
 
 
