@@ -168,11 +168,6 @@ class Group:
             pick(self.listener, 0)
 
 
-def _is_same(one: socket.socket, other: socket.socket) -> bool:
-    """Whether both are duplicates of one socket."""
-    return os.fstat(one.fileno()).st_ino == os.fstat(other.fileno()).st_ino
-
-
 def _empty(listener: socket.socket) -> int:
     """Accept and reset all waiting connections. Returns how many."""
     count = 0
@@ -235,11 +230,13 @@ class Steering:
                 listener = opened.pop()
                 group = self._groups.get(address_of(listener))
                 index = group.find(pid) if group else None
-                if group is None or (index is not None and _is_same(listener, group.members[index].listener)):
+                if group is None:
                     listener.close()
                 elif index is None:
                     # The node before was killed when it had closed the old one.
                     group.admit(Member(pid, listener, self._joined))
+                elif os.path.sameopenfile(listener.fileno(), group.members[index].listener.fileno()):
+                    listener.close()
                 else:
                     group.renew(group.members[index], listener)
         finally:
